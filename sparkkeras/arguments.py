@@ -1,0 +1,62 @@
+"""Arguments, checked before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse arguments that ``function`` does not take, and name those that it does."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                called = function.__qualname__.removesuffix(".__init__")
+                raise UnknownArgumentError(f"{called} takes no argument {name!r}. {known_names(name, known)}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def whole_number(name: str, value: Any, low: int = 1, optional: bool = False) -> None:
+    """Refuse what is no whole number of at least ``low``."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int,)) or value < low:
+        told = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
+        raise ConfigurationError(f"{name}={value!r}: expected {told}{' or None' if optional else ''}.")
+
+
+def fraction(name: str, value: Any) -> None:
+    """Refuse what is no number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigurationError(f"{name}={value!r}: expected a number in [0, 1).")
+
+
+def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Refuse what is not among ``known``."""
+    if value not in known:
+        raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, map(str, known))}")
+
+
+def frequency(value: Any) -> str | int:
+    """``"epoch"``, ``"batch"`` (which is 1) or a positive number of batches."""
+    if value == "epoch":
+        return "epoch"
+    if value == "batch":
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(
+            f'frequency={value!r}: expected "epoch", "batch", or a positive whole number of batches between exchanges.'
+        )
+    return value

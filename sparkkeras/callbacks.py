@@ -1,0 +1,174 @@
+"""Keras callbacks, driven from the driver on the master model: once an epoch, with the figures of the whole data."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from sparkkeras.errors import ConfigurationError
+
+_BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
+
+
+def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
+    """The callbacks as a list.
+
+    Raises:
+        ConfigurationError: One is no callback, or would need batches on the driver.
+    """
+    if callbacks is None:
+        return []
+    given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for callback in given:
+        name = type(callback).__name__
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigurationError(f"callbacks: expected keras.callbacks.Callback objects, received {callback!r}.")
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
+            raise ConfigurationError(
+                f"{name}(save_freq={callback.save_freq!r}) counts batches, but batches run on the workers: use "
+                'save_freq="epoch".'
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+            raise ConfigurationError(
+                f"{name}(update_freq={callback.update_freq!r}) writes batches, but batches run on the workers: use "
+                'update_freq="epoch".'
+            )
+        hooks = [hook for hook in _BATCH_HOOKS if _is_overridden(callback, hook)]
+        if hooks:
+            warnings.warn(
+                f"{name}.{hooks[0]} is never called: callbacks run on the driver, once an epoch, and batches run on the "
+                "workers. Give the callback as worker_callbacks= to run it there.",
+                stacklevel=4,
+            )
+    return given
+
+
+def _is_overridden(callback: keras.callbacks.Callback, hook: str) -> bool:
+    method = vars(callback).get(hook) or getattr(type(callback), hook)
+    return not str(method.__module__).startswith("keras.")
+
+
+class DriverCallbacks:
+    """The callbacks of one ``fit``, with a `keras.callbacks.History` among them.
+
+    Args:
+        callbacks: The person's.
+        model: The master model.
+        epochs: Up to which epoch the run goes.
+        batches: The batches in an epoch of the busiest worker.
+        progress: What tells the person how far the run is.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        epochs: int,
+        batches: int,
+        progress: Progress,
+    ) -> None:
+        self._progress = progress
+        self._list = keras.callbacks.CallbackList(
+            [progress, *callbacks], add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0, steps=batches
+        )
+        self._logs: dict[str, Any] = {}
+        self._model = model
+
+    @property
+    def history(self) -> keras.callbacks.History:
+        """What `on_epoch_end` was told so far."""
+        history: keras.callbacks.History = self._model.history
+        return history
+
+    def on_train_begin(self) -> None:
+        """Training begins."""
+        self._model.stop_training = False
+        self._list.on_train_begin()
+
+    def on_train_end(self) -> None:
+        """Training ends."""
+        self._list.on_train_end(self._logs)
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """An epoch begins; callbacks may set the learning rate now."""
+        self._list.on_epoch_begin(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """An epoch has ended, with the figures of the whole data."""
+        self._logs = logs
+        self._list.on_epoch_end(epoch, logs)
+
+    def on_round_end(self, rows: int, done: float) -> None:
+        """A round has ended: ``rows`` went through it, and ``done`` of the epoch is behind us."""
+        self._progress.on_round_end(rows, done)
+
+
+class Progress(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells on standard output how far training is.
+
+    Args:
+        verbose: 0 says nothing, 1 keeps a line alive within the epoch, 2 writes one line an epoch.
+        epochs: Up to which epoch the run goes.
+        num_workers: How many workers train.
+    """
+
+    _WIDTH = 20
+
+    def __init__(self, verbose: int, epochs: int, num_workers: int) -> None:
+        super().__init__()
+        self._verbose, self._epochs, self._num_workers = verbose, epochs, num_workers
+        self._rows = 0
+        self._started = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Announce the epoch."""
+        self._rows, self._started = 0, time.perf_counter()
+        if self._verbose:
+            self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
+
+    def on_round_end(self, rows: int, done: float) -> None:
+        """Move the bar."""
+        self._rows += rows
+        if self._verbose == 1 and done < 1 and sys.stdout.isatty():
+            filled = int(done * self._WIDTH)
+            self._write(f"\r[{'=' * filled}{'.' * (self._WIDTH - filled)}] {self._pace()}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tell the figures."""
+        if not self._verbose:
+            return
+        start = "\r\033[K" if self._verbose == 1 and sys.stdout.isatty() else ""
+        self._write(f"{start}{self._pace()} - {told(logs or {})}\n")
+
+    def _pace(self) -> str:
+        seconds = time.perf_counter() - self._started
+        workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
+        return f"{workers} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s"
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def told(logs: Mapping[str, Any]) -> str:
+    """Figures in one line, as Keras prints them."""
+    return " - ".join(f"{name}: {_figure(value)}" for name, value in logs.items())
+
+
+def _figure(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.4g}"

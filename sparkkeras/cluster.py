@@ -1,0 +1,268 @@
+"""The SparkContext as sparkkeras needs it: checked, equipped, with errors in words.
+
+Training runs in Python workers of its own: Spark keeps a pool of them for each set of environment variables, and ours
+is not shared with the person's own functions. So as many processes import the backend as there are slots, and no more,
+and the backend is the driver's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+import weakref
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkkeras import probe
+from sparkkeras.data.dataset import Shared
+from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+
+R = TypeVar("R")
+
+_DEFAULT_RESULT_SIZE = "1g"
+_PROBED_SLOTS = 64
+
+
+class Cluster:
+    """A running SparkContext.
+
+    Args:
+        context: The context that the data lives in; ``None`` takes the active one, or starts one on this machine.
+        environment: Environment variables for the workers that train.
+
+    Raises:
+        ClusterError: The context was stopped.
+    """
+
+    def __init__(self, context: SparkContext | None, environment: Mapping[str, str]) -> None:
+        self.context = _running(context)
+        self._environment = {**environment, "SPARKKERAS_WORKER": "1"}
+        _equip(self)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the workers are on this machine and share its files (master ``local[...]``)."""
+        return self.context.master.startswith("local") and not self.context.master.startswith("local-cluster")
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at the same time now."""
+        scala = self.context._jsc.sc()
+        try:
+            profile = scala.resourceProfileManager().defaultResourceProfile()
+            return max(1, int(scala.maxNumConcurrentTasks(profile)))
+        except Exception:  # internal to Spark, so it may go or move
+            return max(1, self.context.defaultParallelism)
+
+    @property
+    def task_cores(self) -> int:
+        """CPU cores for each task."""
+        return int(self.context.getConf().get("spark.task.cpus", "1") or 1)
+
+    @property
+    def max_result_bytes(self) -> int:
+        """What the results of one job may have altogether (``spark.driver.maxResultSize``); 0 is no bound."""
+        text = self.context.getConf().get("spark.driver.maxResultSize", _DEFAULT_RESULT_SIZE)
+        return int(self.context._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(text))  # type: ignore[union-attr]
+
+    @contextmanager
+    def training_workers(self) -> Iterator[None]:
+        """RDDs whose Java side is made in here run in the Python workers that train."""
+        before = dict(self.context.environment)
+        self.context.environment.update(self._environment)
+        try:
+            yield
+        finally:
+            self.context.environment.clear()
+            self.context.environment.update(before)
+
+    @contextmanager
+    def share(self, value: R) -> Iterator[Shared[R]]:
+        """Broadcast a value until the context ends."""
+        broadcast = self.context.broadcast(value)
+        try:
+            yield broadcast
+        finally:
+            _quietly(broadcast.destroy)
+
+    def keep(self, value: R) -> Shared[R]:
+        """Broadcast a value for as long as something refers to it."""
+        return self.context.broadcast(value)
+
+    def collect(self, rdd: RDD[R], partitions: Sequence[int] | None = None) -> list[R]:
+        """Run a job and bring its results here; if it is interrupted, it is cancelled.
+
+        Raises:
+            WorkerError: A task failed as often as Spark tries; the message has the worker's traceback.
+            SparkKerasError: A task raised one of ours.
+        """
+        tag = f"sparkkeras-{uuid.uuid4().hex}"
+        self.context.addJobTag(tag)
+        try:
+            if partitions is None:
+                return rdd.collect()
+            return list(self.context.runJob(rdd, _each, partitions))
+        except KeyboardInterrupt:
+            _quietly(lambda: self.context.cancelJobsWithTag(tag))
+            raise
+        except Exception as error:
+            raise translated(error, self.context) from error
+        finally:
+            _quietly(lambda: self.context.removeJobTag(tag))
+
+
+def _each(rows: Iterator[R]) -> Iterator[R]:
+    return rows
+
+
+def active_context() -> SparkContext:
+    """The active SparkContext, or a new one on this machine whose workers run this very Python."""
+    from pyspark import SparkConf, SparkContext
+
+    active: SparkContext | None = SparkContext._active_spark_context
+    if active is not None:
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
+    return SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+
+
+def _running(context: SparkContext | None) -> SparkContext:
+    context = context or active_context()
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise ClusterError(
+            "the SparkContext has been stopped. Start a new one (SparkSession.builder.getOrCreate()) and make the RDD again."
+        )
+    return context
+
+
+_equipped: weakref.WeakKeyDictionary[SparkContext, bool] = weakref.WeakKeyDictionary()
+
+
+def _equip(cluster: Cluster) -> None:
+    """Look at what the workers have, once for each context, and ship this package to those that lack it.
+
+    Raises:
+        ClusterError: Workers lack Keras or its backend, or run another Python.
+    """
+    if cluster.context in _equipped:
+        return
+    found = _probe(cluster)
+    for worker in found:
+        if worker["missing"]:
+            raise ClusterError(
+                f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
+                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or let the workers "
+                f"run a Python that has it: set PYSPARK_PYTHON (or spark.pyspark.python) before the SparkContext "
+                f"starts. The driver runs {sys.executable}."
+            )
+    ours = probe.package_digest(str(Path(__file__).parent))
+    if any(worker["package"] != ours for worker in found):
+        cluster.context.addPyFile(_packed(cluster.context))
+    _equipped[cluster.context] = True
+
+
+def _probe(cluster: Cluster) -> list[dict[str, Any]]:
+    from pyspark import cloudpickle
+
+    tasks = min(cluster.slots, _PROBED_SLOTS)
+    cloudpickle.register_pickle_by_value(probe)  # the workers may lack this package
+    try:
+        with cluster.training_workers():
+            rdd = cluster.context.parallelize(range(tasks), tasks).mapPartitions(probe.probe)
+            _ = rdd._jrdd
+        return cluster.collect(rdd)
+    finally:
+        cloudpickle.unregister_pickle_by_value(probe)
+
+
+def _packed(context: SparkContext) -> str:
+    """This package as a zip in the context's own temporary folder, which Spark removes."""
+    package = Path(__file__).parent
+    folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=context._temp_dir)  # type: ignore[attr-defined]
+    target = os.path.join(folder, "sparkkeras.zip")
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(package.rglob("*")):
+            if path.suffix in {".py", ".typed"}:
+                archive.write(path, Path("sparkkeras") / path.relative_to(package))
+    return target
+
+
+def translated(error: Exception, context: SparkContext | None = None) -> Exception:
+    """An error of Spark in words: ours as it was raised on the worker, else the worker's traceback."""
+    if isinstance(error, SparkKerasError):
+        return error
+    text = str(error)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return ClusterError(
+            "Spark's workers run another Python version than the driver, which is "
+            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Set PYSPARK_PYTHON (or "
+            "spark.pyspark.python) to a Python of that version that has Keras, before the SparkContext starts."
+        )
+    if "maxResultSize" in text:
+        return ClusterError(
+            "the results of the job are larger than spark.driver.maxResultSize allows: raise it (for instance "
+            "spark.driver.maxResultSize=4g) when the SparkContext starts."
+        )
+    traceback = worker_traceback(text)
+    if not traceback:
+        stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
+        if stopped:
+            return ClusterError("the SparkContext was stopped while a job was running.")
+        return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
+    own = _own_error(traceback)
+    return own or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
+
+
+def worker_traceback(text: str) -> str:
+    """The Python traceback in a message of Spark's, or an empty string."""
+    start = text.rfind("Traceback (most recent call last):", 0, _java_part(text))
+    if start < 0:
+        return ""
+    first = text.find("Traceback (most recent call last):")
+    return text[first : _java_part(text)].strip()
+
+
+def _java_part(text: str) -> int:
+    """Where the Java stack trace begins."""
+    first = text.find("Traceback (most recent call last):")
+    end = text.find("\n\tat ", max(first, 0))
+    return len(text) if end < 0 else end
+
+
+def _own_error(traceback: str) -> SparkKerasError | None:
+    """The error that ended a worker's traceback, if it is one of ours."""
+    import sparkkeras.errors
+
+    lines = traceback.splitlines()
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].startswith("sparkkeras.errors."):
+            name, _, message = lines[number].removeprefix("sparkkeras.errors.").partition(": ")
+            kind = getattr(sparkkeras.errors, name, None)
+            if isinstance(kind, type) and issubclass(kind, SparkKerasError):
+                return kind("\n".join([message, *lines[number + 1 :]]).strip())
+    return None
+
+
+def check_num_workers(num_workers: object) -> None:
+    """Refuse what is no number of workers."""
+    if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
+        raise ConfigurationError(f"num_workers={num_workers!r}: expected a positive whole number, or None.")
+
+
+def _quietly(call: Callable[[], Any]) -> None:
+    """Tidy up, even where Spark is gone already."""
+    try:
+        call()
+    except Exception:
+        import logging
+
+        logging.getLogger(__name__).debug("could not tidy up", exc_info=True)

@@ -1,0 +1,252 @@
+"""The person's own code: found in a model, and sent to workers that cannot import it.
+
+Classes and functions from ``__main__``, a notebook or a module beside the script travel by value; what comes from an
+installed package travels by name. Only pickles that this process made for its own workers are ever read.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from sparkkeras.errors import CustomObjectError
+
+T = TypeVar("T")
+
+_BY_NAME = {"sparkkeras", "pyspark", "keras", "tensorflow", "jax", "torch", "numpy"}
+
+
+@dataclass(frozen=True)
+class ByValue(Generic[T]):
+    """An object pickled by value."""
+
+    payload: bytes
+
+    @classmethod
+    def dump(cls, value: T, name: str) -> ByValue[T]:
+        """Pickle ``value``, which messages call ``name``.
+
+        Raises:
+            CustomObjectError: It cannot be pickled; the message says what stands in the way.
+        """
+        from pyspark import cloudpickle
+
+        with _own_modules_by_value():
+            try:
+                return cls(cloudpickle.dumps(value))
+            except Exception as error:
+                raise CustomObjectError(
+                    f"{name} cannot be sent to the workers, since pickling {_culprit(value, name)} failed: "
+                    f"{type(error).__name__}: {error}. Make locks, sessions, connections and open files inside the "
+                    "function that needs them."
+                ) from error
+
+    def load(self) -> T:
+        """The object; the same one for every call in this process."""
+        loaded: T = _load(self.payload)
+        return loaded
+
+    def fresh(self) -> T:
+        """The object, a new one for every call."""
+        loaded: T = pickle.loads(self.payload)
+        return loaded
+
+
+@functools.lru_cache(maxsize=16)
+def _load(payload: bytes) -> Any:
+    return pickle.loads(payload)
+
+
+def _culprit(value: Any, name: str) -> str:
+    """The member of a dict or list that cannot be pickled, by its name."""
+    from pyspark import cloudpickle
+
+    members: Mapping[Any, Any] = {}
+    if isinstance(value, Mapping):
+        members = value
+    elif isinstance(value, (list, tuple)):
+        members = {f"{name}[{index}]": member for index, member in enumerate(value)}
+    for key, member in members.items():
+        try:
+            cloudpickle.dumps(member)
+        except Exception:
+            return f"{key!s} ({member!r})"
+    return "it"
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    from pyspark import cloudpickle
+
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    added = [module for module in list(sys.modules.values()) if is_own(module) and module.__name__ not in known]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def is_own(module: object) -> bool:
+    """Whether a module is the person's: a file that is in no installed package and not in Python's library."""
+    if not isinstance(module, types.ModuleType) or module.__name__ == "__main__":
+        return False
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or module.__name__.split(".")[0] in _BY_NAME:
+        return False
+    return not any(Path(file).is_relative_to(folder) for folder in _installed_folders())
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
+    folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    folders |= {entry for entry in sys.path if entry.endswith((".zip", "site-packages", "dist-packages"))}
+    return tuple(sorted(folders))
+
+
+# Finding custom code in a model
+
+
+def code_of(model: Any) -> dict[str, Any]:
+    """Every class and function that a model is made of, Keras's own too, by the path that leads there.
+
+    ``layers[1].activation`` or ``_compile_loss._user_loss`` are such paths.
+    """
+    found: dict[str, Any] = {}
+    _walk(model, "model", found, set())
+    return found
+
+
+def custom_objects(code: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Those of ``code`` that Keras will look up by name when it loads the model.
+
+    Args:
+        code: As from `code_of`.
+        names: Every string in the model's configuration.
+
+    Raises:
+        CustomObjectError: Two different objects go by one name, or a lambda stands where it would lose its meaning.
+    """
+    needed: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for path, value in code.items():
+        if is_builtin(value):
+            continue
+        if _is_lambda(value):
+            if "_compile" in path or "optimizer" in path:
+                raise CustomObjectError(
+                    f"{_told(path)} is a lambda, which Keras saves without the variables that it uses, so it could load "
+                    "as something else. Define it with def and a name of its own."
+                )
+            continue
+        for name in lookup_names(value):
+            if name not in names:
+                continue
+            if name in needed and needed[name] is not value:
+                raise CustomObjectError(
+                    f"two different objects of the model are called {name!r}: {_told(places[name])} and {_told(path)}. "
+                    "Keras finds custom code by its name and would load one of them for both. Give each a name of its "
+                    f"own (for instance set __name__ of the function {name})."
+                )
+            needed[name] = value
+            places.setdefault(name, path)
+    return needed
+
+
+def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse a model whose loaded copy is made of other code than itself.
+
+    Raises:
+        CustomObjectError: It names the place and both pieces of code.
+    """
+    for path, value in before.items():
+        if path not in after or after[path] is value or _is_lambda(value):
+            continue
+        other = after[path]
+        if isinstance(value, types.FunctionType) or isinstance(other, types.FunctionType) or not _same_class(value, other):
+            raise CustomObjectError(
+                f"{_told(path)} is {_qualified(value)}, but a saved copy of the model loads with {_qualified(other)} in "
+                "its place, since both go by one name. Give yours a name of its own."
+            )
+
+
+def lookup_names(value: Any) -> list[str]:
+    """The names under which Keras looks for a class or function when it loads a model."""
+    import keras
+
+    return list(dict.fromkeys([keras.saving.get_registered_name(value), value.__name__]))
+
+
+def is_builtin(value: Any) -> bool:
+    """Whether a class or function belongs to Keras, its backend, or Python."""
+    module = getattr(value, "__module__", None) or "builtins"
+    return module.split(".")[0] in (_BY_NAME - {"sparkkeras"} | {"builtins", "functools", "typing", "collections"})
+
+
+def _walk(value: Any, path: str, found: dict[str, Any], seen: set[int]) -> None:
+    import keras
+
+    if isinstance(value, types.FunctionType):
+        found[path] = value
+        return
+    if isinstance(value, functools.partial):
+        _walk(value.func, f"{path}.func", found, seen)
+        return
+    if id(value) in seen or isinstance(value, (str, bytes, int, float)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for key, member in list(value.items()):
+            _walk(member, f"{path}[{key!r}]", found, seen)
+    elif isinstance(value, (list, tuple)):
+        for index, member in enumerate(value):
+            _walk(member, f"{path}[{index}]", found, seen)
+    elif isinstance(value, _keras_kinds(keras)):
+        found[f"{path}.__class__"] = type(value)
+        for name, member in list(vars(value).items()):
+            if name not in _SKIPPED:
+                _walk(member, f"{path}.{name}", found, seen)
+
+
+_SKIPPED = {
+    "_tracker", "_lock", "_inbound_nodes", "_outbound_nodes", "_nodes", "_nodes_by_depth", "_operations_by_depth",
+    "_inputs_struct", "_outputs_struct", "_inputs", "_outputs", "train_function", "test_function", "predict_function",
+    "_call_signature", "_distribute_strategy", "_compile_config", "history", "build", "call", "quantize", "_history",
+    "_functional",
+}  # fmt: skip
+
+
+def _keras_kinds(keras: Any) -> tuple[type, ...]:
+    return (
+        keras.Operation, keras.Loss, keras.Metric, keras.Optimizer, keras.Regularizer, keras.Initializer,
+        keras.optimizers.schedules.LearningRateSchedule, keras.constraints.Constraint, keras.dtype_policies.DTypePolicy,
+    )  # fmt: skip
+
+
+def _is_lambda(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and value.__name__ == "<lambda>"
+
+
+def _same_class(value: Any, other: Any) -> bool:
+    return bool(value is other or (value.__module__ == other.__module__ and value.__qualname__ == other.__qualname__))
+
+
+def _qualified(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _told(path: str) -> str:
+    return path.replace(".__class__", " (its class)").replace("model._compile_", "compiled ").replace("._user_", " ")

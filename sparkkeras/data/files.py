@@ -1,0 +1,134 @@
+"""Blocks on the disk of the machine that trains on them.
+
+A partition is written once, array by array, a chunk at a time, and memory-mapped from then on: a round of training opens
+it in well under a millisecond, whatever its size, and the pages belong to the system, which drops them when memory is
+short. What Spark keeps and passes around is a `Handle`.
+
+Files lie in the executor's own temporary folder, which goes when the executor goes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.schema import LabelRange, label_ranges, union
+from sparkkeras.errors import DataError
+from sparkkeras.weights import Array
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A partition on disk.
+
+    Attributes:
+        partition: Its number.
+        directory: Where its files are, on the machine that wrote them.
+        rows: How many rows it has.
+        spec: Shapes and dtypes; ``None`` where there are no rows.
+        labels: The range of each array of labels.
+    """
+
+    partition: int
+    directory: str
+    rows: int
+    spec: BlockSpec | None
+    labels: tuple[LabelRange, ...] = ()
+
+    def open(self) -> Block | None:
+        """The rows, memory-mapped, or ``None`` where there are none.
+
+        Raises:
+            FileNotFoundError: The files are not on this machine. Those in this executor's own folder count too.
+        """
+        if self.spec is None or self.rows == 0:
+            return None
+        for directory in (Path(self.directory), home(Path(self.directory).parent.name) / Path(self.directory).name):
+            if directory.is_dir():
+                return Block(self.spec.form, tuple(self._map(directory, i) for i in range(len(self.spec.leaves))))
+        raise FileNotFoundError(self.directory)
+
+    def _map(self, directory: Path, index: int) -> Array:
+        assert self.spec is not None
+        leaf = self.spec.leaves[index]
+        shape = (self.rows, *leaf.shape)
+        if leaf.row_bytes == 0:
+            return np.empty(shape, leaf.dtype)
+        return np.memmap(directory / f"{index}.bin", dtype=np.dtype(leaf.dtype), mode="r", shape=shape)
+
+
+def home(dataset: str) -> Path:
+    """The folder for a dataset's files on this machine: in the executor's temporary folder if this is a Spark worker."""
+    root = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    return Path(root) / dataset
+
+
+def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
+    """Write a partition's blocks below ``folder``, holding one block in memory at a time.
+
+    Another attempt at the same partition may have written it before, or may do so now: whoever is first wins, since both
+    wrote the same.
+
+    Raises:
+        DataError: The blocks do not have the same shapes and dtypes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"part-{partition}"
+    draft = folder / f".part-{partition}-{uuid.uuid4().hex}"
+    draft.mkdir()
+    try:
+        rows, spec, labels = _write_arrays(blocks, partition, draft)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+            shutil.rmtree(target, ignore_errors=True)
+            draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Handle(partition, str(target), rows, spec, labels)
+
+
+def _write_arrays(
+    blocks: Iterable[Block], partition: int, directory: Path
+) -> tuple[int, BlockSpec | None, tuple[LabelRange, ...]]:
+    rows, spec, labels = 0, None, ()
+    files = []
+    try:
+        for block in blocks:
+            if block.rows == 0:
+                continue
+            if spec is None:
+                spec = block.spec
+                files = [(directory / f"{index}.bin").open("wb") for index in range(len(spec.leaves))]
+            elif block.spec != spec:
+                raise DataError(_changed(spec, block.spec, partition, rows))
+            for file, array in zip(files, block.arrays, strict=True):
+                np.ascontiguousarray(array).tofile(file)
+            labels = union(labels, label_ranges(block))
+            rows += block.rows
+    finally:
+        for file in files:
+            file.close()
+    return rows, spec, labels
+
+
+def _changed(spec: BlockSpec, other: BlockSpec, partition: int, row: int) -> str:
+    if spec.form != other.form:
+        return f"partition {partition} changes its structure at row {row}: from {spec.form.labels} to {other.form.labels}."
+    for label, before, after in zip(spec.form.labels, spec.leaves, other.leaves, strict=True):
+        if before != after:
+            return (
+                f"{label} of partition {partition} changes at row {row} from shape {before.shape}, {before.dtype} to "
+                f"shape {after.shape}, {after.dtype}: every row must have the same shape and type."
+            )
+    raise AssertionError("the specs are equal")

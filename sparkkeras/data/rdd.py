@@ -1,0 +1,323 @@
+"""Data on Spark: how tasks run over an RDD of blocks.
+
+To train, it is written once to the machines that train (`sparkkeras.data.files`), and
+what Spark keeps is a small RDD of handles: when an executor is lost, Spark computes its handles again, which writes the
+files again. A task that runs where the files are not (Spark moves tasks when their executor is busy) says so, and the
+driver has that partition computed from its source; the task leaves the files behind, so the next one finds them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sparkkeras.cluster import Cluster
+from sparkkeras.data import files
+from sparkkeras.data.block import Block
+from sparkkeras.data.dataset import StoredDataset, Task, TaskContext
+from sparkkeras.data.files import Handle
+from sparkkeras.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+R = TypeVar("R")
+
+@dataclass(frozen=True)
+class SparkDataset:
+    """Rows on Spark, as an RDD of blocks.
+
+    Attributes:
+        cluster: The cluster that they live on.
+        blocks: The blocks; every partition has any number of them.
+    """
+
+    cluster: Cluster
+    blocks: RDD[Block]
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        return self.blocks.getNumPartitions()
+
+    @property
+    def max_result_bytes(self) -> int:
+        """What the results of one job may have altogether; 0 is no bound."""
+        return self.cluster.max_result_bytes
+
+    def share(self, value: R) -> Any:
+        """As `Dataset.share`: a broadcast."""
+        return self.cluster.share(value)
+
+    def run(self, task: Task[R]) -> SparkResults[R]:
+        """As `Dataset.run`, in one pass over the source."""
+        return SparkResults(self.cluster, self.blocks, _Pass(task, self.cluster.task_cores))
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """As `Dataset.stored`: one job that writes the files. They are removed when the context ends."""
+        name = f"sparkkeras-{uuid.uuid4().hex}"
+        handles = self.blocks.mapPartitionsWithIndex(_Store(name)).cache()
+        found: tuple[Handle, ...] = ()
+        try:
+            found = tuple(_checked(self.cluster.collect(handles)))
+            yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
+        finally:
+            with suppress(Exception):  # Spark may be gone, and its temporary folders with it
+                self._remove(name, handles, found)
+                handles.unpersist()
+
+    def _remove(self, name: str, handles: RDD[Any], found: Sequence[Handle]) -> None:
+        for folder in {Path(handle.directory).parent for handle in found if handle.directory}:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not self.cluster.is_local:
+            tasks = max(self.cluster.slots, 1)
+            sweep = self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(_Sweep(name))
+            self.cluster.collect(sweep)
+            if handles.is_cached:
+                self.cluster.collect(handles.mapPartitions(_Sweep(name)))
+
+
+@dataclass(frozen=True)
+class StoredSparkDataset:
+    """Rows on Spark that lie in files where they train; see `SparkDataset`."""
+
+    cluster: Cluster
+    blocks: RDD[Block]
+    handle_rdd: RDD[Any]
+    handles: tuple[Handle, ...]
+    name: str
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        return len(self.handles)
+
+    @property
+    def max_result_bytes(self) -> int:
+        """What the results of one job may have altogether; 0 is no bound."""
+        return self.cluster.max_result_bytes
+
+    def share(self, value: R) -> Any:
+        """As `Dataset.share`: a broadcast."""
+        return self.cluster.share(value)
+
+    def run(self, task: Task[R]) -> SparkResults[R]:
+        """As `Dataset.run`, over the files."""
+        cores = self.cluster.task_cores
+        return SparkResults(
+            self.cluster,
+            self.handle_rdd,
+            OpenFiles(task, cores),
+            repair=(self.blocks, _StoreAndRun(self.name, task, cores)),
+        )
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """This dataset."""
+        yield self
+
+
+@dataclass(frozen=True)
+class SparkResults(Generic[R]):
+    """Results of a task over an RDD; ``repair`` runs a partition whose files were not found from its source."""
+
+    cluster: Cluster
+    source: RDD[Any]
+    call: Callable[[int, Iterator[Any]], Iterator[Any]]
+    repair: tuple[RDD[Any], Callable[[int, Iterator[Any]], Iterator[Any]]] | None = None
+
+    def collect(self) -> list[R]:
+        """As `Results.collect`: one job, and one more if files were not where their tasks ran."""
+        found = self.cluster.collect(self._on_workers(self.source, self.call))
+        repaired = self._repaired([item.partition for item in found if isinstance(item, Missing)])
+        results: list[R] = []
+        for item in found:
+            if isinstance(item, Missing):
+                results += repaired[item.partition]
+            else:
+                results.append(item)
+        return results
+
+    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
+        """As `Results.reduce`: one shuffle to ``groups`` tasks, each of which combines its results in their order."""
+        size = -(-self.source.getNumPartitions() // groups)
+        with self.cluster.training_workers():
+            keyed = self.source.mapPartitionsWithIndex(_Keyed(self.call, size))
+            reduced = keyed.partitionBy(groups, by_key).mapPartitions(_Combine(combine))
+            _ = reduced._jrdd
+        found = self.cluster.collect(reduced)
+        missing = [item.partition for item in found if isinstance(item, Missing)]
+        extra = [result for results in self._repaired(missing).values() for result in results]
+        done = [item for item in found if not isinstance(item, Missing)]
+        return [*done, combine(extra)] if extra else done
+
+    def lazy(self) -> RDD[R]:
+        """As `Results.lazy`: an RDD that computes the results in the workers that train, whatever is mapped onto it."""
+        from pyspark import RDD
+
+        rdd = self._on_workers(self.source, self.call)
+        return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
+
+    def _on_workers(self, source: RDD[Any], call: Callable[[int, Iterator[Any]], Iterator[Any]]) -> RDD[Any]:
+        with self.cluster.training_workers():
+            rdd: RDD[Any] = source.mapPartitionsWithIndex(call)
+            _ = rdd._jrdd
+        return rdd
+
+    def _repaired(self, missing: list[int]) -> dict[int, list[R]]:
+        if not missing or self.repair is None:
+            return {}
+        source, call = self.repair
+        keyed = self._on_workers(source, _Numbered(call))
+        results: dict[int, list[R]] = {partition: [] for partition in missing}
+        for partition, result in self.cluster.collect(keyed, sorted(missing)):
+            results[partition].append(result)
+        return results
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A task found no files where it ran."""
+
+    partition: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows that are not what was expected, on their way to the driver."""
+
+    message: str
+
+
+def _checked(found: Sequence[Handle | Problem]) -> list[Handle]:
+    problems = [item for item in found if isinstance(item, Problem)]
+    if problems:
+        raise DataError(problems[0].message)
+    return [item for item in found if isinstance(item, Handle)]
+
+
+def _context(partition: int, cores: int) -> TaskContext:
+    from pyspark import TaskContext as SparkTask
+
+    task = SparkTask.get()
+    if task is None:
+        return TaskContext(partition, cores=cores)
+    gpus = task.resources().get("gpu")
+    return TaskContext(partition, task.attemptNumber(), cores, tuple(gpus.addresses) if gpus else ())
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Run a task over blocks that stream by."""
+
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Any]:
+        yield from self.task(_context(partition, self.cores), blocks)
+        for _ in blocks:  # a task that leaves rows unread costs Spark the worker process
+            pass
+
+
+@dataclass(frozen=True)
+class _Store:
+    """Write a partition's blocks to files and yield the handle."""
+
+    name: str
+
+    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Handle | Problem]:
+        try:
+            yield files.write(blocks, partition, files.home(self.name))
+        except DataError as error:
+            for _ in blocks:
+                pass
+            yield Problem(str(error))
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """Run a task over a partition's files."""
+
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, handles: Iterator[Handle]) -> Iterator[Any]:
+        for handle in handles:
+            try:
+                block = handle.open()
+            except FileNotFoundError:
+                yield Missing(partition)
+                continue
+            yield from self.task(_context(partition, self.cores), iter(() if block is None else (block,)))
+
+
+@dataclass(frozen=True)
+class _StoreAndRun:
+    """Write a partition's files here, then run a task over them."""
+
+    name: str
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Any]:
+        handle = files.write(blocks, partition, files.home(self.name))
+        yield from OpenFiles(self.task, self.cores)(partition, iter([handle]))
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Pair results with their partition."""
+
+    call: Callable[[int, Iterator[Any]], Iterator[Any]]
+
+    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+        return ((partition, result) for result in self.call(partition, rows))
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """Key results by their group, with the partition to sort them by."""
+
+    call: Callable[[int, Iterator[Any]], Iterator[Any]]
+    size: int
+
+    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
+        return ((partition // self.size, (partition, result)) for result in self.call(partition, rows))
+
+
+@dataclass(frozen=True)
+class _Combine:
+    """Combine the results of a group in the order of their partitions; pass on what is missing."""
+
+    combine: Callable[[Sequence[Any]], Any]
+
+    def __call__(self, keyed: Iterator[tuple[int, tuple[int, Any]]]) -> Iterator[Any]:
+        numbered = sorted((value for _, value in keyed), key=lambda pair: pair[0])
+        yield from (result for _, result in numbered if isinstance(result, Missing))
+        results = [result for _, result in numbered if not isinstance(result, Missing)]
+        if results:
+            yield self.combine(results)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Remove a dataset's files from this executor."""
+
+    name: str
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        for _ in rows:
+            pass
+        shutil.rmtree(files.home(self.name), ignore_errors=True)
+        return iter(())
+
+
+def by_key(key: int) -> int:
+    """A partitioner for keys that are partition numbers."""
+    return key

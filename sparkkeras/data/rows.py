@@ -1,0 +1,68 @@
+"""Rows of an RDD as blocks: gathered, checked, and dealt out evenly where another number of parts is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras.cluster import Cluster
+from sparkkeras.data.block import Block, Form, piece_rows
+from sparkkeras.data.rdd import SparkDataset, by_key
+from sparkkeras.data.schema import Reader
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Rows are gathered into blocks of about this size."""
+
+
+@dataclass(frozen=True)
+class RowsToBlocks:
+    """Gather rows into checked blocks."""
+
+    reader: Reader
+
+    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[Block]:
+        first = 0
+        form: Form | None = None
+        size = 1
+        chunk: list[Any] = []
+        for row in rows:
+            chunk.append(row)
+            if len(chunk) < size:
+                continue
+            form = form or self.reader.form_of(chunk[0], partition)
+            block = self.reader.read_rows(chunk, form, partition, first)
+            first += len(chunk)
+            size = piece_rows(max(1, block.spec.row_bytes), CHUNK_BYTES) if size == 1 else size
+            chunk = []
+            yield block
+        if chunk:
+            form = form or self.reader.form_of(chunk[0], partition)
+            yield self.reader.read_rows(chunk, form, partition, first)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Deal the rows of blocks out to ``parts`` parts, one row to each in turn, and yield (part, block)."""
+
+    parts: int
+
+    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[tuple[int, Block]]:
+        turn = partition  # so that the odd rows of all partitions do not go to the same part
+        for block in blocks:
+            for part in range(self.parts):
+                dealt = block[slice((part - turn) % self.parts, None, self.parts)]
+                if dealt.rows:
+                    yield part, dealt
+            turn += block.rows
+
+
+def from_rows(cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None) -> SparkDataset:
+    """Rows of an RDD, in its partitions, or dealt out evenly to ``num_workers`` by one shuffle where it has others."""
+    blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
+    if num_workers is not None and num_workers != rows.getNumPartitions():
+        blocks = blocks.mapPartitionsWithIndex(Deal(num_workers)).partitionBy(num_workers, by_key).values()
+    return SparkDataset(cluster, blocks)

@@ -1,0 +1,292 @@
+"""What a model expects of data, and what data is checked against before any training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure, describe
+from sparkkeras.errors import DataError
+from sparkkeras.weights import Array, is_floating
+
+OnNan = Literal["error", "drop", "allow"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input or output of a model: its name and its shape without the batch axis, ``None`` where any size fits."""
+
+    name: str
+    shape: tuple[int | None, ...] | None
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether rows of this shape fit. A trailing axis of size 1 may be there or not, as in Keras."""
+        if self.shape is None:
+            return True
+        return any(
+            len(wanted) == len(given) and all(w is None or w == g for w, g in zip(wanted, given, strict=True))
+            for wanted, given in ((self.shape, shape), (self.shape, (*shape, 1)), ((*self.shape, 1), shape))
+        )
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a model takes and gives.
+
+    Attributes:
+        inputs: Its inputs in order; empty where the model does not say (a subclassed model).
+        outputs: Its outputs in order; likewise.
+        floatx: The dtype that floating data is turned into, as Keras does.
+    """
+
+    inputs: tuple[Slot, ...] = ()
+    outputs: tuple[Slot, ...] = ()
+    floatx: str = "float32"
+
+    @property
+    def expected_x(self) -> int | None:
+        """How many arrays features have, where the model says."""
+        return len(self.inputs) or None
+
+    @property
+    def expected_y(self) -> int | None:
+        """How many arrays labels have, where the model says."""
+        return len(self.outputs) or None
+
+    def check_features(self, spec: BlockSpec) -> None:
+        """Refuse features that the model cannot take.
+
+        Raises:
+            DataError: It names the input, what it expects and what came.
+        """
+        if not self.inputs:
+            return
+        form = spec.form
+        labels, leaves = form.x.labels("x"), spec.leaves[form.span("x")]
+        slots = list(self.inputs)
+        if form.x.names is not None:
+            by_name = {slot.name: slot for slot in self.inputs}
+            if set(by_name) != set(form.x.names) and len(slots) > 1:
+                raise DataError(
+                    f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
+                    "give one array for each input, under its name."
+                )
+            slots = [by_name.get(name, slots[0]) for name in form.x.names]
+        if len(slots) != len(leaves):
+            raise DataError(
+                f"the model has {len(slots)} inputs ({', '.join(slot.name for slot in slots)}), but the features are "
+                f"{len(leaves)} array(s): give x as a tuple or a dict of {len(slots)} arrays."
+            )
+        for label, slot, leaf in zip(labels, slots, leaves, strict=True):
+            if not slot.takes(leaf.shape):
+                raise DataError(
+                    f"{label} does not fit the model's input {slot.name!r}: it expects rows of shape {slot.shape}, "
+                    f"received rows of shape {leaf.shape}. Reshape the data, or give transform= that does."
+                )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns rows or arrays into checked blocks: structure, dtype, finite values.
+
+    Attributes:
+        schema: What the model expects.
+        labelled: Whether there must be labels (training, evaluation) or they are dropped (prediction).
+        on_nan: What to do with rows that hold NaN or infinite values.
+    """
+
+    schema: Schema
+    labelled: bool = True
+    on_nan: OnNan = "error"
+
+    def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
+        """Arrays with the rows on their first axis, as a checked block.
+
+        Raises:
+            DataError: Lengths differ, there are no rows, or values are missing or not finite.
+        """
+        if isinstance(x, (int, float, str)):
+            raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
+        values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
+        if self.labelled and y is None:
+            raise DataError("labels are missing: give y= along with the arrays, or an RDD of (x, y) pairs.")
+        counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
+        structures = {
+            side: Structure.of(value, counts[side]) for side, value in values.items() if value is not None
+        }
+        form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
+        leaves = []
+        for side, structure in form.sides:
+            leaves += [
+                self._as_array(leaf, label, "the arrays")
+                for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
+            ]
+        lengths = {label: leaf.shape[0] if leaf.ndim else None for label, leaf in zip(form.labels, leaves, strict=True)}
+        if None in lengths.values() or len(set(lengths.values())) > 1:
+            told = ", ".join(f"{label} has {'no' if rows is None else rows} rows" for label, rows in lengths.items())
+            raise DataError(f"arrays must have the same number of rows: {told}.")
+        return self._finite(Block(form, tuple(leaves)), "row {row} of the arrays", 0)
+
+    def read_rows(self, rows: Sequence[Any], form: Form, partition: int, first: int) -> Block:
+        """Consecutive rows of a partition as a checked block.
+
+        Args:
+            rows: Rows as `form_of` understands them.
+            form: The form of the partition's first row; all must have it.
+            partition: The partition's number, for messages.
+            first: The number of the first of these rows in its partition, for messages.
+
+        Raises:
+            DataError: It names partition and row.
+        """
+        columns: list[list[Any]] = [[] for _ in form.labels]
+        for offset, row in enumerate(rows):
+            try:
+                leaves = self._leaves(row, form)
+            except ValueError as error:
+                raise DataError(f"row {first + offset} of partition {partition}: {error}.") from error
+            for column, leaf in zip(columns, leaves, strict=True):
+                column.append(leaf)
+        place = f"partition {partition}"
+        arrays = [
+            self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)
+        ]
+        arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
+        return self._finite(Block(form, tuple(arrays)), f"row {{row}} of partition {partition}", first)
+
+    def form_of(self, row: Any, partition: int) -> Form:
+        """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
+
+        Raises:
+            DataError: It is none of these.
+        """
+        sides = self._sides(row)
+        if sides is None:
+            raise DataError(
+                f"row 0 of partition {partition} is {describe(row)}; expected a pair (x, y) or a triple "
+                "(x, y, sample_weight). Map the RDD to such rows, for instance with to_simple_rdd."
+            )
+        x, y, weight = sides
+        schema = self.schema
+        return Form(
+            Structure.of(x, schema.expected_x),
+            Structure.of(y, schema.expected_y) if self.labelled else None,
+            None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
+        )
+
+    def _leaves(self, row: Any, form: Form) -> list[Any]:
+        sides = self._sides(row)
+        if sides is None:
+            raise ValueError(f"expected a pair (x, y) or a triple (x, y, sample_weight), received {describe(row)}")
+        values = dict(zip(("x", "y", "sample_weight"), sides, strict=True))
+        if (values["sample_weight"] is None) != (form.weight is None) and self.labelled:
+            raise ValueError("some rows have a sample weight and others have none")
+        return [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
+
+    def _sides(self, row: Any) -> tuple[Any, Any, Any] | None:
+        pair = isinstance(row, (tuple, list)) and len(row) in (2, 3)
+        if self.labelled:
+            return (row[0], row[1], row[2] if len(row) == 3 else None) if pair else None
+        if pair and isinstance(row, tuple) and not self._is_features(row):
+            return row[0], None, None
+        return row, None, None
+
+    def _is_features(self, row: tuple[Any, ...]) -> bool:
+        """Whether a tuple is features by itself, and not a pair or triple that begins with them."""
+        inputs = self.schema.inputs
+        if len(inputs) > 1:
+            nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
+            return len(row) == len(inputs) and not nested
+        rank = len(inputs[0].shape) if inputs and inputs[0].shape is not None else 1
+        return np.ndim(row[0]) < rank
+
+    def _stack(self, column: list[Any], label: str, partition: int, first: int) -> Array:
+        if hasattr(column[0], "toArray"):
+            column = [leaf.toArray() for leaf in column]
+        try:
+            stacked = np.asarray(column)
+            if stacked.dtype != object:
+                return stacked
+        except ValueError:
+            pass  # ragged: which row it is, is told below
+        shape = np.shape(column[0]) if column[0] is not None else None
+        for offset, leaf in enumerate(column):
+            where = f"row {first + offset} of partition {partition}"
+            if leaf is None or (isinstance(leaf, (list, tuple)) and any(part is None for part in leaf)):
+                raise DataError(f"{label} of {where} is or holds None: fill it in or filter the row out.")
+            try:
+                ragged = np.shape(leaf) != shape
+            except ValueError:
+                ragged = True
+            if ragged:
+                raise DataError(
+                    f"{label} of {where} has another shape than row {first} ({shape}): every row must have the same "
+                    "shape. Pad sequences, for instance with keras.utils.pad_sequences."
+                )
+        raise DataError(f"{label} of partition {partition} is {describe(column[0])}; expected numbers.")
+
+    def _as_array(self, value: Any, label: str, place: str) -> Array:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise DataError(
+                f"{label} of {place} is ragged ({error}): every row must have the same shape. Pad sequences, for "
+                "instance with keras.utils.pad_sequences."
+            ) from error
+        if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
+            raise DataError(
+                f"{label} of {place} has dtype {array.dtype}; expected numbers or booleans. Encode text first, for "
+                "instance with keras.layers.StringLookup outside the model."
+            )
+        return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
+
+    def _finite(self, block: Block, where: str, first: int) -> Block:
+        if self.on_nan == "allow":
+            return block
+        bad = np.zeros(block.rows, bool)
+        for label, array in zip(block.form.labels, block.arrays, strict=True):
+            if not is_floating(array.dtype) or not array.size or np.isfinite(array.sum(dtype=np.float64)):
+                continue
+            finite = np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
+            if self.on_nan == "error" and not finite.all():
+                row = int(np.argmin(finite))
+                raise DataError(
+                    f"{label} holds NaN or an infinite value in {where.format(row=first + row)}. Mend the data, or "
+                    'give on_nan="drop" to leave such rows out, or on_nan="allow" to train on them.'
+                )
+            bad |= ~finite
+        return block[~bad] if bad.any() else block
+
+
+@dataclass(frozen=True)
+class LabelRange:
+    """The smallest and the largest value of an array of labels, and whether all are whole numbers."""
+
+    low: float
+    high: float
+    whole: bool
+
+    @classmethod
+    def of(cls, labels: Array) -> LabelRange:
+        """The range of an array with at least one value."""
+        return cls(float(labels.min()), float(labels.max()), labels.dtype.kind in "iub" or bool((labels % 1 == 0).all()))
+
+    def union(self, other: LabelRange) -> LabelRange:
+        """The range of both together."""
+        return LabelRange(min(self.low, other.low), max(self.high, other.high), self.whole and other.whole)
+
+
+def label_ranges(block: Block) -> tuple[LabelRange, ...]:
+    """The range of each array of labels of a block; empty where there is none to tell of."""
+    labels = block.arrays[block.form.span("y")]
+    return tuple(LabelRange.of(array) for array in labels) if all(array.size for array in labels) else ()
+
+
+def union(ranges: tuple[LabelRange, ...], others: tuple[LabelRange, ...]) -> tuple[LabelRange, ...]:
+    """The label ranges of two sets of rows together."""
+    if not ranges or not others:
+        return ranges or others
+    return tuple(mine.union(other) for mine, other in zip(ranges, others, strict=True))

@@ -1,0 +1,124 @@
+"""Making a process ready to train: the backend, its threads, its devices, its way of taking batches.
+
+The only file that names a backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sparkkeras.data.block import Block, BlockSpec
+
+AUTO_STEPS_PER_EXECUTION = 32
+"""Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables for the workers that train: the driver's backend, quiet, taking memory as it is needed."""
+    import keras
+
+    return {
+        "KERAS_BACKEND": keras.backend.backend(),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+
+
+@functools.cache
+def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
+    """Import Keras and its backend in this process, once, with as many threads as the task has cores.
+
+    Outside a Spark worker nothing is touched: the process is the person's.
+
+    Args:
+        cores: CPU cores of a task.
+        accelerators: The addresses of the GPUs that Spark gave the task.
+    """
+    if not os.environ.get("SPARKKERAS_WORKER"):
+        return
+    if accelerators:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow
+
+        tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
+        tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
+    elif backend == "torch":
+        import torch
+
+        torch.set_num_threads(cores)
+    # PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays.
+    gc.collect()
+    gc.freeze()
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many steps a compiled call of this model runs: the person's choice, or ours where there is none."""
+    import keras
+
+    chosen = int(getattr(model, "steps_per_execution", 1) or 1)
+    if chosen > 1 or keras.backend.backend() != "tensorflow" or model.run_eagerly:
+        return chosen
+    return AUTO_STEPS_PER_EXECUTION
+
+
+Pieces = Callable[[], Iterator[Block]]
+"""Gives blocks in the order of training; each but the last has a whole number of batches."""
+
+
+def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Any:
+    """Something that ``fit``, ``evaluate`` and ``predict`` of this backend's Keras take one epoch of batches from.
+
+    Args:
+        spec: The shapes and dtypes of the blocks.
+        batch_size: Rows in a batch.
+        pieces: The rows.
+    """
+    import keras
+
+    if keras.backend.backend() == "tensorflow":
+        source = _tensorflow_source(spec, batch_size)
+        source.pieces = pieces
+        return source.dataset
+    return (_packed(batch) for piece in pieces() for batch in piece.batches(batch_size))
+
+
+def _packed(block: Block) -> tuple[Any, ...]:
+    sides = (block.x, block.y, block.sample_weight)
+    return sides[: 1 + max(index for index, side in enumerate(sides) if side is not None)]
+
+
+@functools.lru_cache(maxsize=4)
+def _tensorflow_source(spec: BlockSpec, batch_size: int) -> Any:
+    """A dataset that is built once for all rounds over blocks of one kind: building one takes longer than a short round."""
+    return _TensorFlowSource(spec, batch_size)
+
+
+class _TensorFlowSource:
+    def __init__(self, spec: BlockSpec, batch_size: int) -> None:
+        import tensorflow as tf
+
+        self.pieces: Pieces = lambda: iter(())
+        specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
+        whole = Block(spec.form, specs)
+
+        def batched(*leaves: Any) -> Any:
+            rows = tf.shape(leaves[0])[0]
+            starts = tf.data.Dataset.range(0, tf.cast(rows, tf.int64), batch_size)
+            return starts.map(lambda start: _packed(Block(spec.form, tuple(x[start : start + batch_size] for x in leaves))))
+
+        dataset = tf.data.Dataset.from_generator(lambda: (p.arrays for p in self.pieces()), output_signature=whole.arrays)
+        dataset = dataset.flat_map(batched).prefetch(4)
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        options.autotune.enabled = False
+        options.deterministic = True
+        self.dataset = dataset.with_options(options)

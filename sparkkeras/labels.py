@@ -1,0 +1,82 @@
+"""Whether labels fit the loss that a model was compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from sparkkeras.data.block import BlockSpec, LeafSpec
+from sparkkeras.data.schema import LabelRange
+from sparkkeras.errors import DataError
+
+
+def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
+    """Refuse labels that the loss would take for something else, or stumble over on a worker.
+
+    Args:
+        model: A compiled model.
+        spec: The shapes and dtypes of the data.
+        ranges: The range of each array of labels.
+
+    Raises:
+        DataError: It names the label, the loss, what it expects and what came.
+    """
+    structure = spec.form.y
+    outputs = getattr(model, "outputs", None)
+    if structure is None or not outputs or len(outputs) != structure.count:
+        return
+    names = list(getattr(model, "output_names", None) or [])
+    leaves = spec.leaves[spec.form.span("y")]
+    labels = structure.labels("y")
+    for index, loss in enumerate(_losses(model, names, structure.count)):
+        position = index
+        if structure.names is not None and index < len(names) and names[index] in structure.names:
+            position = structure.names.index(names[index])
+        if position < len(ranges):
+            _check(labels[position], loss, leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+def _losses(model: keras.Model, names: list[str], count: int) -> list[Any]:
+    loss = model.loss
+    if isinstance(loss, dict):
+        return [loss.get(name) for name in names] if names else [None] * count
+    if isinstance(loss, (list, tuple)):
+        return list(loss)
+    return [loss] * count
+
+
+def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tuple[int | None, ...]) -> None:
+    name = _name(loss)
+    classes = output[-1] if output else None
+    if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None and classes:
+        if not found.whole or found.low < 0 or found.high >= classes:
+            raise DataError(
+                f"{label} does not fit the loss {name}: the model has {classes} outputs, so labels must be whole numbers "
+                f"from 0 to {classes - 1}, but they range from {found.low:g} to {found.high:g}. Renumber the labels, or "
+                "widen the model's last layer."
+            )
+    elif name == "categorical_crossentropy" and classes:
+        if not leaf.shape or leaf.shape[-1] != classes:
+            raise DataError(
+                f"{label} does not fit the loss {name}: it expects one-hot rows of {classes} values, received rows of "
+                f"shape {leaf.shape}. Encode them with keras.utils.to_categorical, or compile with "
+                "sparse_categorical_crossentropy."
+            )
+    elif name == "binary_crossentropy" and (found.low < 0 or found.high > 1):
+        raise DataError(
+            f"{label} does not fit the loss {name}: labels must lie between 0 and 1, but they range from {found.low:g} to "
+            f"{found.high:g}. Map the classes to 0 and 1."
+        )
+
+
+def _name(loss: Any) -> str:
+    """The snake-case name of a loss given as a name, a function or an object; empty for an own one."""
+    if isinstance(loss, str):
+        return loss
+    for name in ("sparse_categorical_crossentropy", "categorical_crossentropy", "binary_crossentropy"):
+        kind = "".join(part.capitalize() for part in name.split("_"))
+        if loss is getattr(keras.losses, name) or type(loss) is getattr(keras.losses, kind):
+            return name
+    return ""

@@ -1,0 +1,103 @@
+"""Metric state: taken from a worker's model, merged over workers, and turned into figures on the driver.
+
+A mean of means is not the mean, and an average of AUCs is no AUC. So what travels is the state behind the figures (sums,
+counts, confusion matrices), and states are added. Every metric of Keras's own can be merged so. A plain function that
+returns one number for a batch is, as in Keras, a mean over batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkkeras.data.block import Block
+from sparkkeras.errors import DataError
+from sparkkeras.weights import Array
+
+MetricState = tuple[Array, ...]
+"""The variables of all metrics of a model, one after the other."""
+
+
+def prepare(model: keras.Model, sample: Block) -> None:
+    """Have the model make the variables of its metrics, which it does when it first sees data.
+
+    Args:
+        model: A compiled model.
+        sample: Rows of the data's shapes and dtypes; their values do not matter.
+
+    Raises:
+        DataError: The loss or a metric cannot take such labels.
+    """
+    x, y, weight = (_tensors(side) for side in (sample.x, sample.y, sample.sample_weight))
+    own_step = type(model).train_step is not keras.Model.train_step
+    try:
+        prediction = model(x, training=False)
+        model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
+        model.compute_metrics(x, y, prediction, weight)
+    except Exception as error:
+        if not own_step:  # an own train_step need not use any of these
+            raise DataError(_misfit(sample, error)) from error
+    finally:
+        model.reset_metrics()
+
+
+def take(model: keras.Model) -> MetricState:
+    """Copy the state of a model's metrics."""
+    return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in _variables(model))
+
+
+def merge(states: Iterable[MetricState]) -> MetricState:
+    """Add states up, in float64 and in the order given."""
+    total: list[Array] | None = None
+    for state in states:
+        if total is None:
+            total = [array.astype(np.float64) for array in state]
+        else:
+            for mine, other in zip(total, state, strict=True):
+                mine += other
+    return tuple(total or ())
+
+
+def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
+    """The figures that belong to a state, under the names that the model gives them."""
+    variables = _variables(model)
+    if len(variables) != len(state):
+        raise DataError(
+            f"a worker's model has {len(state)} metric variables and the driver's {len(variables)}: a metric makes them "
+            "depend on the data. Create a metric's variables in its __init__ or build()."
+        )
+    for variable, value in zip(variables, state, strict=True):
+        variable.assign(value.astype(keras.backend.standardize_dtype(variable.dtype)))
+    try:
+        return {name: _plain(value) for name, value in model.get_metrics_result().items()}
+    finally:
+        model.reset_metrics()
+
+
+def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
+    """The figures as the list that ``keras.Model.evaluate`` returns, or the one figure where there is only one."""
+    return model._flatten_metrics_in_order(dict(logs))
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(array) if array.ndim == 0 else array
+
+
+def _tensors(side: Any) -> Any:
+    return None if side is None else keras.tree.map_structure(keras.ops.convert_to_tensor, side)
+
+
+def _misfit(sample: Block, error: Exception) -> str:
+    shapes = ", ".join(
+        f"{label} has rows of shape {array.shape[1:]}, {array.dtype}"
+        for label, array in zip(sample.form.labels, sample.arrays, strict=True)
+    )
+    return f"the data does not fit the model, its loss or its metrics: {error}. The data: {shapes}."

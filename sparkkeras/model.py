@@ -1,0 +1,286 @@
+"""A compiled Keras model, packed for its way to the workers and into a file.
+
+The architecture, the compile arguments and the person's own code travel once, as a `ModelArchive`; a process keeps the
+few models that it has unpacked, by their digest. Weights and optimizer slots travel apart from it, as a `ModelState`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkkeras import custom_code
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.schema import Schema, Slot
+from sparkkeras.errors import CustomObjectError, ModelError
+from sparkkeras.weights import Array, Flat, Layout
+
+KEPT_MODELS = 2
+"""How many unpacked models a worker process keeps."""
+
+
+def check_model(model: object) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        ModelError: It is no Keras model, or not compiled, or not built.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"expected a compiled keras.Model, received {type(model).__module__}.{type(model).__qualname__}.")
+    if not model.compiled:
+        raise ModelError(
+            f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) before SparkModel."
+        )
+    if not model.built or not model.weights:
+        raise ModelError(
+            f"the model {model.name!r} is not built, so it has no weights yet: begin it with keras.Input(shape), or call "
+            "it once on a batch."
+        )
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The weights of a model and the slots of its optimizer at one moment."""
+
+    weights: Flat
+    optimizer: Flat
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.weights.nbytes + self.optimizer.nbytes
+
+    @classmethod
+    def take(cls, model: keras.Model) -> ModelState:
+        """Copy the state out of a model."""
+        return cls(_take(weight_variables(model)), _take(optimizer_variables(model)))
+
+    def put(self, model: keras.Model) -> None:
+        """Copy the state into a model of the same layout."""
+        _put(self.weights, weight_variables(model))
+        _put(self.optimizer, optimizer_variables(model))
+
+
+def floatx() -> str:
+    """The dtype of Keras's floating data."""
+    return str(keras.backend.floatx())
+
+
+def weight_variables(model: keras.Model) -> list[Any]:
+    """The weights, those that are trained first."""
+    return [*model.trainable_weights, *model.non_trainable_weights]
+
+
+def optimizer_variables(model: keras.Model) -> list[Any]:
+    """The optimizer's slots, its iterations and its learning rate; made if they were not there yet."""
+    optimizer = model.optimizer
+    if optimizer is None:
+        return []
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return list(optimizer.variables)
+
+
+def trainable_size(model: keras.Model) -> int:
+    """How many values at the head of the weight vector are trained."""
+    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
+
+
+def learning_rate(model: keras.Model) -> float:
+    """The optimizer's learning rate at its present step."""
+    return 0.0 if model.optimizer is None else float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def reseed(model: keras.Model, seed: Sequence[int]) -> None:
+    """Set every seed generator of a model (dropout, augmentation layers) from ``seed``."""
+    states = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
+    for number, state in enumerate(states):
+        drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))
+        state.assign((drawn & 0x7FFFFFFF).astype(keras.backend.standardize_dtype(state.dtype)).reshape(state.shape))
+
+
+def _take(variables: Sequence[Any]) -> Flat:
+    return _layout(variables).pack([keras.ops.convert_to_numpy(variable) for variable in variables])
+
+
+def _put(flat: Flat, variables: Sequence[Any]) -> None:
+    for variable, value in zip(variables, _layout(variables).unpack(flat), strict=True):
+        variable.assign(value)
+
+
+def _layout(variables: Sequence[Any]) -> Layout:
+    shapes = tuple(tuple(int(size) for size in variable.shape) for variable in variables)
+    return Layout(shapes, tuple(keras.backend.standardize_dtype(variable.dtype) for variable in variables))
+
+
+def schema_of(model: keras.Model) -> Schema:
+    """What a model takes and gives, as far as it says."""
+    inputs = _slots(getattr(model, "inputs", None))
+    outputs = _slots(getattr(model, "outputs", None))
+    names = getattr(model, "output_names", None)
+    if names and len(names) == len(outputs):
+        outputs = tuple(Slot(name, slot.shape) for name, slot in zip(names, outputs, strict=True))
+    return Schema(inputs, outputs, floatx())
+
+
+def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
+    return tuple(Slot(str(tensor.name), tuple(tensor.shape[1:])) for tensor in tensors or ())
+
+
+@dataclass(frozen=True)
+class ModelArchive:
+    """A model with its compile arguments and its custom code.
+
+    Attributes:
+        data: A ``.keras`` archive.
+        custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
+        digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
+            weights do not enter.
+    """
+
+    data: bytes
+    custom: ByValue[dict[str, Any]]
+    digest: str
+
+    @classmethod
+    def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
+        """Pack a compiled model that lives in this process, and make sure that it loads as itself.
+
+        Args:
+            model: The model.
+            custom_objects: Custom classes and functions by name, where they cannot be found in the model.
+
+        Raises:
+            CustomObjectError: Some of its code would load as something else, or not at all.
+            ModelError: It does not survive the round trip for another reason.
+        """
+        code = custom_code.code_of(model)
+        data = save_bytes(model)
+        found = custom_code.custom_objects(code, _strings(json.loads(_member(data, "config.json"))))
+        objects = {**found, **(custom_objects or {})}
+        custom = ByValue.dump(objects, "the model's custom code")
+        archive = cls(data, custom, _digest(model, data, custom))
+        if archive.digest not in _verified:
+            _verify(model, code, load_bytes(data, objects, safe_mode=False))
+            _verified.add(archive.digest)
+        return archive
+
+    def unpack(self) -> keras.Model:
+        """A new model, compiled."""
+        return load_bytes(self.data, self.custom.load(), safe_mode=False)
+
+    def cached(self) -> keras.Model:
+        """This process's model with this digest: unpacked the first time, and the same one ever after."""
+        if self.digest not in _kept:
+            _kept[self.digest] = self.unpack()
+            if len(_kept) > KEPT_MODELS:
+                _kept.popitem(last=False)
+        _kept.move_to_end(self.digest)
+        return _kept[self.digest]
+
+
+_verified: set[str] = set()
+_kept: OrderedDict[str, keras.Model] = OrderedDict()
+
+
+def save_bytes(model: keras.Model) -> bytes:
+    """A model as the bytes of a ``.keras`` archive."""
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        path = Path(folder) / "model.keras"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
+            model.save(path)
+        return path.read_bytes()
+
+
+def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+    """A model out of the bytes of a ``.keras`` archive.
+
+    Raises:
+        CustomObjectError: Custom code is missing.
+        ModelError: The archive cannot be loaded, or holds a Python lambda and ``safe_mode`` is on.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(data)
+        try:
+            model = keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+        except Exception as error:
+            raise _load_error(error) from error
+    return model
+
+
+def _load_error(error: Exception) -> ModelError:
+    text = str(error)
+    if "Could not locate" in text:
+        what = text.split("Could not locate", 1)[1].split(". Make sure", 1)[0].strip()
+        return CustomObjectError(
+            f"the model needs the custom {what}, which was not found: pass custom_objects={{name: object}}."
+        )
+    if "unsafe deserialization" in text or "safe_mode" in text:
+        return ModelError(
+            "the model holds Python code (a lambda in a Lambda layer), which is not run from a file unless you trust it: "
+            "load it with safe_mode=False if it comes from a source that you trust."
+        )
+    return ModelError(
+        f"the model cannot be loaded from its saved form: {type(error).__name__}: {text.splitlines()[0] if text else ''} "
+        "A custom layer needs a get_config that returns its constructor's arguments; a Lambda layer's function may only "
+        "use its arguments, or must be defined with def."
+    )
+
+
+def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
+    custom_code.check_same_code(code, custom_code.code_of(loaded))
+    mine, other = weight_variables(model), weight_variables(loaded) if loaded.built else []
+    if [tuple(weight.shape) for weight in mine] != [tuple(weight.shape) for weight in other]:
+        raise ModelError(
+            f"the model {model.name!r} has {len(mine)} weights, but a saved copy of it loads with {len(other)}, or with "
+            "other shapes: a custom layer must create its weights in __init__ or build(), from the arguments that its "
+            "get_config returns."
+        )
+    for before, after in zip(mine, other, strict=True):
+        if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
+            raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
+
+
+def _digest(model: keras.Model, data: bytes, custom: ByValue[Any]) -> str:
+    digest = hashlib.sha256(custom.payload)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in sorted(archive.namelist()):
+            if name == "config.json" or name.startswith("assets/"):
+                digest.update(name.encode() + b"\0" + archive.read(name))
+    for layer in model._flatten_layers():
+        if hasattr(layer, "adapt"):
+            for variable in layer.variables:
+                digest.update(_numpy(variable).tobytes())
+    digest.update(keras.backend.backend().encode())
+    return digest.hexdigest()
+
+
+def _member(data: bytes, name: str) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(name)
+
+
+def _strings(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return {value}
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set().union(*(_strings(member) for member in members))
+
+
+def _numpy(variable: Any) -> Array:
+    array: Array = np.asarray(keras.ops.convert_to_numpy(variable))
+    return array

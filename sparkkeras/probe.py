@@ -1,0 +1,46 @@
+"""What a Spark worker can do. Runs on workers that may lack this package, so it imports the standard library only.
+
+It travels by value; see `sparkkeras.cluster`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def package_digest(folder: str) -> str:
+    """A digest of the Python sources below a folder."""
+    digest = hashlib.sha256()
+    for directory, folders, files in sorted(os.walk(folder)):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = os.path.join(directory, name)
+                digest.update(os.path.relpath(path, folder).encode())
+                with open(path, "rb") as file:
+                    digest.update(file.read())
+    return digest.hexdigest()
+
+
+def probe(_: Any = None) -> Iterator[dict[str, Any]]:
+    """What this worker's Python has: its path and version, whether there is Keras, a backend, and which sparkkeras."""
+
+    def has(name: str) -> bool:
+        return importlib.util.find_spec(name) is not None
+
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    package = importlib.util.find_spec("sparkkeras")
+    folder = os.path.dirname(package.origin) if package is not None and package.origin else ""
+    yield {
+        "host": platform.node(),
+        "python": sys.executable,
+        "version": platform.python_version(),
+        "missing": [name for name in ("keras", backend) if not has(name)],
+        "package": package_digest(folder) if os.path.isdir(folder) else "",
+    }

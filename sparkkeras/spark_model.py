@@ -1,0 +1,440 @@
+"""`SparkModel`: a compiled Keras model that trains, evaluates and predicts on Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments, device, inference, labels, metrics, persistence, storage
+from sparkkeras import model as models
+from sparkkeras.arguments import known_arguments
+from sparkkeras.callbacks import DriverCallbacks, Progress, check_callbacks, told
+from sparkkeras.cluster import Cluster
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.dataset import Dataset, all_labels, common_spec
+from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
+from sparkkeras.data.source import as_dataset, context_of, read_on_driver
+from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.job import Job, Shares, Validation
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.parameter.rules import State, UpdateRule, make_rule, rule_config, rule_from_config
+from sparkkeras.strategy.base import MODES, make_strategy
+from sparkkeras.worker import BatchOptions, FitOptions
+
+Verbose = Literal["auto", 0, 1, 2]
+Transform = Callable[[Any, Any], Any]
+
+
+class SparkModel:
+    """A compiled Keras model that trains on the partitions of an RDD, or of arrays.
+
+    Args:
+        model: A compiled and built ``keras.Model``. It is the master: training changes it in place.
+        mode: ``"synchronous"``: all workers train from common weights for a while, then their weights are averaged.
+        frequency: How long that while is: ``"epoch"``, ``"batch"``, or a number of batches.
+        num_workers: How many workers share the rows. ``None``: one for each partition of the data; arrays are cut for
+            the slots that Spark has.
+        rule: What becomes of the common weights when the workers' weights come back: ``"average"`` (default),
+            ``"slowmo"``, ``"diloco"``, or an `UpdateRule`.
+        custom_objects: Custom classes and functions by name, where they cannot be found in the model itself.
+        batch_size: Rows in a batch of one worker, where a call does not say.
+        seed: What shuffles, dropout masks and the like are drawn from. ``None`` draws one. With the same seed, data,
+            partitions and model, training gives the same weights.
+
+    Raises:
+        ModelError: The model is no Keras model, not compiled or not built.
+        ConfigurationError: Another argument is unknown or out of range.
+
+    Example::
+
+        spark_model = SparkModel(model)
+        history = spark_model.fit(to_simple_rdd(sc, x_train, y_train), epochs=10)
+        spark_model.evaluate(x_test, y_test)
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        model: keras.Model,
+        mode: str = "synchronous",
+        frequency: str | int = "epoch",
+        num_workers: int | None = None,
+        *,
+        rule: str | UpdateRule | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        batch_size: int = 32,
+        seed: int | None = None,
+    ) -> None:
+        arguments.one_of("mode", mode, MODES)
+        arguments.whole_number("num_workers", num_workers, optional=True)
+        arguments.whole_number("batch_size", batch_size)
+        arguments.whole_number("seed", seed, low=0, optional=True)
+        models.check_model(model)
+        self.model = model
+        self.mode = mode
+        self.frequency = arguments.frequency(frequency)
+        self.num_workers = num_workers
+        self.rule = make_rule(rule, mode)
+        self.custom_objects = dict(custom_objects or {})
+        self.batch_size = batch_size
+        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        self.training_histories: list[dict[str, Any]] = []
+        self._rule_state: State = {}
+        self._fits = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
+            f"num_workers={self.num_workers}, rule={self.rule})"
+        )
+
+    @property
+    def master_network(self) -> keras.Model:
+        """The trained Keras model, the same as `model`."""
+        return self.model
+
+    @known_arguments
+    def fit(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        validation_freq: int = 1,
+        validation_batch_size: int | None = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+        worker_callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    ) -> keras.callbacks.History:
+        """Train the model on Spark. Called again, it goes on from where it stood.
+
+        Args:
+            data: An RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples on the
+                first axis. Several inputs: ``x`` is a tuple or a dict of arrays.
+            y: The labels that go with arrays.
+            epochs: Train up to this epoch, counted from 0.
+            batch_size: Rows in a batch of one worker; ``None`` takes the SparkModel's.
+            verbose: 0 is silent, 1 keeps a line alive, 2 writes a line an epoch; ``"auto"`` is 1.
+            callbacks: Keras callbacks. They run on the driver, on the master model, once an epoch.
+            validation_split: The share of rows, in [0, 1), that validates: the last ones of each partition.
+            validation_data: An RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on instead.
+            validation_freq: Validate every so many epochs.
+            validation_batch_size: Rows in a batch of validation; ``None`` takes ``batch_size``.
+            shuffle: Whether each worker goes through its rows in another order each epoch.
+            class_weight: A weight for each class, as in ``keras.Model.fit``. Not together with sample weights.
+            sample_weight: Weights that go with arrays, shape (samples,).
+            initial_epoch: The epoch to begin at.
+            steps_per_epoch: At most so many batches of each worker in an epoch. ``None``: all of its rows.
+            transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers.
+            on_nan: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` them, or ``"allow"``.
+            worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker.
+
+        Returns:
+            A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of range.
+            DataError: The data is empty, malformed, or does not fit the model or its loss.
+            CustomObjectError: Custom code cannot travel, or would load as something else.
+            DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round.
+            WorkerError: A task failed for good; the message has its traceback.
+        """
+        options = FitOptions(
+            batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
+            transform=_by_value(transform, "transform"),
+            shuffle=bool(shuffle),
+            seed=self._next_seed(),
+            class_weight=_class_weight(class_weight),
+            callbacks=_by_value(worker_callbacks, "worker_callbacks"),
+        )
+        arguments.whole_number("epochs", epochs)
+        arguments.whole_number("initial_epoch", initial_epoch, low=0)
+        arguments.whole_number("validation_freq", validation_freq)
+        arguments.whole_number("steps_per_epoch", steps_per_epoch, optional=True)
+        arguments.fraction("validation_split", validation_split)
+        arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
+        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
+        if validation_split and validation_data is not None:
+            raise ConfigurationError("give validation_split or validation_data, not both.")
+        given = check_callbacks(callbacks)
+        validation_options = BatchOptions(
+            self._batch_size("validation_batch_size", validation_batch_size, options.batch_size), options.transform
+        )
+        reader = Reader(models.schema_of(self.model), True, on_nan)
+        block = self._read(data, y, sample_weight, reader, options)
+        held_out = None if validation_data is None else _unpacked(validation_data)
+        held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
+        archive = self._archive()
+        with ExitStack() as stack:
+            stored = stack.enter_context(stack.enter_context(self._dataset(data, block, reader)).stored())
+            self._check_data(common_spec(stored.handles), all_labels(stored.handles), options)
+            shares = Shares.split(stored.handles, validation_split)
+            validation = None
+            if validation_split:
+                validation = Validation(stored, validation_options, validation_freq, shares.validation_spans)
+            elif held_out is not None:
+                rows = stack.enter_context(stack.enter_context(self._dataset(held_out[0], held_out_block, reader)).stored())
+                self._check_data(common_spec(rows.handles), all_labels(rows.handles), validation_options)
+                validation = Validation(rows, validation_options, validation_freq)
+            job = Job(
+                model=self.model,
+                archive=archive,
+                epochs=epochs,
+                initial_epoch=initial_epoch,
+                frequency=self.frequency,
+                rule=self.rule,
+                rule_state=self._rule_state,
+                shares=shares,
+                options=options,
+                steps_per_epoch=steps_per_epoch,
+                validation=validation,
+                histories=self.training_histories,
+            )
+            progress = Progress(1 if verbose == "auto" else verbose, epochs, job.num_workers)
+            driver_callbacks = DriverCallbacks(given, self.model, epochs, job.batches, progress)
+            make_strategy(self.mode).fit(job, stored, driver_callbacks)
+        return driver_callbacks.history
+
+    @known_arguments
+    def evaluate(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        return_dict: bool = False,
+        verbose: Verbose = 0,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+    ) -> Any:
+        """The loss and metrics over all rows, as ``keras.Model.evaluate`` gives them.
+
+        Metrics are merged from their state over the workers, so that AUC, precision or RMSE are those of the whole data.
+
+        Args:
+            data: As in `fit`.
+            y: As in `fit`.
+            batch_size: Rows in a batch; ``None`` takes the SparkModel's.
+            sample_weight: As in `fit`.
+            return_dict: Whether to return figures by name.
+            verbose: 1 or 2 prints the figures.
+            transform: As in `fit`.
+            on_nan: As in `fit`.
+
+        Returns:
+            A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
+
+        Raises:
+            DataError: The data is empty, malformed, or does not fit the model or its loss.
+        """
+        arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
+        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
+        options = BatchOptions(
+            self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
+        )
+        reader = Reader(models.schema_of(self.model), True, on_nan)
+        block = self._read(data, y, sample_weight, reader, options)
+        archive = self._archive()
+        with ExitStack() as stack:
+            dataset = stack.enter_context(self._dataset(data, block, reader))
+            shared = stack.enter_context(dataset.share(archive))
+            state = stack.enter_context(dataset.share(ModelState.take(self.model)))
+            found = inference.evaluate(dataset, shared, state, options)
+        if found is None:
+            raise DataError("there are no rows to evaluate: the data is empty.")
+        self._check_data(found.spec, found.labels, BatchOptions(options.batch_size))
+        logs = metrics.results(self.model, found.metrics)
+        if verbose:
+            sys.stdout.write(f"{told(logs)}\n")
+        return logs if return_dict else metrics.in_order(self.model, logs)
+
+    @known_arguments
+    def predict(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        collect: bool = True,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+    ) -> Any:
+        """The model's predictions for all rows, in their order and without a shuffle.
+
+        Args:
+            data: Arrays of features, or an RDD of features or of ``(x, y)`` rows, whose labels are left aside.
+            batch_size: Rows in a batch; ``None`` takes the SparkModel's.
+            collect: ``False`` returns a lazy RDD with one prediction a row instead.
+            transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
+            on_nan: As in `fit`; rows cannot be dropped here.
+
+        Returns:
+            What ``keras.Model.predict`` returns: an array, or a list or dict of arrays where there are several outputs.
+
+        Raises:
+            DataError: The data is malformed or does not fit the model.
+        """
+        arguments.one_of("on_nan", on_nan, ("error", "allow"))
+        options = BatchOptions(
+            self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
+        )
+        reader = Reader(models.schema_of(self.model), False, on_nan)
+        block = read_on_driver(data, None, None, reader)
+        if block is not None and transform is None:
+            reader.schema.check_features(block.spec)
+        archive = self._archive()
+        state = ModelState.take(self.model)
+        if not collect:
+            return inference.lazily(data, block, self._cluster(data), reader, archive, state, options)
+        with ExitStack() as stack:
+            dataset = stack.enter_context(self._dataset(data, block, reader))
+            shared = stack.enter_context(dataset.share(archive))
+            task = inference.PredictTask(shared, stack.enter_context(dataset.share(state)), options, reader.schema)
+            return inference.concatenated(dataset.run(task).collect(), self.model)
+
+    def save(self, path: str, overwrite: bool = True) -> None:
+        """Save the model with its optimizer and this SparkModel's settings as one ``.keras`` file.
+
+        Plain ``keras.saving.load_model`` reads it too. The file is there whole or not at all: it is written beside the
+        target and then renamed.
+
+        Args:
+            path: A path of this machine, or a URI that Spark can write (``hdfs://``, ``s3a://``, ``file:``).
+            overwrite: ``False`` refuses to replace a file.
+
+        Raises:
+            StorageError: The path cannot be written, or is there and ``overwrite`` is off.
+            ConfigurationError: The path does not end in ``.keras``.
+        """
+        _check_suffix(path)
+        settings = {
+            "mode": self.mode,
+            "frequency": self.frequency,
+            "num_workers": self.num_workers,
+            "rule": rule_config(self.rule),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "fits": self._fits,
+        }
+        storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
+
+    def _cluster(self, data: Any) -> Cluster:
+        return Cluster(context_of(data), device.worker_environment())
+
+    def _archive(self) -> ModelArchive:
+        models.check_model(self.model)
+        return ModelArchive.pack(self.model, self.custom_objects)
+
+    def _dataset(self, data: Any, block: Block | None, reader: Reader) -> AbstractContextManager[Dataset]:
+        return as_dataset(data, block, self._cluster(data), reader, self.num_workers)
+
+    def _batch_size(self, name: str, value: int | None, default: int) -> int:
+        arguments.whole_number(name, value, optional=True)
+        return default if value is None else value
+
+    def _next_seed(self) -> int:
+        """A seed for one call of `fit`, so that a second call does not repeat the first one's shuffles."""
+        seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])
+        self._fits += 1
+        return seed
+
+    def _read(self, data: Any, y: Any, sample_weight: Any, reader: Reader, options: BatchOptions) -> Block | None:
+        """Arrays as a block that the model can take; ``None`` for an RDD."""
+        block = read_on_driver(data, y, sample_weight, reader)
+        if block is not None:
+            self._check_data(block.spec if block.rows else None, label_ranges(block), options)
+        return block
+
+    def _check_data(self, spec: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions) -> None:
+        """Refuse data that the model or its loss cannot take, and make the metrics' variables on the way."""
+        if spec is None:
+            raise DataError("the data has no rows: it is empty, or on_nan='drop' left none.")
+        schema = models.schema_of(self.model)
+        sample = spec.zeros()
+        if options.transform is not None:
+            sample = sample.transformed(options.transform.load(), options.batch_size).with_floats(schema.floatx)
+        schema.check_features(sample.spec)
+        if isinstance(options, FitOptions) and options.class_weight is not None:
+            if spec.form.weight is not None:
+                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
+            if spec.form.y is not None and spec.form.y.count > 1:
+                raise ConfigurationError("class_weight cannot be given for a model with several outputs: use sample weights.")
+        if options.transform is None:
+            labels.check_labels(self.model, spec, ranges)
+        metrics.prepare(self.model, sample)
+
+
+def load_spark_model(
+    path: str, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+) -> SparkModel:
+    """Load what `SparkModel.save` wrote, or any ``.keras`` file of a compiled model.
+
+    Args:
+        path: A path of this machine, or a URI that Spark can read.
+        custom_objects: Custom classes and functions of the model, and the class of an own update rule, by name.
+        safe_mode: Whether to refuse Python code inside the file (lambdas). Turn it off for files that you trust only.
+
+    Returns:
+        A SparkModel with the same mode, frequency, rule, seed and optimizer state.
+
+    Raises:
+        StorageError: The path cannot be read.
+        ModelError: It holds no model that can be trained, or code that ``safe_mode`` refuses.
+    """
+    objects = dict(custom_objects or {})
+    model, settings, rule_state = persistence.unpack(storage.read_bytes(str(path)), objects, safe_mode)
+    fits = settings.pop("fits", 0)
+    if "rule" in settings:
+        settings["rule"] = rule_from_config(settings["rule"], objects)
+    spark_model = SparkModel(model, custom_objects=objects, **settings)
+    spark_model._fits = fits
+    spark_model._rule_state = rule_state
+    return spark_model
+
+
+def _unpacked(validation_data: Any) -> tuple[Any, Any, Any]:
+    """Validation data as (data, y, sample_weight)."""
+    if not isinstance(validation_data, tuple):
+        return validation_data, None, None
+    if len(validation_data) not in (2, 3):
+        raise ConfigurationError(
+            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight) or an RDD."
+        )
+    return (*validation_data, None) if len(validation_data) == 2 else validation_data
+
+
+def _check_suffix(path: Any) -> None:
+    if not str(path).endswith(".keras"):
+        raise ConfigurationError(f"path={str(path)!r} must end in .keras, which is the format that Keras and sparkkeras load.")
+
+
+def _by_value(value: Any, name: str) -> ByValue[Any] | None:
+    return None if value is None else ByValue.dump(value, name)
+
+
+def _class_weight(weights: Mapping[int, float] | None) -> dict[int, float] | None:
+    if weights is None:
+        return None
+    for key, value in weights.items():
+        number = isinstance(value, (int, float, np.number)) and np.isfinite(value) and value >= 0
+        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not number:
+            raise ConfigurationError(
+                f"class_weight={dict(weights)!r}: expected class numbers from 0 up, each with a weight of 0 or more."
+            )
+    return {int(key): float(value) for key, value in weights.items()}

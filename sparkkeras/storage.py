@@ -1,0 +1,137 @@
+"""Bytes in and out of any path that Spark can reach, whole or not at all.
+
+Paths without a scheme are this machine's. Those with one (``file:``, ``hdfs://``, ``s3a://``) go through the Hadoop file
+system that Spark brings, in the JVM of the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sparkkeras.errors import StorageError
+
+
+def read_bytes(path: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        StorageError: There is no such file, or it cannot be read.
+    """
+    if not has_scheme(path):
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise StorageError(f"cannot read {path!r}: {error.strerror or error}.") from error
+    hadoop = _Hadoop(path)
+    with hadoop.errors("read"), _temporary() as local:
+        hadoop.files.copyToLocalFile(False, hadoop.path(path), hadoop.path(local.as_uri()), True)
+        return local.read_bytes()
+
+
+def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
+    """Write a file: beside the target first, then renamed over it, so that a reader sees the old one or the new one.
+
+    Raises:
+        StorageError: The folder is not there or not writable, or the file is there and ``overwrite`` is off.
+    """
+    if has_scheme(path):
+        _write_hadoop(path, data, overwrite)
+        return
+    target = Path(path)
+    if not overwrite and target.exists():
+        raise StorageError(_exists(path))
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if overwrite:
+            draft.replace(target)
+        else:
+            os.link(draft, target)  # fails where another process has written it meanwhile
+    except FileExistsError as error:
+        raise StorageError(_exists(path)) from error
+    except OSError as error:
+        raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def has_scheme(path: str) -> bool:
+    """Whether a path is a URI."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
+
+
+def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:
+    hadoop = _Hadoop(path)
+    target = hadoop.path(path)
+    with hadoop.errors("write"):
+        if not overwrite and hadoop.files.exists(target):
+            raise StorageError(_exists(path))
+        draft = hadoop.path(f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.{uuid.uuid4().hex}.tmp")
+        try:
+            with _temporary() as local:
+                local.write_bytes(data)
+                hadoop.files.copyFromLocalFile(False, True, hadoop.path(local.as_uri()), draft)
+            hadoop.rename(draft, target, overwrite)
+        finally:
+            with suppress(Exception):
+                hadoop.files.delete(draft, False)
+
+
+class _Hadoop:
+    """The Hadoop file system of a URI."""
+
+    def __init__(self, path: str) -> None:
+        from sparkkeras.cluster import active_context
+
+        context = active_context()
+        self._jvm: Any = context._jvm
+        self._fs = self._jvm.org.apache.hadoop.fs
+        self._conf = context._jsc.hadoopConfiguration()
+        self._told = path
+        with self.errors("reach"):
+            self.files = self.path(path).getFileSystem(self._conf)
+
+    def path(self, path: str) -> Any:
+        return self._fs.Path(path)
+
+    def rename(self, draft: Any, target: Any, overwrite: bool) -> None:
+        """Rename, over the target if need be; in one step where the file system can."""
+        option = self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
+        chosen = self._jvm.java.lang.Enum.valueOf(option, "OVERWRITE" if overwrite else "NONE")
+        options = self._jvm.java.lang.reflect.Array.newInstance(option, 1)
+        options[0] = chosen
+        context = self._fs.FileContext.getFileContext(target.toUri(), self._conf)
+        context.rename(draft, target, options)
+
+    @contextmanager
+    def errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            java = getattr(error, "java_exception", None)
+            told = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
+            if "FileAlreadyExists" in told:
+                raise StorageError(_exists(self._told)) from error
+            raise StorageError(f"cannot {verb} {self._told!r}: {told}") from error
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        yield Path(folder) / "file"
+
+
+def _exists(path: str) -> str:
+    return f"{path!r} is there already: give overwrite=True to replace it, or another path."

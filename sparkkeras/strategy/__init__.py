@@ -1,0 +1,1 @@
+"""Strategies: how workers agree on one model."""

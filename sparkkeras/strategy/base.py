@@ -1,0 +1,35 @@
+"""The protocol of strategies, and the modes that name them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sparkkeras.callbacks import DriverCallbacks
+from sparkkeras.data.dataset import StoredDataset
+from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.job import Job
+
+MODES = ("synchronous",)
+"""The training modes; each has a strategy."""
+
+
+class Strategy(Protocol):
+    """Trains a job's model over a dataset: the driver's half and the workers' half."""
+
+    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+        """Train; the job's model and histories hold the outcome. ``callbacks`` hear of every epoch and round."""
+        ...
+
+
+def make_strategy(mode: str) -> Strategy:
+    """The strategy of a mode.
+
+    Raises:
+        ConfigurationError: The mode is unknown.
+    """
+    from sparkkeras.strategy.averaging import AveragingStrategy
+
+    strategies: dict[str, type[Strategy]] = {"synchronous": AveragingStrategy}
+    if mode not in strategies:
+        raise ConfigurationError(f"mode={mode!r} is not known. {known_names(mode, strategies)}")
+    return strategies[mode]()

@@ -1,0 +1,120 @@
+"""A list of arrays as one flat vector, and the averages of such vectors.
+
+What is trained and what is gathered (batch-norm statistics, optimizer moments) is floating point and lives in one
+vector, the trainable part first. What counts (iterations, vocabulary sizes) stays apart in ``counters``: a mean of
+counters means nothing, so of several the largest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a dtype is a floating one, with the small kinds that NumPy itself does not know (bfloat16, float8)."""
+    dtype = np.dtype(dtype)
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float8"))
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The arrays of one model or optimizer at one moment.
+
+    Attributes:
+        vector: All floating arrays, one after the other. Shape (parameters,), float32, or float64 if any of them is.
+        counters: The arrays that are not floating point, as they are.
+    """
+
+    vector: Array
+    counters: tuple[Array, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return int(self.vector.nbytes) + sum(int(counter.nbytes) for counter in self.counters)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each array of a list lies in a `Flat`.
+
+    Attributes:
+        shapes: The shape of each array.
+        dtypes: The dtype name of each array.
+        trainable: How many values at the head of the vector are trained. What follows is a statistic.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    trainable: int = 0
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array], trainable_arrays: int = 0) -> Layout:
+        """The layout of ``arrays``, the first ``trainable_arrays`` of which are trained."""
+        return cls(
+            shapes=tuple(tuple(int(size) for size in array.shape) for array in arrays),
+            dtypes=tuple(np.dtype(array.dtype).name for array in arrays),
+            trainable=sum(int(array.size) for array in arrays[:trainable_arrays]),
+        )
+
+    def pack(self, arrays: Sequence[Array]) -> Flat:
+        """Copy ``arrays`` into one vector."""
+        floating = [array for array in arrays if is_floating(array.dtype)]
+        counters = tuple(np.array(array) for array in arrays if not is_floating(array.dtype))
+        wide = any(array.dtype == np.float64 for array in floating)
+        vector = np.empty(sum(array.size for array in floating), np.float64 if wide else np.float32)
+        start = 0
+        for array in floating:
+            vector[start : start + array.size] = array.reshape(-1)
+            start += array.size
+        return Flat(vector, counters)
+
+    def unpack(self, flat: Flat) -> list[Array]:
+        """The arrays again, in their shapes and dtypes. Floating ones are views where the dtype allows it."""
+        arrays: list[Array] = []
+        start = 0
+        counters = iter(flat.counters)
+        for shape, name in zip(self.shapes, self.dtypes, strict=True):
+            dtype = np.dtype(name)
+            if not is_floating(dtype):
+                arrays.append(next(counters))
+                continue
+            size = int(np.prod(shape, dtype=np.int64))
+            arrays.append(flat.vector[start : start + size].reshape(shape).astype(dtype, copy=False))
+            start += size
+        return arrays
+
+
+def average(flats: Iterable[tuple[Flat, float]]) -> Flat:
+    """The weighted mean of the vectors and the largest of the counters.
+
+    Sums are formed in float64 and in the order given, so that the same replicas give the same mean to the last bit, and
+    the mean of equal replicas is that replica.
+
+    Args:
+        flats: Pairs of a replica and its weight. At least one weight is positive.
+    """
+    total: Array | None = None
+    counters: tuple[Array, ...] = ()
+    weight_sum = 0.0
+    dtype = np.dtype(np.float32)
+    for flat, weight in flats:
+        if total is None:
+            dtype = flat.vector.dtype
+            total = np.multiply(flat.vector, weight, dtype=np.float64)
+            counters = flat.counters
+        else:
+            total += np.multiply(flat.vector, weight, dtype=np.float64)
+            counters = tuple(np.maximum(mine, other) for mine, other in zip(counters, flat.counters, strict=True))
+        weight_sum += weight
+    if total is None or weight_sum <= 0:
+        raise ValueError("an average needs at least one replica with a positive weight")
+    total /= weight_sum
+    return Flat(total.astype(dtype), counters)

@@ -1,0 +1,272 @@
+"""One worker: Keras's own ``fit``, ``evaluate`` and ``predict`` over the rows of one partition. Knows nothing of Spark.
+
+Memory: whatever the size of the partition, a worker holds the model, one shuffle order, and a few pieces of
+`PIECE_BYTES`; the rows stay in their files.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkkeras import device, metrics
+from sparkkeras import model as models
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.order import RowOrder
+from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
+from sparkkeras.metrics import MetricState
+from sparkkeras.model import ModelArchive, ModelState
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""Rows are copied out of their files in pieces of about this size."""
+
+PREDICTION_BYTES = 64 * 1024 * 1024
+"""Features that one call of ``predict`` goes through at most, so that predictions leave the worker as they come."""
+
+Transform = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How rows become batches.
+
+    Attributes:
+        batch_size: Rows in a batch.
+        transform: ``transform(x, y) -> (x, y)`` on each batch.
+    """
+
+    batch_size: int
+    transform: ByValue[Transform] | None = None
+
+
+@dataclass(frozen=True)
+class FitOptions(BatchOptions):
+    """How a worker trains.
+
+    Attributes:
+        shuffle: Whether each epoch goes through the rows in another order.
+        seed: What orders, dropout masks and NumPy's global generator are drawn from, with the worker and the epoch.
+        class_weight: As in ``keras.Model.fit``.
+        callbacks: Keras callbacks that run here.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    class_weight: dict[int, float] | None = None
+    callbacks: ByValue[Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of one epoch: the batches in [first, last) of a worker's first ``rows`` rows."""
+
+    epoch: int
+    rows: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What became of a model in one worker.
+
+    Attributes:
+        worker: Which worker.
+        rows: The rows that it saw.
+        steps: The optimizer steps that it took.
+        seconds: How long its ``fit`` took.
+        learning_rate: The optimizer's learning rate at the end.
+        state: Weights and optimizer slots at the end.
+        metrics: The state of the metrics over these rows.
+        logs: The figures of this worker alone.
+    """
+
+    worker: int
+    rows: int
+    steps: int
+    seconds: float
+    learning_rate: float
+    state: ModelState
+    metrics: MetricState
+    logs: dict[str, Any]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights and the loss are finite."""
+        sums = float(self.state.weights.vector.sum(dtype=np.float64))
+        return bool(np.isfinite(sums) and np.isfinite(self.logs.get("loss", 0.0)))
+
+
+@dataclass(frozen=True)
+class LocalTrainer:
+    """Trains, evaluates and predicts with a model that the process keeps."""
+
+    archive: ModelArchive
+    context: TaskContext
+
+    def fit(self, state: ModelState, block: Block, stretch: Stretch, options: FitOptions) -> Replica | None:
+        """Go through a stretch of an epoch from ``state`` on; ``None`` where there are no rows in it."""
+        order = RowOrder(
+            stretch.rows,
+            block.spec.row_bytes,
+            options.batch_size,
+            (options.seed, self.context.worker, stretch.epoch) if options.shuffle else None,
+        )
+        last = min(stretch.last, order.batches)
+        rows = min(last * options.batch_size, stretch.rows) - stretch.first * options.batch_size
+        if rows <= 0:
+            return None
+
+        def pieces() -> Iterator[Block]:
+            _seed_globals(seed)
+            for index in order.pieces(stretch.first, last, PIECE_BYTES):
+                yield _weighted(_transformed(block[index], options), options.class_weight)
+
+        seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
+        started = time.perf_counter()
+        spec = next(pieces()).spec
+        model = self._model(spec.zeros())
+        state.put(model)
+        models.reseed(model, seed)
+        _seed_globals(seed)
+        end = _end_of_epoch(model)
+        history = model.fit(
+            device.feed(spec, options.batch_size, pieces),
+            initial_epoch=stretch.epoch,
+            epochs=stretch.epoch + 1,
+            callbacks=[*(options.callbacks.fresh() if options.callbacks else ()), end],
+            verbose=0,
+        )
+        return Replica(
+            worker=self.context.worker,
+            rows=rows,
+            steps=last - stretch.first,
+            seconds=time.perf_counter() - started,
+            learning_rate=models.learning_rate(model),
+            state=end.state,
+            metrics=metrics.take(model),
+            logs={name: values[-1] for name, values in history.history.items()},
+        )
+
+    def evaluate(
+        self, state: ModelState, blocks: Iterator[Block], options: BatchOptions
+    ) -> tuple[MetricState, BlockSpec, tuple[LabelRange, ...]] | None:
+        """The metric state of ``state`` over all rows, their spec and the range of their labels; ``None`` without rows."""
+        ranges: tuple[LabelRange, ...] = ()
+
+        def noted(piece: Block) -> Block:
+            nonlocal ranges
+            ranges = union(ranges, label_ranges(piece))
+            return piece
+
+        pieces = map(noted, self._pieces(blocks, options))
+        first = next(pieces, None)
+        if first is None:
+            return None
+        models.schema_of(self.archive.cached()).check_features(first.spec)
+        model = self._model(first.spec.zeros())
+        state.put(model)
+        model.evaluate(device.feed(first.spec, options.batch_size, lambda: _chained(first, pieces)), verbose=0)
+        return metrics.take(model), first.spec, ranges
+
+    def predict(
+        self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema
+    ) -> Iterator[Any]:
+        """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time."""
+        pieces = self._pieces(blocks, options)
+        model: Any = None
+        for first in pieces:
+            if model is None:
+                schema.check_features(first.spec)
+                model = self._model(None)
+                state.put(model)
+            feed = device.feed(first.spec, options.batch_size, lambda: _up_to(PREDICTION_BYTES, first, pieces))  # noqa: B023
+            with _single_steps(model):
+                yield model.predict(feed, verbose=0)
+
+    def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
+        for block in blocks:
+            for piece in block.pieces(PIECE_BYTES, options.batch_size):
+                yield _transformed(piece, options)
+
+    def _model(self, sample: Block | None) -> Any:
+        device.prepare(self.context.cores, self.context.accelerators)
+        model = self.archive.cached()
+        if sample is not None and not getattr(model, "_sparkkeras_ready", False):
+            model.steps_per_execution = device.steps_per_execution(model)
+            metrics.prepare(model, sample)
+            model._sparkkeras_ready = True
+        return model
+
+
+def _transformed(piece: Block, options: BatchOptions) -> Block:
+    if options.transform is None:
+        return piece
+    return piece.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+
+
+def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
+    """The block with sample weights from its classes; those that ``class_weight`` leaves out weigh 1, as in Keras."""
+    if class_weight is None or piece.form.y is None:
+        return piece
+    labels = piece.arrays[piece.form.span("y")][0]
+    classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels))
+    table = np.ones(max(int(classes.max(initial=0)), *class_weight) + 1, models.floatx())
+    table[list(class_weight)] = list(class_weight.values())
+    form = Form(piece.form.x, piece.form.y, Structure())
+    return Block(form, (*piece.arrays, table[classes.astype(np.int64)]))
+
+
+def _seed_globals(seed: Sequence[int]) -> None:
+    """Seed the generators that a transform or a callback may draw from. Not the backend's: that makes it trace anew."""
+    drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    random.seed(drawn)
+    np.random.seed(drawn)
+
+
+def _chained(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
+    yield first
+    yield from rest
+
+
+def _up_to(size: int, first: Block, rest: Iterator[Block]) -> Iterator[Block]:
+    """Blocks of about ``size`` bytes together."""
+    yield first
+    taken = first.nbytes
+    while taken + first.nbytes <= size:
+        block = next(rest, None)
+        if block is None:
+            return
+        taken += block.nbytes
+        yield block
+
+
+@contextmanager
+def _single_steps(model: Any) -> Iterator[None]:
+    """Predict batch by batch: Keras unrolls the steps of one call, and traces anew for every number of them."""
+    steps, model.steps_per_execution = model.steps_per_execution, 1
+    try:
+        yield
+    finally:
+        model.steps_per_execution = steps
+
+
+def _end_of_epoch(model: Any) -> Any:
+    """A callback that takes the state at the end of an epoch, before Keras overwrites weights by their averages."""
+    import keras
+
+    class EndOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+        state: ModelState
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.state = ModelState.take(model)
+
+    return EndOfEpoch()
