@@ -13,7 +13,7 @@ import tempfile
 import uuid
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,13 +44,14 @@ class Cluster:
 
     def __init__(self, context: SparkContext | None, environment: Mapping[str, str]) -> None:
         self.context = _running(context)
-        self._environment = {**environment, "SPARKKERAS_WORKER": "1"}
+        self._environment = {**environment, "SPARKKERAS_WORKER": "1", "OMP_NUM_THREADS": str(self.task_cores)}
         _equip(self)
 
     @property
     def is_local(self) -> bool:
         """Whether the workers are on this machine and share its files (master ``local[...]``)."""
-        return self.context.master.startswith("local") and not self.context.master.startswith("local-cluster")
+        master = self.context.master or ""
+        return master.startswith("local") and not master.startswith("local-cluster")
 
     @property
     def slots(self) -> int:
@@ -119,7 +120,7 @@ class Cluster:
             _quietly(lambda: self.context.removeJobTag(tag))
 
 
-def _each(rows: Iterator[R]) -> Iterator[R]:
+def _each(rows: Iterable[R]) -> Iterable[R]:
     return rows
 
 
@@ -164,7 +165,7 @@ def _equip(cluster: Cluster) -> None:
                 f"run a Python that has it: set PYSPARK_PYTHON (or spark.pyspark.python) before the SparkContext "
                 f"starts. The driver runs {sys.executable}."
             )
-    ours = probe.package_digest(str(Path(__file__).parent))
+    ours = probe.package_digest(Path(__file__).parent)
     if any(worker["package"] != ours for worker in found):
         cluster.context.addPyFile(_packed(cluster.context))
     _equipped[cluster.context] = True
@@ -188,7 +189,7 @@ def _packed(context: SparkContext) -> str:
     """This package as a zip in the context's own temporary folder, which Spark removes."""
     package = Path(__file__).parent
     folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=context._temp_dir)  # type: ignore[attr-defined]
-    target = os.path.join(folder, "sparkkeras.zip")
+    target = str(Path(folder) / "sparkkeras.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(package.rglob("*")):
             if path.suffix in {".py", ".typed"}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,6 +46,8 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
     import keras
 
+    # A stream of rows ends when it ends; Keras calls that running out of data.
+    warnings.filterwarnings("ignore", message="Your input ran out of data")
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow
@@ -108,15 +111,13 @@ class _TensorFlowSource:
 
         self.pieces: Pieces = lambda: iter(())
         specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
-        whole = Block(spec.form, specs)
 
-        def batched(*leaves: Any) -> Any:
-            rows = tf.shape(leaves[0])[0]
-            starts = tf.data.Dataset.range(0, tf.cast(rows, tf.int64), batch_size)
-            return starts.map(lambda start: _packed(Block(spec.form, tuple(x[start : start + batch_size] for x in leaves))))
+        def generate() -> Iterator[Any]:
+            return (_packed(piece) for piece in self.pieces())
 
-        dataset = tf.data.Dataset.from_generator(lambda: (p.arrays for p in self.pieces()), output_signature=whole.arrays)
-        dataset = dataset.flat_map(batched).prefetch(4)
+        # No prefetch: a worker has one core for most, and a second thread only gets in the first one's way.
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=_packed(Block(spec.form, specs)))
+        dataset = dataset.rebatch(batch_size)
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.autotune.enabled = False

@@ -158,6 +158,8 @@ class ModelArchive:
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
         """Pack a compiled model that lives in this process, and make sure that it loads as itself.
 
+        The last archives are kept: packing a model again that has only been trained meanwhile costs next to nothing.
+
         Args:
             model: The model.
             custom_objects: Custom classes and functions by name, where they cannot be found in the model.
@@ -166,16 +168,21 @@ class ModelArchive:
             CustomObjectError: Some of its code would load as something else, or not at all.
             ModelError: It does not survive the round trip for another reason.
         """
+        optimizer_variables(model)  # makes the slots, so that they are in the archive
         code = custom_code.code_of(model)
-        data = save_bytes(model)
-        found = custom_code.custom_objects(code, _strings(json.loads(_member(data, "config.json"))))
-        objects = {**found, **(custom_objects or {})}
-        custom = ByValue.dump(objects, "the model's custom code")
-        archive = cls(data, custom, _digest(model, data, custom))
-        if archive.digest not in _verified:
+        key = _fingerprint(model, code, custom_objects or {})
+        if key not in _packed:
+            data = save_bytes(model)
+            found = custom_code.custom_objects(code, _strings(json.loads(_member(data, "config.json"))))
+            objects = {**found, **(custom_objects or {})}
+            custom = ByValue.dump(objects, "the model's custom code")
             _verify(model, code, load_bytes(data, objects, safe_mode=False))
-            _verified.add(archive.digest)
-        return archive
+            # The code is kept, so that no other object can take the place in memory that the key stands for.
+            _packed[key] = cls(data, custom, _digest(data, custom, key)), code
+            if len(_packed) > KEPT_MODELS:
+                _packed.popitem(last=False)
+        _packed.move_to_end(key)
+        return _packed[key][0]
 
     def unpack(self) -> keras.Model:
         """A new model, compiled."""
@@ -191,7 +198,7 @@ class ModelArchive:
         return _kept[self.digest]
 
 
-_verified: set[str] = set()
+_packed: OrderedDict[str, tuple[ModelArchive, dict[str, Any]]] = OrderedDict()
 _kept: OrderedDict[str, keras.Model] = OrderedDict()
 
 
@@ -255,17 +262,33 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
             raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
 
 
-def _digest(model: keras.Model, data: bytes, custom: ByValue[Any]) -> str:
-    digest = hashlib.sha256(custom.payload)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for name in sorted(archive.namelist()):
-            if name == "config.json" or name.startswith("assets/"):
-                digest.update(name.encode() + b"\0" + archive.read(name))
+def _fingerprint(model: keras.Model, code: Mapping[str, Any], custom_objects: Mapping[str, Any]) -> str:
+    """What tells one model from another in this process, its trained weights aside.
+
+    Architecture and compile arguments, which objects its code is, and what preprocessing layers adapted to: they turn
+    their variables into constants when they are loaded, so setting weights does not reach those.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
+        config = json.dumps(keras.saving.serialize_keras_object(model), sort_keys=True, default=repr)
+    digest = hashlib.sha256(config.encode())
+    digest.update(repr([(path, id(value)) for path, value in {**code, **custom_objects}.items()]).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
                 digest.update(_numpy(variable).tobytes())
+            if hasattr(layer, "get_vocabulary"):
+                digest.update(repr(layer.get_vocabulary()).encode())
+    return digest.hexdigest()
+
+
+def _digest(data: bytes, custom: ByValue[Any], fingerprint: str) -> str:
+    digest = hashlib.sha256(custom.payload + fingerprint.encode())
     digest.update(keras.backend.backend().encode())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in sorted(archive.namelist()):
+            if name == "config.json" or name.startswith("assets/"):
+                digest.update(name.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
 
 

@@ -36,9 +36,7 @@ def pack(model: keras.Model, settings: Mapping[str, Any], rule_state: State) -> 
     return buffer.getvalue()
 
 
-def unpack(
-    data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool
-) -> tuple[keras.Model, dict[str, Any], State]:
+def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> tuple[keras.Model, dict[str, Any], State]:
     """The model, the settings (empty if plain Keras wrote the archive) and the rule's state.
 
     Raises:

@@ -11,20 +11,15 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
-def package_digest(folder: str) -> str:
+def package_digest(folder: Path) -> str:
     """A digest of the Python sources below a folder."""
     digest = hashlib.sha256()
-    for directory, folders, files in sorted(os.walk(folder)):
-        folders.sort()
-        for name in sorted(files):
-            if name.endswith(".py"):
-                path = os.path.join(directory, name)
-                digest.update(os.path.relpath(path, folder).encode())
-                with open(path, "rb") as file:
-                    digest.update(file.read())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -36,11 +31,11 @@ def probe(_: Any = None) -> Iterator[dict[str, Any]]:
 
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     package = importlib.util.find_spec("sparkkeras")
-    folder = os.path.dirname(package.origin) if package is not None and package.origin else ""
+    folder = Path(package.origin).parent if package is not None and package.origin else None
     yield {
         "host": platform.node(),
         "python": sys.executable,
         "version": platform.python_version(),
         "missing": [name for name in ("keras", backend) if not has(name)],
-        "package": package_digest(folder) if os.path.isdir(folder) else "",
+        "package": package_digest(folder) if folder is not None and folder.is_dir() else "",
     }

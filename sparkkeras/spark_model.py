@@ -374,15 +374,15 @@ class SparkModel:
             if spec.form.weight is not None:
                 raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
             if spec.form.y is not None and spec.form.y.count > 1:
-                raise ConfigurationError("class_weight cannot be given for a model with several outputs: use sample weights.")
+                raise ConfigurationError(
+                    "class_weight cannot be given for a model with several outputs: use sample weights."
+                )
         if options.transform is None:
             labels.check_labels(self.model, spec, ranges)
         metrics.prepare(self.model, sample)
 
 
-def load_spark_model(
-    path: str, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
-) -> SparkModel:
+def load_spark_model(path: str, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True) -> SparkModel:
     """Load what `SparkModel.save` wrote, or any ``.keras`` file of a compiled model.
 
     Args:
@@ -421,7 +421,9 @@ def _unpacked(validation_data: Any) -> tuple[Any, Any, Any]:
 
 def _check_suffix(path: Any) -> None:
     if not str(path).endswith(".keras"):
-        raise ConfigurationError(f"path={str(path)!r} must end in .keras, which is the format that Keras and sparkkeras load.")
+        raise ConfigurationError(
+            f"path={str(path)!r} must end in .keras, which is the format that Keras and sparkkeras load."
+        )
 
 
 def _by_value(value: Any, name: str) -> ByValue[Any] | None:

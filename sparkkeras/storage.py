@@ -94,8 +94,9 @@ class _Hadoop:
         from sparkkeras.cluster import active_context
 
         context = active_context()
-        self._jvm: Any = context._jvm
-        self._fs = self._jvm.org.apache.hadoop.fs
+        jvm: Any = context._jvm
+        self._jvm = jvm
+        self._fs = jvm.org.apache.hadoop.fs
         self._conf = context._jsc.hadoopConfiguration()
         self._told = path
         with self.errors("reach"):

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 def is_floating(dtype: Any) -> bool:
     """Whether a dtype is a floating one, with the small kinds that NumPy itself does not know (bfloat16, float8)."""
     dtype = np.dtype(dtype)
-    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float8"))
+    return bool(dtype.kind == "f" or dtype.name.startswith(("bfloat", "float8")))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sparkkeras.model import ModelArchive, ModelState
 PIECE_BYTES = 4 * 1024 * 1024
 """Rows are copied out of their files in pieces of about this size."""
 
-PREDICTION_BYTES = 64 * 1024 * 1024
+PREDICTION_BYTES = 256 * 1024 * 1024
 """Features that one call of ``predict`` goes through at most, so that predictions leave the worker as they come."""
 
 Transform = Callable[[Any, Any], Any]
@@ -143,6 +143,8 @@ class LocalTrainer:
             initial_epoch=stretch.epoch,
             epochs=stretch.epoch + 1,
             callbacks=[*(options.callbacks.fresh() if options.callbacks else ()), end],
+            steps_per_epoch=last - stretch.first,
+            shuffle=False,
             verbose=0,
         )
         return Replica(
@@ -177,9 +179,7 @@ class LocalTrainer:
         model.evaluate(device.feed(first.spec, options.batch_size, lambda: _chained(first, pieces)), verbose=0)
         return metrics.take(model), first.spec, ranges
 
-    def predict(
-        self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema
-    ) -> Iterator[Any]:
+    def predict(self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema) -> Iterator[Any]:
         """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time."""
         pieces = self._pieces(blocks, options)
         model: Any = None

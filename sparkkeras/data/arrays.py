@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +37,7 @@ PIECE_BYTES = 32 * 1024 * 1024
 def even_slices(rows: int, parts: int) -> list[slice]:
     """``parts`` slices of consecutive rows whose lengths differ by one at most."""
     cuts = [rows * part // parts for part in range(parts + 1)]
-    return [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
 @contextmanager
@@ -56,14 +59,15 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
         return
     folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))  # type: ignore[attr-defined]
     try:
-        handles = [files.write([part], number, folder) for number, part in enumerate(slices)]
+        with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
+            handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))
         rdd = cluster.context.parallelize(handles, parts)
         yield ArraysOnDisk(cluster, rdd.mapPartitions(_open_all), rdd, tuple(handles), folder.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _open_all(handles: Iterator[Handle]) -> Iterator[Block]:
+def _open_all(handles: Iterable[Handle]) -> Iterator[Block]:
     return (block for handle in handles if (block := handle.open()) is not None)
 
 
@@ -102,7 +106,7 @@ class _Pieces:
 
     pieces: tuple[Shared[Block], ...]
 
-    def __call__(self, rows: Iterator[Any]) -> Iterator[Block]:
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Block]:
         for _ in rows:
             pass
         for piece in self.pieces:
@@ -125,7 +129,7 @@ class ArraysRDD(PipelinedRDD):  # type: ignore[type-arg]
         self.x, self.y, self.sample_weight = x, y, sample_weight
 
 
-def _all_rows(_: int, blocks: Iterator[Block]) -> Iterator[tuple[Any, ...]]:
+def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:
     return (row for block in blocks for row in rows_of(block))
 
 
@@ -154,7 +158,9 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
     """
     whole_number("num_slices", num_slices, optional=True)
     block = from_arrays(_listed(x), _listed(y), _listed(sample_weight))
-    lengths = {label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)}
+    lengths = {
+        label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)
+    }
     if None in lengths.values() or len(set(lengths.values())) > 1:
         raise DataError(f"arrays must have the same number of rows, received {lengths}.")
     if block.rows == 0:

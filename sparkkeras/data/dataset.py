@@ -54,10 +54,10 @@ class Shared(Protocol[T_co]):
         ...
 
 
-class Results(Protocol[R_co]):
+class Results(Protocol[R]):
     """What a task yields over all partitions, in their order; nothing has run before one of these is called."""
 
-    def collect(self) -> list[R_co]:
+    def collect(self) -> list[R]:
         """All results."""
         ...
 

@@ -101,7 +101,9 @@ def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
 def _write_arrays(
     blocks: Iterable[Block], partition: int, directory: Path
 ) -> tuple[int, BlockSpec | None, tuple[LabelRange, ...]]:
-    rows, spec, labels = 0, None, ()
+    rows = 0
+    spec: BlockSpec | None = None
+    labels: tuple[LabelRange, ...] = ()
     files = []
     try:
         for block in blocks:

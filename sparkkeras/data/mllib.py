@@ -100,7 +100,9 @@ def encode_label(label: Any, nb_classes: int) -> Array:
         raise DataError(f"label {label!r} is no class number: expected one whole number.")
     number = int(value.reshape(-1)[0])
     if not 0 <= number < nb_classes:
-        raise DataError(f"label {number} is out of range: with nb_classes={nb_classes}, labels go from 0 to {nb_classes - 1}.")
+        raise DataError(
+            f"label {number} is out of range: with nb_classes={nb_classes}, labels go from 0 to {nb_classes - 1}."
+        )
     row = np.zeros(nb_classes, np.float32)
     row[number] = 1.0
     return row

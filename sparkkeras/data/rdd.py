@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
 
 R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class SparkDataset:
@@ -129,8 +130,8 @@ class SparkResults(Generic[R]):
 
     cluster: Cluster
     source: RDD[Any]
-    call: Callable[[int, Iterator[Any]], Iterator[Any]]
-    repair: tuple[RDD[Any], Callable[[int, Iterator[Any]], Iterator[Any]]] | None = None
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    repair: tuple[RDD[Any], Callable[[int, Iterable[Any]], Iterable[Any]]] | None = None
 
     def collect(self) -> list[R]:
         """As `Results.collect`: one job, and one more if files were not where their tasks ran."""
@@ -164,7 +165,7 @@ class SparkResults(Generic[R]):
         rdd = self._on_workers(self.source, self.call)
         return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
 
-    def _on_workers(self, source: RDD[Any], call: Callable[[int, Iterator[Any]], Iterator[Any]]) -> RDD[Any]:
+    def _on_workers(self, source: RDD[Any], call: Callable[[int, Iterable[Any]], Iterable[Any]]) -> RDD[Any]:
         with self.cluster.training_workers():
             rdd: RDD[Any] = source.mapPartitionsWithIndex(call)
             _ = rdd._jrdd
@@ -219,9 +220,10 @@ class _Pass:
     task: Task[Any]
     cores: int
 
-    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Any]:
-        yield from self.task(_context(partition, self.cores), blocks)
-        for _ in blocks:  # a task that leaves rows unread costs Spark the worker process
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+        stream = iter(blocks)
+        yield from self.task(_context(partition, self.cores), stream)
+        for _ in stream:  # a task that leaves rows unread costs Spark the worker process
             pass
 
 
@@ -231,11 +233,12 @@ class _Store:
 
     name: str
 
-    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Handle | Problem]:
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle | Problem]:
+        stream = iter(blocks)
         try:
-            yield files.write(blocks, partition, files.home(self.name))
+            yield files.write(stream, partition, files.home(self.name))
         except DataError as error:
-            for _ in blocks:
+            for _ in stream:
                 pass
             yield Problem(str(error))
 
@@ -247,7 +250,8 @@ class OpenFiles:
     task: Task[Any]
     cores: int
 
-    def __call__(self, partition: int, handles: Iterator[Handle]) -> Iterator[Any]:
+    def __call__(self, partition: int, handles: Iterable[Handle]) -> Iterator[Any]:
+        """The task's results, or what is missing."""
         for handle in handles:
             try:
                 block = handle.open()
@@ -265,7 +269,7 @@ class _StoreAndRun:
     task: Task[Any]
     cores: int
 
-    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[Any]:
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
         handle = files.write(blocks, partition, files.home(self.name))
         yield from OpenFiles(self.task, self.cores)(partition, iter([handle]))
 
@@ -274,9 +278,9 @@ class _StoreAndRun:
 class _Numbered:
     """Pair results with their partition."""
 
-    call: Callable[[int, Iterator[Any]], Iterator[Any]]
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
 
-    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         return ((partition, result) for result in self.call(partition, rows))
 
 
@@ -284,10 +288,10 @@ class _Numbered:
 class _Keyed:
     """Key results by their group, with the partition to sort them by."""
 
-    call: Callable[[int, Iterator[Any]], Iterator[Any]]
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
     size: int
 
-    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
         return ((partition // self.size, (partition, result)) for result in self.call(partition, rows))
 
 
@@ -297,7 +301,7 @@ class _Combine:
 
     combine: Callable[[Sequence[Any]], Any]
 
-    def __call__(self, keyed: Iterator[tuple[int, tuple[int, Any]]]) -> Iterator[Any]:
+    def __call__(self, keyed: Iterable[tuple[int, tuple[int, Any]]]) -> Iterator[Any]:
         numbered = sorted((value for _, value in keyed), key=lambda pair: pair[0])
         yield from (result for _, result in numbered if isinstance(result, Missing))
         results = [result for _, result in numbered if not isinstance(result, Missing)]
@@ -311,7 +315,8 @@ class _Sweep:
 
     name: str
 
-    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Remove them."""
         for _ in rows:
             pass
         shutil.rmtree(files.home(self.name), ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ class RowsToBlocks:
 
     reader: Reader
 
-    def __call__(self, partition: int, rows: Iterator[Any]) -> Iterator[Block]:
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Block]:
+        """The blocks of a partition."""
         first = 0
         form: Form | None = None
         size = 1
@@ -50,7 +51,8 @@ class Deal:
 
     parts: int
 
-    def __call__(self, partition: int, blocks: Iterator[Block]) -> Iterator[tuple[int, Block]]:
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
+        """Deal a partition out."""
         turn = partition  # so that the odd rows of all partitions do not go to the same part
         for block in blocks:
             for part in range(self.parts):

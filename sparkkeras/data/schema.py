@@ -114,9 +114,7 @@ class Reader:
         if self.labelled and y is None:
             raise DataError("labels are missing: give y= along with the arrays, or an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
-        structures = {
-            side: Structure.of(value, counts[side]) for side, value in values.items() if value is not None
-        }
+        structures = {side: Structure.of(value, counts[side]) for side, value in values.items() if value is not None}
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
         leaves = []
         for side, structure in form.sides:
@@ -151,9 +149,7 @@ class Reader:
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
         place = f"partition {partition}"
-        arrays = [
-            self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)
-        ]
+        arrays = [self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)]
         arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
         return self._finite(Block(form, tuple(arrays)), f"row {{row}} of partition {partition}", first)
 
@@ -248,7 +244,7 @@ class Reader:
             return block
         bad = np.zeros(block.rows, bool)
         for label, array in zip(block.form.labels, block.arrays, strict=True):
-            if not is_floating(array.dtype) or not array.size or np.isfinite(array.sum(dtype=np.float64)):
+            if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
                 continue
             finite = np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
             if self.on_nan == "error" and not finite.all():
@@ -259,6 +255,12 @@ class Reader:
                 )
             bad |= ~finite
         return block[~bad] if bad.any() else block
+
+
+def _has_finite_sum(array: Array) -> bool:
+    """Whether the sum is finite, so that every value is. The other way round it may have overflowed."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum()))
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,7 @@ class AveragingStrategy:
             callbacks.on_train_begin()
             for epoch in range(job.initial_epoch, job.epochs):
                 callbacks.on_epoch_begin(epoch)
-                means = [
-                    self._round(job, dataset, archive, callbacks, epoch, first) for first in _round_starts(job)
-                ]
+                means = [self._round(job, dataset, archive, callbacks, epoch, first) for first in _round_starts(job)]
                 logs = metrics.results(model, metrics.merge(mean.metrics for mean in means))
                 _note_workers(job, epoch, [report for mean in means for report in mean.reports])
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
