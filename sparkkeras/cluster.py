@@ -7,7 +7,9 @@ and the backend is the driver's.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 import tempfile
 import uuid
@@ -18,14 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkkeras import probe
+from sparkkeras import errors, probe
 from sparkkeras.data.dataset import Shared
-from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
+from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
 
 _DEFAULT_RESULT_SIZE = "1g"
 _PROBED_SLOTS = 64
@@ -224,39 +227,36 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
 
 
 def worker_traceback(text: str) -> str:
-    """The Python traceback in a message of Spark's, or an empty string."""
-    start = text.rfind("Traceback (most recent call last):", 0, _java_part(text))
+    """The Python traceback in a message of Spark's, without Spark's own frames; empty where there is none."""
+    start = text.find(_TRACEBACK)
     if start < 0:
         return ""
-    first = text.find("Traceback (most recent call last):")
-    return text[first : _java_part(text)].strip()
+    end = text.find("\n\tat ", start)
+    lines = re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end < 0 else end]).strip().splitlines()
+    kept, skipping = [], False
+    for line in lines:
+        if line.startswith("  File "):
+            skipping = "/pyspark.zip/" in line or "/pyspark/" in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "\n".join(kept)
 
 
-def _java_part(text: str) -> int:
-    """Where the Java stack trace begins."""
-    first = text.find("Traceback (most recent call last):")
-    end = text.find("\n\tat ", max(first, 0))
-    return len(text) if end < 0 else end
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def _own_error(traceback: str) -> SparkKerasError | None:
     """The error that ended a worker's traceback, if it is one of ours."""
-    import sparkkeras.errors
-
-    lines = traceback.splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        if lines[number].startswith("sparkkeras.errors."):
-            name, _, message = lines[number].removeprefix("sparkkeras.errors.").partition(": ")
-            kind = getattr(sparkkeras.errors, name, None)
+    last = traceback.rpartition(_TRACEBACK)[2].splitlines()
+    for number, line in enumerate(last):
+        if line.startswith("sparkkeras.errors."):
+            name, _, message = line.removeprefix("sparkkeras.errors.").partition(": ")
+            kind = getattr(errors, name, None)
             if isinstance(kind, type) and issubclass(kind, SparkKerasError):
-                return kind("\n".join([message, *lines[number + 1 :]]).strip())
+                return kind("\n".join([message, *last[number + 1 :]]).strip())
     return None
-
-
-def check_num_workers(num_workers: object) -> None:
-    """Refuse what is no number of workers."""
-    if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
-        raise ConfigurationError(f"num_workers={num_workers!r}: expected a positive whole number, or None.")
 
 
 def _quietly(call: Callable[[], Any]) -> None:
@@ -264,6 +264,4 @@ def _quietly(call: Callable[[], Any]) -> None:
     try:
         call()
     except Exception:
-        import logging
-
-        logging.getLogger(__name__).debug("could not tidy up", exc_info=True)
+        _log.debug("could not tidy up", exc_info=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ def worker_environment() -> dict[str, str]:
 
     return {
         "KERAS_BACKEND": keras.backend.backend(),
+        "SPARKKERAS_FLOATX": keras.config.floatx(),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -46,8 +46,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
     import keras
 
-    # A stream of rows ends when it ends; Keras calls that running out of data.
-    warnings.filterwarnings("ignore", message="Your input ran out of data")
+    keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow

@@ -368,7 +368,13 @@ class SparkModel:
         schema = models.schema_of(self.model)
         sample = spec.zeros()
         if options.transform is not None:
-            sample = sample.transformed(options.transform.load(), options.batch_size).with_floats(schema.floatx)
+            try:
+                sample = sample.transformed(options.transform.load(), options.batch_size).with_floats(schema.floatx)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"transform failed on a batch of one row of zeros: {type(error).__name__}: {error}. It is called as "
+                    "transform(x, y) with arrays that have the rows on their first axis, and must return (x, y)."
+                ) from error
         schema.check_features(sample.spec)
         if isinstance(options, FitOptions) and options.class_weight is not None:
             if spec.form.weight is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from sparkkeras.data.block import Block, BlockSpec, Form, Structure
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
+from sparkkeras.labels import check_labels
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState
 
@@ -166,9 +168,12 @@ class LocalTrainer:
 
         def noted(piece: Block) -> Block:
             nonlocal ranges
-            ranges = union(ranges, label_ranges(piece))
+            found = label_ranges(piece)
+            check_labels(self.archive.cached(), piece.spec, found)
+            ranges = union(ranges, found)
             return piece
 
+        device.prepare(self.context.cores, self.context.accelerators)
         pieces = map(noted, self._pieces(blocks, options))
         first = next(pieces, None)
         if first is None:
@@ -176,7 +181,8 @@ class LocalTrainer:
         models.schema_of(self.archive.cached()).check_features(first.spec)
         model = self._model(first.spec.zeros())
         state.put(model)
-        model.evaluate(device.feed(first.spec, options.batch_size, lambda: _chained(first, pieces)), verbose=0)
+        with _streaming():
+            model.evaluate(device.feed(first.spec, options.batch_size, lambda: _chained(first, pieces)), verbose=0)
         return metrics.take(model), first.spec, ranges
 
     def predict(self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema) -> Iterator[Any]:
@@ -189,7 +195,7 @@ class LocalTrainer:
                 model = self._model(None)
                 state.put(model)
             feed = device.feed(first.spec, options.batch_size, lambda: _up_to(PREDICTION_BYTES, first, pieces))  # noqa: B023
-            with _single_steps(model):
+            with _single_steps(model), _streaming():
                 yield model.predict(feed, verbose=0)
 
     def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
@@ -247,6 +253,14 @@ def _up_to(size: int, first: Block, rest: Iterator[Block]) -> Iterator[Block]:
             return
         taken += block.nbytes
         yield block
+
+
+@contextmanager
+def _streaming() -> Iterator[None]:
+    """A stream of unknown length ends when it ends; Keras would call that running out of data."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Your input ran out of data")
+        yield
 
 
 @contextmanager

@@ -1,0 +1,212 @@
+"""The benchmarks. A new one is a function here: what it measures, and the figures that follow.
+
+Keras, Spark and sparkkeras are imported inside, since each benchmark runs in a process of its own, with its own backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import data
+import numpy as np
+from harness import ELEPHAS_PYTHON, Effort, Figure, Samples, alternate, benchmark, timed
+
+LARGE, SMALL = 60_000, 8_000
+PREDICT_BATCH_SIZE = 1024
+
+
+@benchmark(
+    Figure("MLP epoch begin -> end, 60,000 rows, against Keras as compiled", "large", "keras_large", 0.55),
+    Figure("MLP epoch begin -> end, 60,000 rows, against Keras at equal steps", "large", "equal_large", 0.8),
+    Figure("MLP epoch begin -> end, 8,000 rows, against Keras as compiled", "small", "keras_small", 0.8),
+    Figure("MLP epoch begin -> end, 8,000 rows, against Keras at equal steps", "small", "equal_small"),
+    Figure("slowest worker's fit end -> epoch end, 60,000 rows", "added_large", None, 0.1, "seconds"),
+    Figure("slowest worker's fit end -> epoch end, 8,000 rows", "added_small", None, 0.1, "seconds"),
+)
+def synchronous(effort: Effort) -> Samples:
+    """Epochs that overheads weigh on, against Keras as compiled and at the steps_per_execution that sparkkeras takes."""
+    from sparkkeras.device import AUTO_STEPS_PER_EXECUTION
+
+    return _epochs(effort, {"keras": 1, "equal": AUTO_STEPS_PER_EXECUTION})
+
+
+@benchmark(
+    Figure("JAX: MLP epoch begin -> end, 60,000 rows, against Keras", "large", "keras_large"),
+    Figure("JAX: MLP epoch begin -> end, 8,000 rows, against Keras", "small", "keras_small"),
+    Figure("JAX: slowest worker's fit end -> epoch end, 8,000 rows", "added_small", None, None, "seconds"),
+    backend="jax",
+)
+def synchronous_jax(effort: Effort) -> Samples:
+    """The same under JAX, which runs one step a call on both sides."""
+    return _epochs(effort, {"keras": 1})
+
+
+def _epochs(effort: Effort, baselines: dict[str, int]) -> Samples:
+    from contestants import OnSpark, PlainKeras, spark
+
+    rows = {"small": effort.rows(SMALL), "large": effort.rows(LARGE)}
+    with spark():
+        ours = OnSpark(_seeded(data.mlp), *data.vectors(rows["small"]))
+        theirs = {name: PlainKeras(_seeded(data.mlp, steps), ours.x, ours.y) for name, steps in baselines.items()}
+        for contestant in (ours, *theirs.values()):
+            contestant.epochs(effort.warmup)
+        samples: Samples = {}
+        for size, number in rows.items():
+            x, y = data.vectors(number)
+            for contestant in (ours, *theirs.values()):
+                contestant.x, contestant.y = x, y
+                contestant.epochs(1)
+            runs = {f"{name}_{size}": theirs[name] for name in baselines}
+            runs[size] = ours
+            samples |= alternate(
+                effort.turns, **{name: lambda run=run: run.epochs(effort.epochs) for name, run in runs.items()}
+            )
+            samples[f"added_{size}"] = ours.added[-effort.turns :]
+    return samples
+
+
+@benchmark(Figure("CNN epoch begin -> end, 8,000 rows, against Keras on the same cores", "ours", "keras", 1.05))
+def cnn(effort: Effort) -> Samples:
+    """A model that keeps the cores busy: two workers of one thread against Keras with two threads."""
+    from contestants import OnSpark, PlainKeras, spark
+
+    x, y = data.images(effort.rows(SMALL))
+    with spark():
+        ours, keras = OnSpark(_seeded(data.cnn), x, y), PlainKeras(_seeded(data.cnn), x, y)
+        ours.epochs(1)
+        keras.epochs(1)
+        epochs = max(1, effort.epochs // 3)
+        return alternate(effort.turns, keras=lambda: keras.epochs(epochs), ours=lambda: ours.epochs(epochs))
+
+
+@benchmark(
+    Figure("predict call -> array, 60,000 rows, batch 1024, against Keras", "predict", "keras_predict", 1.0),
+    Figure("evaluate call -> figures, 60,000 rows, batch 1024, against Keras", "evaluate", "keras_evaluate"),
+)
+def predict(effort: Effort) -> Samples:
+    """Inference on arrays of the driver, warm."""
+    from contestants import WORKERS, spark
+
+    from sparkkeras import SparkModel
+
+    x, y = data.vectors(effort.rows(LARGE))
+    model = _seeded(data.mlp)
+    options = {"batch_size": PREDICT_BATCH_SIZE, "verbose": 0}
+    with spark():
+        spark_model = SparkModel(model, num_workers=WORKERS, batch_size=PREDICT_BATCH_SIZE)
+        calls = {
+            "keras_predict": lambda: model.predict(x, **options),
+            "predict": lambda: spark_model.predict(x),
+            "keras_evaluate": lambda: model.evaluate(x, y, **options),
+            "evaluate": lambda: spark_model.evaluate(x, y),
+        }
+        for call in calls.values():
+            timed(call, max(1, effort.warmup // 3))
+        return alternate(
+            effort.turns, **{name: lambda call=call: timed(call, effort.epochs) for name, call in calls.items()}
+        )
+
+
+@benchmark(Figure("Handle.open -> last shuffled piece, 30,000 x 784, against np.copy", "ours", "copy", 2.0))
+def handles(effort: Effort) -> Samples:
+    """From a partition's files to the arrays of one shuffled epoch, as a worker goes through them; no Spark."""
+    from sparkkeras.data import files
+    from sparkkeras.data.block import from_arrays
+    from sparkkeras.data.order import RowOrder
+    from sparkkeras.worker import PIECE_BYTES
+
+    x, y = data.vectors(effort.rows(LARGE) // 2)
+    epoch = itertools.count()
+    with tempfile.TemporaryDirectory() as folder:
+        handle = files.write([from_arrays(x, y, None)], 0, Path(folder))
+
+        def gather() -> None:
+            block = handle.open()
+            assert block is not None
+            order = RowOrder(block.rows, block.spec.row_bytes, data.BATCH_SIZE, (0, 0, next(epoch)))
+            for index in order.pieces(0, order.batches, PIECE_BYTES):
+                _ = block[index].arrays
+
+        def copy() -> None:
+            _ = np.copy(x), np.copy(y)
+
+        for call in (copy, gather):
+            timed(call, 3)
+        return alternate(effort.turns, copy=lambda: timed(copy, effort.epochs), ours=lambda: timed(gather, effort.epochs))
+
+
+@benchmark(
+    Figure("accuracy lost, digits, equal steps a worker, against Keras", "ours", "keras", 0.5, "points"),
+    once=True,
+)
+def accuracy(effort: Effort) -> Samples:
+    """Accuracy on held-out rows. Two workers see half the rows each, so they go through them twice as often."""
+    import keras
+    from contestants import WORKERS, spark
+
+    from sparkkeras import SparkModel
+
+    epochs = max(2, 20 // effort.shrink)
+    x, y = data.small_digits()
+    samples: Samples = {"keras": [], "ours": []}
+    with spark():
+        for seed in range(effort.seeds):
+            order = np.random.default_rng(seed).permutation(len(x))
+            held_out, train = order[:360], order[360:]
+            plain, master = _seeded(data.small_mlp, seed=seed), _seeded(data.small_mlp, seed=seed)
+            keras.utils.set_random_seed(seed)
+            plain.fit(x[train], y[train], epochs=epochs, batch_size=32, verbose=0)
+            spark_model = SparkModel(master, num_workers=WORKERS, batch_size=32, seed=seed)
+            spark_model.fit(x[train], y[train], epochs=WORKERS * epochs, verbose=0)
+            for name, model in (("keras", plain), ("ours", master)):
+                samples[name].append([model.evaluate(x[held_out], y[held_out], verbose=0)[1]])
+    return samples
+
+
+def _elephas_missing() -> str | None:
+    return None if ELEPHAS_PYTHON.exists() else "it needs Elephas's own environment: run benchmarks/elephas_env.sh"
+
+
+@benchmark(
+    Figure("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 1 / 6),
+    Figure("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict"),
+    missing=_elephas_missing,
+)
+def elephas(effort: Effort) -> Samples:
+    """What people have today: Elephas 7.3.0, synchronous, with the same data, model and number of workers."""
+    from contestants import Elephas, OnSpark, spark
+
+    rows, predict_rows = effort.rows(SMALL), effort.rows(2_000)
+    x, _ = data.vectors(predict_rows)
+    samples: Samples = {}
+    with spark():
+        ours = OnSpark(_seeded(data.mlp), *data.vectors(rows))
+        ours.epochs(effort.warmup)
+        ours.spark_model.predict(x)
+        for _ in range(-(-effort.turns // 3)):
+            theirs = Elephas().run(
+                rows=rows,
+                warmup=max(1, effort.warmup // 6),
+                epochs=effort.epochs,
+                predict_rows=predict_rows,
+                predicts=max(1, effort.epochs // 3),
+            )
+            turn = {
+                "elephas_epoch": theirs["epoch"],
+                "elephas_predict": theirs["predict"],
+                "epoch": ours.epochs(effort.epochs),
+                "predict": timed(lambda: ours.spark_model.predict(x), effort.epochs),
+            }
+            for name, seconds in turn.items():
+                samples.setdefault(name, []).append(seconds)
+    return samples
+
+
+def _seeded(build, *arguments, seed: int = 0):
+    """A new model with the weights that ``seed`` gives."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    return build(*arguments)

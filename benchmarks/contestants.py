@@ -1,0 +1,112 @@
+"""Who competes: the same training by plain Keras, by sparkkeras on Spark, and by Elephas."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import data
+import keras
+from harness import ELEPHAS_PYTHON, Turn
+from pyspark.sql import SparkSession
+
+from sparkkeras import SparkModel
+
+WORKERS = 2
+SPARK_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+
+
+@contextmanager
+def spark() -> Iterator[SparkSession]:
+    """Spark with two slots in this process, whose workers run this very Python."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python counts in spark-submit only
+    builder = SparkSession.builder.master(f"local[{WORKERS}]").appName("benchmarks")
+    session = builder.config(map=SPARK_SETTINGS).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the seconds from each epoch's begin to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Turn = []
+        self._begun = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        self._begun = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop it."""
+        self.seconds.append(time.perf_counter() - self._begun)
+
+
+class PlainKeras:
+    """``keras.Model.fit`` in this process."""
+
+    def __init__(self, model: keras.Model, x: Any, y: Any) -> None:
+        self.model, self.x, self.y = model, x, y
+
+    def epochs(self, count: int) -> Turn:
+        """The seconds of ``count`` epochs after the first one, which Keras prepares its loop in."""
+        clock = EpochClock()
+        self.model.fit(self.x, self.y, batch_size=data.BATCH_SIZE, epochs=count + 1, verbose=0, callbacks=[clock])
+        return clock.seconds[1:]
+
+
+class OnSpark:
+    """``SparkModel.fit`` with two workers.
+
+    Attributes:
+        added: For each call of `epochs`, what each epoch took longer than its slowest worker's ``fit``.
+    """
+
+    def __init__(self, model: keras.Model, x: Any, y: Any) -> None:
+        self.spark_model, self.x, self.y = SparkModel(model, num_workers=WORKERS, seed=0), x, y
+        self.added: list[Turn] = []
+
+    def epochs(self, count: int) -> Turn:
+        """As `PlainKeras.epochs`."""
+        clock = EpochClock()
+        self.spark_model.training_histories.clear()
+        self.spark_model.fit(self.x, self.y, batch_size=data.BATCH_SIZE, epochs=count + 1, verbose=0, callbacks=[clock])
+        slowest = [0.0] * (count + 1)
+        for history in self.spark_model.training_histories:
+            slowest[history["epoch"]] = max(slowest[history["epoch"]], history["seconds"])
+        self.added.append([epoch - fit for epoch, fit in zip(clock.seconds, slowest, strict=True)][1:])
+        return clock.seconds[1:]
+
+
+class Elephas:
+    """Elephas with two workers, in its own environment: each run is a new process."""
+
+    def run(self, *, rows: int, warmup: int, epochs: int, predict_rows: int, predicts: int) -> dict[str, Turn]:
+        """The seconds of epochs and of predictions, under ``"epoch"`` and ``"predict"``."""
+        options = {
+            "rows": rows,
+            "warmup": warmup,
+            "epochs": epochs,
+            "predict-rows": predict_rows,
+            "predicts": predicts,
+            "workers": WORKERS,
+        }
+        command = [ELEPHAS_PYTHON, Path(__file__).parent / "elephas_bench.py"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])

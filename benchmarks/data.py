@@ -1,0 +1,113 @@
+"""The benchmarks' data and models: digits that ship with scikit-learn, so nothing is downloaded.
+
+Elephas runs in an environment of its own and imports this file too: keep it free of sparkkeras.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+SIDE = 28
+BATCH_SIZE = 64
+_MAX_SHIFT = 3
+
+
+def images(rows: int, seed: int = 0) -> Arrays:
+    """Digits of 28 x 28 pixels in [0, 1], shape (rows, 28, 28, 1), and their labels.
+
+    The 1,797 8 x 8 digits are enlarged, and repeated in random order to the rows wanted, each shifted by up to 3 pixels.
+    """
+    from scipy.ndimage import zoom
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    enlarged = zoom(digits.images / 16.0, (1, SIDE / 8, SIDE / 8), order=1).clip(0, 1).astype(np.float32)
+    padded = np.pad(enlarged, ((0, 0), (_MAX_SHIFT, _MAX_SHIFT), (_MAX_SHIFT, _MAX_SHIFT)))
+    shifted = np.lib.stride_tricks.sliding_window_view(padded, (SIDE, SIDE), axis=(1, 2))
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(np.arange(rows) % len(enlarged))
+    down, right = random.integers(2 * _MAX_SHIFT + 1, size=(2, rows))
+    return np.ascontiguousarray(shifted[chosen, down, right])[..., np.newaxis], digits.target[chosen].astype(np.int64)
+
+
+def vectors(rows: int, seed: int = 0) -> Arrays:
+    """The same digits flat, shape (rows, 784)."""
+    x, y = images(rows, seed)
+    return x.reshape(rows, SIDE * SIDE), y
+
+
+def small_digits() -> Arrays:
+    """scikit-learn's digits as they are, in [0, 1], shape (1797, 64), and their labels."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return (digits.data / 16.0).astype(np.float32), digits.target.astype(np.int64)
+
+
+def mlp(steps_per_execution: int = 1) -> Any:
+    """784-128-128-10: so small that what surrounds a step costs more than the step."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((SIDE * SIDE,)),
+                layers.Dense(128, activation="relu", name="first"),
+                layers.Dense(128, activation="relu", name="second"),
+                layers.Dense(10, activation="softmax", name="digit"),
+            ],
+            name="mlp",
+        ),
+        steps_per_execution,
+    )
+
+
+def cnn() -> Any:
+    """Two convolutions: so much arithmetic that what surrounds a step does not matter."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((SIDE, SIDE, 1)),
+                layers.Conv2D(32, 3, activation="relu", name="first"),
+                layers.Conv2D(64, 3, activation="relu", name="second"),
+                layers.MaxPooling2D(name="pool"),
+                layers.Flatten(name="flat"),
+                layers.Dense(64, activation="relu", name="third"),
+                layers.Dense(10, activation="softmax", name="digit"),
+            ],
+            name="cnn",
+        )
+    )
+
+
+def small_mlp() -> Any:
+    """64-64-10, for `small_digits`."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((64,)),
+                layers.Dense(64, activation="relu", name="first"),
+                layers.Dense(10, activation="softmax", name="digit"),
+            ],
+            name="small_mlp",
+        )
+    )
+
+
+def _compiled(model: Any, steps_per_execution: int = 1) -> Any:
+    model.compile(
+        optimizer="adam",
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+    )
+    return model

@@ -1,0 +1,181 @@
+"""Train a digit classifier on Spark, then look at what it learned.
+
+::
+
+    python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]]
+
+It starts Spark on this machine, and the 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
+    with tempfile.TemporaryFile() as said:
+        terminal = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(terminal, said.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+with hushed():
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+    import keras
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pyspark.sql import SparkSession
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    from sparkkeras import SparkModel, load_spark_model, to_simple_rdd
+
+SEED = 7
+RIGHT, WRONG, FAINT = "#2a7f62", "#c8102e", "#8a8f98"
+
+
+@hushed()
+def main() -> None:
+    options = command_line()
+    model_file, picture = options.output / "digits.keras", options.output / "digits.png"
+    options.output.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+
+    print(f"Starting Spark on {options.master} ...")
+    spark = start_spark(options.master)
+    x_train, x_test, y_train, y_test = digits()
+    rdd = to_simple_rdd(spark.sparkContext, x_train, y_train)
+
+    print(f"Training on {len(x_train):,} digits in {rdd.getNumPartitions()} partitions.\n")
+    spark_model = SparkModel(build_model(), seed=SEED)
+    history = spark_model.fit(rdd, epochs=options.epochs, validation_split=0.1)
+
+    loss, accuracy = spark_model.evaluate(x_test, y_test)
+    probabilities = spark_model.predict(x_test)
+
+    spark_model.save(model_file)
+    loaded = load_spark_model(model_file)
+    np.testing.assert_allclose(loaded.predict(x_test), probabilities, atol=1e-6)
+
+    predicted = probabilities.argmax(axis=1)
+    mistakes = int((predicted != y_test).sum())
+    draw(history.history, x_test, y_test, predicted, accuracy).savefig(picture, dpi=150)
+    spark.stop()
+
+    print(f"""
+Accuracy    {accuracy:.1%} of {len(y_test)} digits that training never saw ({mistakes} wrong), loss {loss:.3f}
+Time        {time.perf_counter() - started:.0f} s, with Spark's start
+Picture     {picture}
+Model       {model_file}, loaded again and found to predict the same""")
+
+
+def command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a digit classifier on Spark, then look at what it learned.")
+    parser.add_argument("--output", type=Path, default=Path("artifacts"), help="where files go (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=20, help="how often training sees each digit (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    return parser.parse_args()
+
+
+def start_spark(master: str) -> SparkSession:
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
+    return (
+        SparkSession.builder.appName("sparkkeras quickstart")
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
+        .getOrCreate()
+    )
+
+
+def digits() -> list[np.ndarray]:
+    """Images of shape (rows, 8, 8, 1) with values from 0 to 1, and their digits: train and test of each."""
+    data = load_digits()
+    images = data.images[..., np.newaxis].astype("float32") / 16
+    return train_test_split(images, data.target, test_size=0.25, stratify=data.target, random_state=SEED)
+
+
+def build_model() -> keras.Model:
+    keras.utils.set_random_seed(SEED)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(3e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def draw(
+    history: dict[str, list[float]], images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, accuracy: float
+) -> Figure:
+    """Learning curves on the left; on the right digits with their predictions, the mistakes first."""
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(5, 8))
+    left.suptitle("Learning", fontsize=13)
+    for axes, metric in zip(left.subplots(2, 1, sharex=True), ("loss", "accuracy"), strict=True):
+        draw_curves(axes, history, metric)
+    axes.set_xlabel("epoch")
+
+    rows, columns = 6, 8
+    wrong, rightly = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
+    chosen = [*wrong[: 2 * columns], *rightly, *wrong[2 * columns :]][: rows * columns]
+    right.suptitle(f"{accuracy:.1%} of {len(labels)} unseen digits read rightly, {len(wrong)} wrongly", fontsize=13)
+    for axes, index in zip(right.subplots(rows, columns).flat, chosen, strict=True):
+        draw_digit(axes, images[index], labels[index], predicted[index])
+    for part in (left, right):
+        part.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+    return figure
+
+
+def draw_curves(axes: Axes, history: dict[str, list[float]], metric: str) -> None:
+    for name, values, colour in ("train", history[metric], FAINT), ("validation", history[f"val_{metric}"], RIGHT):
+        epochs = range(1, len(values) + 1)
+        axes.plot(epochs, values, "o-", color=colour, markersize=3, label=f"{name}: {values[-1]:.3f} at the end")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.legend(frameon=False)
+
+
+def draw_digit(axes: Axes, image: np.ndarray, label: int, predicted: int) -> None:
+    right = predicted == label
+    colour = RIGHT if right else WRONG
+    axes.imshow(image.squeeze(), cmap="gray_r")
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(f"{predicted} ✓" if right else f"{predicted} ✗ is {label}", color=colour, fontsize=10, pad=4)
+    axes.spines[:].set(color=colour, linewidth=1 if right else 2.5)
+
+
+if __name__ == "__main__":
+    main()

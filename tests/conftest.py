@@ -1,0 +1,97 @@
+"""One Spark at a time: a local one for most tests, two executor processes for those that need them."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["PYSPARK_PYTHON"] = sys.executable
+# Executors of their own import the package from here, as they would an installed one.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+)
+
+import numpy as np
+import pytest
+
+SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Run what needs no Spark first, and what needs executors of their own last: one context is started for each."""
+
+    def turn(item):
+        if item.get_closest_marker("cluster"):
+            return 2
+        return 1 if "sc" in getattr(item, "fixturenames", ()) else 0
+
+    items.sort(key=turn)
+    for item in items:
+        if item.get_closest_marker("soak") and not SOAK:
+            item.add_marker(pytest.mark.skip(reason="a long version; scripts/soak runs it"))
+
+
+class Contexts:
+    """At most one running SparkContext."""
+
+    def __init__(self):
+        self._master = None
+        self._context = None
+
+    def get(self, master):
+        if master != self._master or self._context is None or self._context._jsc is None:
+            self.stop()
+            self._context = self._start(master)
+            self._master = master
+        return self._context
+
+    def stop(self):
+        if self._context is not None:
+            self._context.stop()
+        self._context = self._master = None
+
+    @staticmethod
+    def _start(master):
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setMaster(master).setAppName("sparkkeras tests")
+        for key, value in {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.python.unix.domain.socket.enabled": "true",
+            "spark.driver.memory": "2g",
+            "spark.driver.host": "127.0.0.1",
+        }.items():
+            conf.set(key, value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            context = SparkContext(conf=conf)
+        context.setLogLevel("OFF")
+        return context
+
+
+@pytest.fixture(scope="session")
+def contexts():
+    """The contexts of this run."""
+    contexts = Contexts()
+    yield contexts
+    contexts.stop()
+
+
+@pytest.fixture
+def sc(request, contexts):
+    """A SparkContext: ``local[2]``, or two executor processes for tests marked ``cluster``."""
+    return contexts.get("local-cluster[2,1,1024]" if request.node.get_closest_marker("cluster") else "local[2]")
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """Real handwritten digits as (x_train, y_train, x_test, y_test); x in [0, 1], shape (rows, 64)."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order], y[order]
+    return x[:1400], y[:1400], x[1400:], y[1400:]

@@ -1,0 +1,130 @@
+"""Predicting and evaluating over Spark."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import SparkModel, to_simple_rdd
+from tests.models import classifier
+
+
+@pytest.fixture(scope="module")
+def spark_model(digits):
+    x, y, *_ = digits
+    model = classifier()
+    model.fit(x, y, epochs=3, verbose=0)
+    return SparkModel(model)
+
+
+@pytest.mark.core
+def test_predict_keeps_the_order(sc, digits, spark_model):
+    x, y, *_ = digits
+    expected = spark_model.model.predict(x, verbose=0)
+    rows = list(zip(x, y, strict=True))
+    for data in (
+        x,
+        sc.parallelize(list(x), 5),
+        sc.parallelize(rows, 3),
+        sc.parallelize(rows, 3).cache(),
+        to_simple_rdd(sc, x, y),
+        sc.parallelize([row.tolist() for row in x], 2),
+        sc.parallelize(list(x), 2).union(sc.parallelize([], 2)),
+    ):
+        predicted = spark_model.predict(data)
+        assert isinstance(predicted, np.ndarray)
+        np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_predict_starts_one_stage_and_no_shuffle(sc, digits, spark_model):
+    x, *_ = digits
+    rdd = sc.parallelize(list(x), 3)
+    sc.setJobGroup("predict", "counting stages")
+    try:
+        spark_model.predict(rdd)
+        tracker = sc.statusTracker()
+        stages = [stage for job in tracker.getJobIdsForGroup("predict") for stage in tracker.getJobInfo(job).stageIds]
+    finally:
+        sc.setLocalProperty("spark.jobGroup.id", None)
+    assert len(stages) == 1
+
+
+def test_predict_is_lazy_when_asked(sc, digits, spark_model):
+    x, *_ = digits
+    seen = sc.accumulator(0)
+
+    def count(row):
+        seen.add(1)
+        return row
+
+    lazy = spark_model.predict(sc.parallelize(list(x[:100]), 4).map(count), collect=False)
+    assert seen.value == 0
+    classes = lazy.map(np.argmax).collect()
+    assert seen.value == 100
+    assert classes == spark_model.model.predict(x[:100], verbose=0).argmax(1).tolist()
+    assert spark_model.predict(x[:50], collect=False).count() == 50
+
+
+def test_predict_of_nothing(sc, spark_model):
+    assert spark_model.predict(np.zeros((0, 64), np.float32)).shape == (0, 10)
+    assert spark_model.predict(sc.parallelize([], 3)).shape == (0, 10)
+
+
+def test_large_predictions_leave_the_worker_in_parts(sc, monkeypatch):
+    from sparkkeras import worker
+
+    monkeypatch.setattr(worker, "PIECE_BYTES", 64)
+    monkeypatch.setattr(worker, "PREDICTION_BYTES", 256)
+    from sparkkeras.data.block import from_arrays
+    from sparkkeras.data.dataset import TaskContext
+    from sparkkeras.model import ModelArchive, ModelState, schema_of
+
+    model = classifier(width=4)
+    x = np.random.default_rng(0).random((100, 4)).astype(np.float32)
+    trainer = worker.LocalTrainer(ModelArchive.pack(model), TaskContext(0))
+    options = worker.BatchOptions(batch_size=4)
+    parts = list(trainer.predict(ModelState.take(model), iter([from_arrays(x, None, None)]), options, schema_of(model)))
+    assert len(parts) > 2
+    np.testing.assert_allclose(np.concatenate(parts), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric"),
+    [
+        ("binary_crossentropy", "accuracy"),
+        ("binary_crossentropy", keras.metrics.AUC),
+        ("binary_crossentropy", keras.metrics.Precision),
+        ("binary_crossentropy", keras.metrics.Recall),
+        ("mse", keras.metrics.RootMeanSquaredError),
+    ],
+)
+def test_evaluate_equals_keras_on_one_output(sc, loss, metric):
+    generator = np.random.default_rng(1)
+    x = generator.random((203, 6)).astype(np.float32)
+    y = (x.sum(1) + generator.normal(0, 0.5, 203) > 3).astype(np.float32)
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", loss, metrics=[metric if isinstance(metric, str) else metric()])
+    rows = sc.parallelize(list(zip(x, y, strict=True)), 4).union(sc.parallelize([], 1))
+    spark_model = SparkModel(model)
+    expected = model.evaluate(x, y, verbose=0)
+    for data in ((rows,), (x, y)):
+        np.testing.assert_allclose(spark_model.evaluate(*data), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluate_equals_keras_on_classes(sc, digits):
+    _, _, x, y = digits
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3), keras.metrics.MeanIoU(10, sparse_y_pred=False)]
+    model = classifier(metrics=metrics, weighted_metrics=["accuracy"])
+    weight = np.linspace(0.1, 2, len(x)).astype(np.float32)
+    expected = model.evaluate(x, y, sample_weight=weight, verbose=0)
+    rows = sc.parallelize(list(zip(x, y, weight, strict=True)), 3)
+    np.testing.assert_allclose(SparkModel(model).evaluate(rows), expected, rtol=1e-5)
+    np.testing.assert_allclose(SparkModel(model).evaluate(x, y, sample_weight=weight), expected, rtol=1e-5)
+    named = SparkModel(model).evaluate(rows, return_dict=True)
+    assert named == pytest.approx(model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True), rel=1e-5)
+
+
+def test_evaluate_prints_when_asked(sc, digits, spark_model, capsys):
+    _, _, x, y = digits
+    spark_model.evaluate(x, y, verbose=1)
+    assert "accuracy: " in capsys.readouterr().out

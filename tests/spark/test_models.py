@@ -1,0 +1,224 @@
+"""Kinds of models that train over Spark."""
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import SparkModel, to_simple_rdd
+
+
+@pytest.fixture
+def generator():
+    return np.random.default_rng(0)
+
+
+def test_several_inputs_and_outputs_by_name(sc, generator):
+    wide, ids = keras.Input((5,), name="wide"), keras.Input((3,), dtype="int32", name="ids")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 4)(ids))
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()([wide, embedded]))
+    outputs = {
+        "amount": keras.layers.Dense(1, name="amount")(hidden),
+        "kind": keras.layers.Dense(3, activation="softmax", name="kind")(hidden),
+    }
+    model = keras.Model({"wide": wide, "ids": ids}, outputs)
+    model.compile(
+        "adam",
+        loss={"amount": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"amount": 0.5, "kind": 2.0},
+        metrics={"kind": ["accuracy"], "amount": [keras.metrics.RootMeanSquaredError()]},
+    )
+    x = {"wide": generator.random((120, 5)).astype(np.float32), "ids": generator.integers(0, 7, (120, 3))}
+    y = {"amount": x["wide"].sum(1), "kind": x["ids"][:, 0] % 3}
+    spark_model = SparkModel(model, num_workers=2)
+    rows = [({k: v[i] for k, v in x.items()}, {k: v[i] for k, v in y.items()}) for i in range(120)]
+    for data in ((x, y), (to_simple_rdd(sc, x, y),), (sc.parallelize(rows, 3),)):
+        history = spark_model.fit(*data, epochs=3, validation_split=0.1, verbose=0)
+        assert history.history["loss"][-1] < history.history["loss"][0]
+        assert {"amount_loss", "kind_loss", "kind_accuracy", "val_amount_root_mean_squared_error"} <= set(history.history)
+        expected = model.evaluate(x, y, verbose=0, return_dict=True)
+        found = spark_model.evaluate(*data, return_dict=True)
+        assert found.keys() == expected.keys()
+        np.testing.assert_allclose([found[k] for k in found], [expected[k] for k in found], rtol=1e-5)
+        np.testing.assert_allclose(spark_model.evaluate(*data), model.evaluate(x, y, verbose=0), rtol=1e-5)
+    predicted, expected = spark_model.predict(x), model.predict(x, verbose=0)
+    assert predicted.keys() == expected.keys()
+    np.testing.assert_allclose(predicted["kind"], expected["kind"], rtol=1e-4, atol=1e-6)
+    lazy = spark_model.predict(sc.parallelize(rows, 3), collect=False)
+    np.testing.assert_allclose([row["amount"] for row in lazy.collect()], expected["amount"], rtol=1e-4, atol=1e-5)
+
+
+def test_several_inputs_and_outputs_by_position(sc, generator):
+    one, two = keras.Input((4,)), keras.Input((2, 3))
+    joined = keras.layers.Concatenate()([one, keras.layers.Flatten()(two)])
+    model = keras.Model([one, two], [keras.layers.Dense(1)(joined), keras.layers.Dense(2)(joined)])
+    model.compile("sgd", loss=["mse", "mae"])
+    x = (generator.random((60, 4)).astype(np.float32), generator.random((60, 2, 3)).astype(np.float32))
+    y = (x[0].sum(1, keepdims=True), x[1][:, 0, :2])
+    spark_model = SparkModel(model, num_workers=2)
+    rows = [((x[0][i], x[1][i]), (y[0][i], y[1][i])) for i in range(60)]
+    for data in ((x, y), (list(x), list(y)), (to_simple_rdd(sc, list(x), list(y)),), (sc.parallelize(rows, 2),)):
+        spark_model.fit(*data, verbose=0)
+        np.testing.assert_allclose(
+            spark_model.evaluate(*data), model.evaluate(list(x), list(y), verbose=0), rtol=1e-5
+        )
+    expected = model.predict(list(x), verbose=0)
+    for data in (x, sc.parallelize(rows, 3), sc.parallelize([row[0] for row in rows], 3)):
+        predicted = spark_model.predict(data)
+        assert len(predicted) == 2
+        for mine, other in zip(predicted, expected, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_sequences(sc, generator):
+    model = keras.Sequential(
+        [keras.Input((None,), dtype="int32"), keras.layers.Embedding(20, 8, mask_zero=True), keras.layers.LSTM(8)]
+        + [keras.layers.Dense(1, activation="sigmoid")]
+    )
+    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
+    x = generator.integers(1, 20, (160, 6))
+    y = (x[:, 0] > 10).astype(np.int64)
+    rdd = sc.parallelize([(row, label) for row, label in zip(x, y, strict=True)], 2)
+    history = SparkModel(model).fit(rdd, epochs=6, batch_size=8, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_batch_norm_statistics_are_averaged_by_rows(sc):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    values = np.array([1, 1, 5, 5, 5, 5], np.float32)[:, None]
+    rdd = sc.parallelize([0, 1], 2).mapPartitionsWithIndex(
+        lambda part, _: [(v, v) for v in (values[:2] if part == 0 else values[2:])]
+    )
+    SparkModel(model).fit(rdd, batch_size=8, verbose=0)
+    moving_mean = model.layers[0].moving_mean.numpy().item()
+    np.testing.assert_allclose(moving_mean, (2 * 0.5 * 1 + 4 * 0.5 * 5) / 6, rtol=1e-5)
+
+
+def test_what_preprocessing_layers_adapted_to_travels(sc, generator):
+    x = (generator.random((100, 3)) * 50 + 100).astype(np.float32)
+    normalize = keras.layers.Normalization()
+    normalize.adapt(x)
+    model = keras.Sequential([keras.Input((3,)), normalize, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    y = ((x - x.mean(0)) / x.std(0)).sum(1)
+    spark_model = SparkModel(model, num_workers=2)
+    history = spark_model.fit(x, y, epochs=10, verbose=0)
+    assert history.history["loss"][-1] < 0.1
+    np.testing.assert_allclose(spark_model.predict(x), model.predict(x, verbose=0), rtol=1e-4, atol=1e-4)
+
+
+def test_float64_models(sc, generator):
+    keras.config.set_floatx("float64")
+    try:
+        model = keras.Sequential([keras.Input((3,), dtype="float64"), keras.layers.Dense(1, dtype="float64")])
+        model.compile("sgd", "mse")
+        x = generator.random((40, 3))
+        weight = np.ones(40)
+        SparkModel(model, num_workers=2).fit(x, x.sum(1), sample_weight=weight, verbose=0)
+        assert model.get_weights()[0].dtype == np.float64
+    finally:
+        keras.config.set_floatx("float32")
+
+
+def run(tmp_path, body, **files):
+    """Run a script as a person would, with modules beside it that are in no installed package."""
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+            import numpy as np
+            from pyspark import SparkConf, SparkContext
+            sc = SparkContext(conf=SparkConf().setMaster(os.environ["MASTER"]).set("spark.ui.enabled", "false"))
+            sc.setLogLevel("OFF")
+            """
+        )
+        + textwrap.dedent(body)
+    )
+    import os
+
+    environment = {**os.environ, "MASTER": "local-cluster[2,1,1024]", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+CUSTOM = """
+    import keras
+    from keras import ops
+
+    def bend(x):
+        return ops.tanh(x) * 1.5
+
+    class Scale(keras.layers.Layer):
+        def __init__(self, factor=2.0, **kwargs):
+            super().__init__(**kwargs)
+            self.factor = factor
+        def build(self, shape):
+            self.gain = self.add_weight(shape=(shape[-1],), initializer="ones", name="gain")
+        def call(self, x):
+            return bend(x) * self.gain * self.factor
+        def get_config(self):
+            return {**super().get_config(), "factor": self.factor}
+
+    def tilted(y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred) * 1.5, axis=-1)
+
+    def bias(y_true, y_pred):
+        return ops.mean(y_pred - y_true, axis=-1)
+
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, start): self.start = start
+        def __call__(self, step): return self.start / (1.0 + ops.cast(step, "float32"))
+        def get_config(self): return {"start": self.start}
+
+    class Whole(keras.Model):
+        def __init__(self, units=4, **kwargs):
+            super().__init__(**kwargs)
+            self.units = units
+            self.scale, self.out = Scale(3.0), keras.layers.Dense(1)
+        def call(self, x, training=False):
+            return self.out(self.scale(x))
+        def get_config(self):
+            return {**super().get_config(), "units": self.units}
+"""
+TRAIN = """
+    from sparkkeras import SparkModel
+    model = Whole()
+    model(np.zeros((1, 3), np.float32))
+    model.compile(keras.optimizers.SGD(Halving(0.05)), tilted, metrics=[bias])
+    x = np.random.default_rng(0).random((80, 3)).astype(np.float32)
+    spark_model = SparkModel(model, num_workers=2)
+    history = spark_model.fit(x, x.sum(1, keepdims=True), epochs=2, verbose=0)
+    print("losses", history.history["loss"], sorted(history.history))
+    assert history.history["loss"][1] < history.history["loss"][0]
+    assert np.allclose(spark_model.predict(x), model.predict(x, verbose=0), atol=1e-5)
+    assert abs(spark_model.evaluate(x, x.sum(1, keepdims=True))[0] - model.evaluate(x, x.sum(1, keepdims=True), verbose=0)[0]) < 1e-4
+    print("done")
+"""
+
+
+def test_custom_code_in_a_script(tmp_path):
+    assert "done" in run(tmp_path, textwrap.dedent(CUSTOM) + textwrap.dedent(TRAIN))
+
+
+def test_custom_code_in_a_module_beside_the_script(tmp_path):
+    files = {"helper": "FACTOR = 1.0\ndef one(): return FACTOR\n", "mine": "import helper\n" + textwrap.dedent(CUSTOM)}
+    # Executors start in a folder of their own and cannot import either module.
+    body = """
+    from mine import *
+    from mine import Whole
+    import helper
+    def transform(x, y): return x * helper.one(), y
+    """
+    body = textwrap.dedent(body) + textwrap.dedent(TRAIN).replace("epochs=2", "epochs=2, transform=transform")
+    assert "done" in run(tmp_path, body, **files)

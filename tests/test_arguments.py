@@ -1,0 +1,97 @@
+"""Arguments are checked before anything starts, and the message says what was expected."""
+
+import pytest
+
+from sparkkeras.arguments import fraction, frequency, known_arguments, one_of, whole_number
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError
+
+
+class Face:
+    @known_arguments
+    def __init__(self, model, num_workers=None, *, batch_size=32):
+        self.given = (model, num_workers, batch_size)
+
+    @known_arguments
+    def fit(self, data, *, epochs=1):
+        """Fit."""
+        return data, epochs
+
+
+def test_known_arguments_pass():
+    assert Face("m", 3, batch_size=8).given == ("m", 3, 8)
+    assert Face("m").fit("d", epochs=2) == ("d", 2)
+    assert Face("m").fit(data="d") == ("d", 1)
+    assert Face.fit.__name__ == "fit"
+    assert Face.fit.__doc__ == "Fit."
+
+
+@pytest.mark.parametrize("parent", [UnknownArgumentError, TypeError, ValueError, ConfigurationError])
+def test_an_unknown_argument_is_refused(parent):
+    with pytest.raises(parent):
+        Face("m", num_worker=3)
+
+
+def test_the_message_names_the_function_the_argument_the_known_ones_and_a_guess():
+    with pytest.raises(UnknownArgumentError) as caught:
+        Face("m").fit("d", epoch=3)
+    assert str(caught.value) == "Face.fit takes no argument 'epoch'. Known: 'data', 'epochs'. Did you mean 'epochs'?"
+    with pytest.raises(UnknownArgumentError, match=r"^Face takes no argument 'num_worker'.*Did you mean 'num_workers'\?"):
+        Face("m", num_worker=3)
+
+
+def test_a_missing_argument_is_pythons_own_error():
+    with pytest.raises(TypeError, match="model"):
+        Face()
+
+
+@pytest.mark.parametrize("value", [1, 2, 10**9])
+def test_whole_numbers(value):
+    whole_number("epochs", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, 1.5, "3", True, None, [1], float("nan")])
+def test_what_is_no_positive_whole_number(value):
+    with pytest.raises(ConfigurationError) as caught:
+        whole_number("epochs", value)
+    assert str(caught.value) == f"epochs={value!r}: expected a positive whole number."
+
+
+def test_a_lower_bound_and_none():
+    whole_number("seed", 0, low=0)
+    whole_number("seed", None, optional=True)
+    with pytest.raises(ConfigurationError, match=r"^seed=-1: expected a whole number of at least 0 or None\.$"):
+        whole_number("seed", -1, low=0, optional=True)
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        whole_number("seed", 1, low=2)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
+def test_fractions(value):
+    fraction("validation_split", value)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, -0.1, "0.1", None, True, False, float("nan"), float("inf")])
+def test_what_is_no_fraction(value):
+    with pytest.raises(ConfigurationError) as caught:
+        fraction("validation_split", value)
+    assert str(caught.value) == f"validation_split={value!r}: expected a number in [0, 1)."
+
+
+def test_one_of_lists_what_is_known():
+    one_of("verbose", "auto", ("auto", 0, 1))
+    one_of("verbose", 0, ("auto", 0, 1))
+    with pytest.raises(ConfigurationError, match=r"^mode='synchronos' is not known. Known: .*Did you mean 'synchronous'\?$"):
+        one_of("mode", "synchronos", ("synchronous", "asynchronous"))
+
+
+@pytest.mark.parametrize(("value", "expected"), [("epoch", "epoch"), ("batch", 1), (1, 1), (25, 25)])
+def test_frequencies(value, expected):
+    assert frequency(value) == expected
+
+
+@pytest.mark.parametrize("value", ["epochs", 0, -1, 1.5, None, True, "10"])
+def test_what_is_no_frequency(value):
+    with pytest.raises(ConfigurationError) as caught:
+        frequency(value)
+    assert str(caught.value).startswith(f"frequency={value!r}: expected")
+    assert '"epoch", "batch"' in str(caught.value)

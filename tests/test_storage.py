@@ -1,0 +1,181 @@
+"""Files of this machine: whole or not at all."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from sparkkeras import storage
+from sparkkeras.errors import StorageError
+from sparkkeras.storage import has_scheme, read_bytes, write_bytes
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = str(tmp_path / "model.keras")
+    write_bytes(path, b"\0\1two")
+    assert read_bytes(path) == b"\0\1two"
+    assert names(tmp_path) == ["model.keras"]
+
+
+def test_a_second_write_replaces_the_first(tmp_path):
+    path = str(tmp_path / "model.keras")
+    write_bytes(path, b"a long first one")
+    write_bytes(path, b"second")
+    assert read_bytes(path) == b"second"
+    assert names(tmp_path) == ["model.keras"]
+
+
+def test_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_bytes("model.keras", b"1")
+    assert read_bytes("model.keras") == b"1"
+
+
+def test_nothing_at_all_is_a_file_too(tmp_path):
+    write_bytes(str(tmp_path / "empty"), b"")
+    assert read_bytes(str(tmp_path / "empty")) == b""
+
+
+def test_the_file_has_the_permissions_that_a_new_file_has(tmp_path):
+    write_bytes(str(tmp_path / "ours"), b"1")
+    (tmp_path / "plain").write_bytes(b"1")
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, overwrite):
+    path = tmp_path / "model.keras"
+    if overwrite:
+        path.write_bytes(b"old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write '.*model\.keras': No space left on device"):
+        write_bytes(str(path), b"new", overwrite)
+    assert names(tmp_path) == (["model.keras"] if overwrite else [])
+    assert not overwrite or path.read_bytes() == b"old"
+
+
+def test_a_rename_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "model.keras"
+    path.write_bytes(b"old")
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(storage.Path, "replace", refuse)
+    with pytest.raises(StorageError, match="Permission denied"):
+        write_bytes(str(path), b"new")
+    assert names(tmp_path) == ["model.keras"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "model.keras"
+    path.write_bytes(b"old")
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(str(path), b"new")
+    assert names(tmp_path) == ["model.keras"]
+    assert path.read_bytes() == b"old"
+
+
+def test_the_target_is_never_half_written(tmp_path, monkeypatch):
+    """Until all bytes are on the disk, the target is the old one."""
+    path = tmp_path / "model.keras"
+    path.write_bytes(b"old")
+    seen = []
+    fsync = os.fsync
+
+    def look(file):
+        fsync(file)
+        seen.append(path.read_bytes())
+        drafts = [entry for entry in tmp_path.iterdir() if entry != path]
+        seen.append([draft.read_bytes() for draft in drafts])
+
+    monkeypatch.setattr(storage.os, "fsync", look)
+    write_bytes(str(path), b"new")
+    assert seen == [b"old", [b"new"]]
+    assert path.read_bytes() == b"new"
+
+
+def test_without_overwrite_a_file_stays(tmp_path):
+    path = tmp_path / "model.keras"
+    write_bytes(str(path), b"first", overwrite=False)
+    with pytest.raises(StorageError, match=r"is there already: give overwrite=True to replace it, or another path"):
+        write_bytes(str(path), b"second", overwrite=False)
+    assert path.read_bytes() == b"first"
+    assert names(tmp_path) == ["model.keras"]
+
+
+def test_without_overwrite_the_first_of_two_writers_wins(tmp_path, monkeypatch):
+    path = tmp_path / "model.keras"
+    fsync = os.fsync
+
+    def other_writer(file):
+        fsync(file)
+        path.write_bytes(b"theirs")
+
+    monkeypatch.setattr(storage.os, "fsync", other_writer)
+    with pytest.raises(StorageError, match="is there already"):
+        write_bytes(str(path), b"ours", overwrite=False)
+    assert path.read_bytes() == b"theirs"
+    assert names(tmp_path) == ["model.keras"]
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    path = str(tmp_path / "nowhere" / "model.keras")
+    with pytest.raises(StorageError, match=r"cannot write '.*nowhere/model\.keras': No such file or directory"):
+        write_bytes(path, b"1")
+    assert names(tmp_path) == []
+
+
+def test_a_folder_cannot_be_overwritten(tmp_path):
+    (tmp_path / "model.keras").mkdir()
+    with pytest.raises(StorageError, match="directory"):
+        write_bytes(str(tmp_path / "model.keras"), b"1")
+    assert names(tmp_path) == ["model.keras"]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_path_below_a_file_is_a_storage_error(tmp_path, overwrite):
+    (tmp_path / "file").write_bytes(b"1")
+    with pytest.raises(StorageError, match="Not a directory"):
+        write_bytes(str(tmp_path / "file" / "model.keras"), b"1", overwrite)
+
+
+def test_a_name_that_is_too_long_is_a_storage_error(tmp_path):
+    with pytest.raises(StorageError, match="File name too long"):
+        write_bytes(str(tmp_path / ("a" * 300 + ".keras")), b"1")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["missing.keras", "missing/model.keras", ""])
+def test_what_cannot_be_read_is_named(tmp_path, name):
+    path = str(tmp_path / name)
+    with pytest.raises(StorageError) as caught:
+        read_bytes(path)
+    assert path in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("path", ["hdfs://host/m.keras", "s3a://bucket/m", "file:/tmp/m", "file:///tmp/m", "abfs+x://y"])
+def test_uris(path):
+    assert has_scheme(path)
+
+
+@pytest.mark.parametrize("path", ["model.keras", "/tmp/m.keras", "./a:b", "a/b:c", "C:\\models\\m.keras", "C:/m.keras", ""])
+def test_paths_of_this_machine(path):
+    assert not has_scheme(path)

@@ -1,0 +1,195 @@
+"""Arrays as one flat vector, and means of such vectors, against numbers computed by hand."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkkeras.weights import Flat, Layout, average, is_floating
+
+
+def flat(*values, counters=(), dtype=np.float32):
+    return Flat(np.array(values, dtype), tuple(np.array(counter) for counter in counters))
+
+
+def same(one, other):
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+ARRAYS = {
+    "matrices": [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7, 8], np.float32)],
+    "scalars": [np.float32(1.5).reshape(()), np.array(2, np.int64), np.array(-3.25, np.float32)],
+    "empty array": [np.zeros((0, 3), np.float32), np.ones(2, np.float32), np.zeros((2, 0), np.int32)],
+    "nothing": [],
+    "integers only": [np.array([1, 2], np.int64), np.array(5, np.uint32), np.array([True, False])],
+    "integers between": [np.ones(2, np.float32), np.array(7, np.int64), np.full(3, 2, np.float32)],
+    "float64": [np.array([1 / 3, 1e300]), np.array([0.1], np.float32)],
+    "bfloat16": [np.array([[1.5, -2.25]], ml_dtypes.bfloat16), np.array([0.1], np.float32)],
+    "float16": [np.array([1.5, 6e-8], np.float16)],
+    "bfloat16 beside float64": [np.array([3.0], ml_dtypes.bfloat16), np.array([1 / 3])],
+    "not contiguous": [np.arange(12, dtype=np.float32).reshape(3, 4).T, np.arange(10, dtype=np.float32)[::3]],
+}
+
+
+@pytest.mark.parametrize("arrays", ARRAYS.values(), ids=ARRAYS)
+def test_unpacked_arrays_are_those_that_were_packed(arrays):
+    layout = Layout.of(arrays)
+    unpacked = layout.unpack(layout.pack(arrays))
+    assert len(unpacked) == len(arrays)
+    assert all(same(after, np.ascontiguousarray(before).reshape(before.shape)) for before, after in zip(arrays, unpacked))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 4), max_size=3).map(tuple),
+            st.sampled_from(["float32", "float64", "float16", "bfloat16", "int64", "int32", "bool"]),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 99),
+)
+def test_any_list_of_arrays_makes_the_round_trip(kinds, seed):
+    draw = np.random.default_rng(seed)
+    arrays = [draw.normal(0, 3, shape).astype(np.dtype(name)) for shape, name in kinds]
+    layout = Layout.of(arrays)
+    packed = layout.pack(arrays)
+    assert packed.vector.ndim == 1
+    assert packed.vector.size == sum(array.size for array in arrays if is_floating(array.dtype))
+    assert all(same(before, after) for before, after in zip(arrays, layout.unpack(packed), strict=True))
+
+
+def test_the_vector_has_the_floating_arrays_in_order_and_the_counters_stand_apart():
+    packed = Layout.of(ARRAYS["integers between"]).pack(ARRAYS["integers between"])
+    assert packed.vector.dtype == np.float32
+    assert packed.vector.tolist() == [1, 1, 2, 2, 2]
+    assert [counter.tolist() for counter in packed.counters] == [7]
+    assert packed.counters[0].dtype == np.int64
+
+
+def test_the_vector_is_as_wide_as_the_widest_array():
+    narrow = [np.ones(1, np.float16), np.ones(1, ml_dtypes.bfloat16)]
+    assert Layout.of(narrow).pack(narrow).vector.dtype == np.float32
+    wide = [*narrow, np.ones(1, np.float64)]
+    assert Layout.of(wide).pack(wide).vector.dtype == np.float64
+
+
+def test_packing_copies():
+    arrays = [np.ones(2, np.float32), np.array([5])]
+    packed = Layout.of(arrays).pack(arrays)
+    arrays[0][:] = 9
+    arrays[1][:] = 9
+    assert packed.vector.tolist() == [1, 1]
+    assert packed.counters[0].tolist() == [5]
+
+
+def test_unpacking_floats_of_the_vectors_dtype_copies_nothing():
+    arrays = [np.ones((2, 2), np.float32), np.ones(3, np.float32)]
+    layout = Layout.of(arrays)
+    packed = layout.pack(arrays)
+    assert all(np.shares_memory(array, packed.vector) for array in layout.unpack(packed))
+
+
+def test_unpack_refuses_a_vector_that_is_too_short():
+    layout = Layout.of([np.ones((2, 2), np.float32)])
+    with pytest.raises(ValueError):
+        layout.unpack(flat(1, 2, 3))
+
+
+def test_the_trainable_part_is_counted_in_values():
+    arrays = [np.ones((2, 3), np.float32), np.ones(3, np.float32), np.ones(5, np.float32)]
+    assert Layout.of(arrays).trainable == 0
+    assert Layout.of(arrays, 2).trainable == 9
+    assert Layout.of(arrays, 3).trainable == 14
+
+
+def test_nbytes_counts_vector_and_counters():
+    assert flat(1, 2, counters=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_floating_dtypes(name):
+    assert is_floating(np.dtype(getattr(ml_dtypes, name, name)))
+    assert is_floating(name)
+
+
+@pytest.mark.parametrize("name", ["int32", "uint8", "bool", "complex64", "U3", "O"])
+def test_other_dtypes(name):
+    assert not is_floating(name)
+
+
+# The mean
+
+
+def test_the_mean_is_weighted():
+    mean = average([(flat(1, 2), 1), (flat(5, -2), 3)])
+    assert mean.vector.tolist() == [4, -1]  # (1 + 15) / 4, (2 - 6) / 4
+    assert mean.vector.dtype == np.float32
+
+
+def test_the_mean_of_three_by_rows():
+    mean = average([(flat(8, 0), 10), (flat(0, 4), 20), (flat(-4, 8), 10)])
+    assert mean.vector.tolist() == [1, 4]  # (80 + 0 - 40) / 40, (0 + 80 + 80) / 40
+
+
+def test_a_replica_without_weight_has_no_vote():
+    assert average([(flat(1, 2), 4), (flat(100, 100), 0)]).vector.tolist() == [1, 2]
+    assert average([(flat(100, 100), 0), (flat(1, 2), 4)]).vector.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weight", [1, 3, 7, 49, 60_000])
+def test_one_replica_is_its_own_mean_to_the_last_bit(dtype, weight):
+    replica = np.random.default_rng(weight).normal(size=2000).astype(dtype)
+    assert same(average([(Flat(replica), weight)]).vector, replica)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weights", [(1, 1), (3, 5), (7, 11, 13), (100, 99, 99, 1)])
+def test_the_mean_of_equal_replicas_is_that_replica_to_the_last_bit(dtype, weights):
+    replica = np.random.default_rng(0).normal(size=2000).astype(dtype)
+    assert same(average([(Flat(replica), weight) for weight in weights]).vector, replica)
+
+
+def test_float64_stays_float64():
+    mean = average([(flat(1 / 3, dtype=np.float64), 1), (flat(2 / 3, dtype=np.float64), 1)])
+    assert mean.vector.dtype == np.float64
+    assert mean.vector[0] == pytest.approx(0.5, abs=1e-16)
+
+
+def test_sums_are_formed_in_float64():
+    # In float32, 2**24 + 1 is 2**24 again.
+    replicas = [(flat(2.0**24), 1), (flat(1.0), 1), (flat(1.0), 1)]
+    assert average(replicas).vector.tolist() == [(2.0**24 + 2) / 3]
+
+
+def test_sums_are_formed_in_the_order_given():
+    draw = np.random.default_rng(1)
+    replicas = [(Flat(draw.normal(size=500) * 10.0**draw.integers(-8, 8, 500)), int(w)) for w in draw.integers(1, 9, 7)]
+    expected = np.zeros(500)
+    for replica, weight in replicas:
+        expected += replica.vector * weight
+    expected /= sum(weight for _, weight in replicas)
+    assert np.allclose(average(replicas).vector, expected, rtol=1e-13, atol=0)
+    assert same(average(replicas).vector, average(iter(replicas)).vector)
+
+
+def test_of_counters_the_largest_is_taken_one_by_one():
+    mean = average([(flat(1, counters=[3, [1, 9]]), 100), (flat(1, counters=[5, [4, 2]]), 1)])
+    assert mean.counters[0].tolist() == 5
+    assert mean.counters[1].tolist() == [4, 9]
+
+
+def test_replicas_stay_as_they_are():
+    replicas = [(flat(1, 2, counters=[1]), 1), (flat(3, 4, counters=[2]), 1)]
+    average(replicas)
+    assert replicas[0][0].vector.tolist() == [1, 2]
+    assert replicas[0][0].counters[0] == 1
+
+
+@pytest.mark.parametrize("replicas", [[], [(flat(1), 0)], [(flat(1), 0), (flat(2), 0)]])
+def test_there_is_no_mean_of_nothing(replicas):
+    with pytest.raises(ValueError, match="at least one replica"):
+        average(replicas)
