@@ -182,7 +182,7 @@ class SparkModel:
         held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
         archive = self._archive()
         with ExitStack() as stack:
-            stored = stack.enter_context(stack.enter_context(self._dataset(data, block, reader)).stored())
+            stored = stack.enter_context(stack.enter_context(self._dataset(data, block, reader, shuffle=True)).stored())
             self._check_data(common_spec(stored.handles), all_labels(stored.handles), options)
             shares = Shares.split(stored.handles, validation_split)
             validation = None
@@ -341,8 +341,12 @@ class SparkModel:
         models.check_model(self.model)
         return ModelArchive.pack(self.model, self.custom_objects)
 
-    def _dataset(self, data: Any, block: Block | None, reader: Reader) -> AbstractContextManager[Dataset]:
-        return as_dataset(data, block, self._cluster(data), reader, self.num_workers)
+    def _dataset(
+        self, data: Any, block: Block | None, reader: Reader, shuffle: bool = False
+    ) -> AbstractContextManager[Dataset]:
+        """The data as a dataset. Only where ``shuffle`` allows it is an RDD dealt out to ``num_workers`` anew."""
+        num_workers = self.num_workers if shuffle or block is not None else None
+        return as_dataset(data, block, self._cluster(data), reader, num_workers)
 
     def _batch_size(self, name: str, value: int | None, default: int) -> int:
         arguments.whole_number(name, value, optional=True)

@@ -10,9 +10,7 @@ import pytest
 from sparkkeras import errors
 from sparkkeras.errors import SparkKerasError, known_names
 
-CLASSES = {
-    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)
-}
+CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
 
 def drawn_tree():

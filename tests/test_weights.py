@@ -167,7 +167,7 @@ def test_sums_are_formed_in_float64():
 
 def test_sums_are_formed_in_the_order_given():
     draw = np.random.default_rng(1)
-    replicas = [(Flat(draw.normal(size=500) * 10.0**draw.integers(-8, 8, 500)), int(w)) for w in draw.integers(1, 9, 7)]
+    replicas = [(Flat(draw.normal(size=500) * 10.0 ** draw.integers(-8, 8, 500)), int(w)) for w in draw.integers(1, 9, 7)]
     expected = np.zeros(500)
     for replica, weight in replicas:
         expected += replica.vector * weight

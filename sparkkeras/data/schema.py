@@ -111,6 +111,10 @@ class Reader:
         if isinstance(x, (int, float, str)):
             raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
         values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
+        inputs = self.schema.expected_x
+        several = isinstance(x, (tuple, list)) and len(x) > 0 and all(np.ndim(part) > 1 for part in x)
+        if several and inputs is not None and len(x) != inputs and all(isinstance(part, np.ndarray) for part in x):
+            raise DataError(f"the model has {inputs} input(s), but x is a {type(x).__name__} of {len(x)} arrays.")
         if self.labelled and y is None:
             raise DataError("labels are missing: give y= along with the arrays, or an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}

@@ -195,9 +195,7 @@ def test_sample_weights_are_as_in_keras(sc, digits):
         spark_model = SparkModel(classifier(weighted_metrics=["accuracy"]))
         history = spark_model.fit(*data, shuffle=False, verbose=0)
         np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-4)
-        np.testing.assert_allclose(
-            history.history["weighted_accuracy"], expected.history["weighted_accuracy"], rtol=1e-5
-        )
+        np.testing.assert_allclose(history.history["weighted_accuracy"], expected.history["weighted_accuracy"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -288,9 +286,7 @@ def test_learning_rate_schedules_count_one_workers_steps(sc, digits):
 def test_moving_averages_of_weights(sc, digits):
     """use_ema overwrites weights at the end of a fit; rounds must go on from the raw ones."""
     x, y, *_ = digits
-    plain, spark_model = (
-        classifier(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)) for _ in range(2)
-    )
+    plain, spark_model = (classifier(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)) for _ in range(2))
     spark_model = SparkModel(spark_model, num_workers=1)
     plain.fit(x[:320], y[:320], epochs=3, shuffle=False, verbose=0)
     spark_model.fit(x[:320], y[:320], epochs=3, shuffle=False, verbose=0)

@@ -30,7 +30,7 @@ def test_predict_keeps_the_order(sc, digits, spark_model):
         sc.parallelize([row.tolist() for row in x], 2),
         sc.parallelize(list(x), 2).union(sc.parallelize([], 2)),
     ):
-        predicted = spark_model.predict(data)
+        predicted = SparkModel(spark_model.model, num_workers=2).predict(data)
         assert isinstance(predicted, np.ndarray)
         np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-6)
 

@@ -1,0 +1,302 @@
+"""Blocks: structures of features and labels, and rows as arrays."""
+
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import (
+    Block,
+    BlockSpec,
+    Form,
+    LeafSpec,
+    Structure,
+    concatenate,
+    describe,
+    from_arrays,
+    piece_rows,
+)
+
+A, B = np.arange(6.0).reshape(3, 2), np.arange(3)
+ONE, PAIR, NAMED = Structure(), Structure(2, bare=False), Structure(2, ("a", "b"), bare=False)
+
+
+def numbered(rows, width=2):
+    """A block whose features and labels tell the row."""
+    x = np.repeat(np.arange(rows, dtype=np.float32)[:, None], width, axis=1)
+    return from_arrays(x, np.arange(rows), np.arange(rows, dtype=np.float32) / 2)
+
+
+# Structures
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "structure"),
+    [
+        (A, None, ONE),
+        (A, 1, ONE),
+        (A, 2, ONE),
+        (3.0, None, ONE),
+        ([1.0, 2.0], None, ONE),
+        ([1.0, 2.0], 1, ONE),
+        ((1.0, 2.0), None, ONE),
+        ([[1.0], [2.0]], 1, ONE),
+        ((), None, ONE),
+        ([A, A], None, ONE),  # a list of arrays is a list of rows, unless the model has several inputs
+        ((A, B), None, PAIR),
+        ((A, B), 2, PAIR),
+        ([A, B], 2, PAIR),
+        ([1.0, 2.0], 2, PAIR),  # one row of a model with two scalar inputs
+        ((1.0, A), 2, PAIR),
+        ((A,), 1, Structure(1, bare=False)),
+        ((A,), None, Structure(1, bare=False)),
+        ({"a": A, "b": B}, None, NAMED),
+        ({"a": A, "b": B}, 2, NAMED),
+        ({"a": 1.0}, 1, Structure(1, ("a",), bare=False)),
+    ],
+)
+def test_the_structure_of_a_value(value, expected, structure):
+    assert Structure.of(value, expected) == structure
+
+
+@pytest.mark.parametrize("value", [A, (A, B), {"a": A, "b": B}, (A,), {"only": B}])
+def test_build_gives_back_what_flatten_took_apart(value):
+    structure = Structure.of(value, None)
+    leaves = structure.flatten(value)
+    assert len(leaves) == structure.count
+    built = structure.build(leaves)
+    assert type(built) is type(value)
+    if isinstance(value, dict):
+        assert list(built) == list(value)
+        assert all(built[name] is value[name] for name in value)
+    elif isinstance(value, tuple):
+        assert all(mine is theirs for mine, theirs in zip(built, value, strict=True))
+    else:
+        assert built is value
+
+
+def test_a_dict_is_flattened_by_name_and_not_by_order():
+    assert NAMED.flatten({"b": 2, "a": 1}) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("structure", "value", "words"),
+    [
+        (NAMED, {"a": 1, "c": 2}, r"expected a dict with the keys \['a', 'b'\], received a dict with the keys \['a', 'c'\]"),
+        (NAMED, {"a": 1}, r"received a dict with the keys \['a'\]"),
+        (NAMED, (1, 2), r"expected a dict with the keys \['a', 'b'\], received a tuple of 2"),
+        (PAIR, (1, 2, 3), "expected a tuple of 2, received a tuple of 3"),
+        (PAIR, A, r"expected a tuple of 2, received an array of shape \(3, 2\) and dtype float64"),
+    ],
+)
+def test_another_structure_is_refused(structure, value, words):
+    with pytest.raises(ValueError, match=words):
+        structure.flatten(value)
+
+
+def test_labels_of_leaves():
+    assert ONE.labels("x") == ["x"]
+    assert PAIR.labels("y") == ["y[0]", "y[1]"]
+    assert NAMED.labels("x") == ["x['a']", "x['b']"]
+
+
+# Forms
+
+
+def test_spans_of_sides():
+    form = Form(PAIR, ONE, NAMED)
+    assert [form.span(side) for side in ("x", "y", "sample_weight")] == [slice(0, 2), slice(2, 3), slice(3, 5)]
+    assert form.labels == ["x[0]", "x[1]", "y", "sample_weight['a']", "sample_weight['b']"]
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "empty"),
+    [
+        (Form(ONE), ["x"], ["y", "sample_weight"]),
+        (Form(ONE, ONE), ["x", "y"], ["sample_weight"]),
+        (Form(PAIR, None, ONE), ["x[0]", "x[1]", "sample_weight"], ["y"]),
+    ],
+)
+def test_a_side_that_is_not_there_has_an_empty_span(form, labels, empty):
+    assert form.labels == labels
+    leaves = list(range(len(labels)))
+    assert [leaves[form.span(side)] for side in empty] == [[]] * len(empty)
+    assert sum(len(leaves[form.span(side)]) for side in ("x", "y", "sample_weight")) == len(leaves)
+
+
+# Blocks
+
+
+def test_the_sides_of_a_block():
+    block = from_arrays((A, B), {"a": B, "b": A}, B)
+    assert block.rows == 3
+    assert block.x[0] is A
+    assert block.x[1] is B
+    assert list(block.y) == ["a", "b"]
+    assert block.y["b"] is A
+    assert block.sample_weight is B
+    assert block.nbytes == 2 * A.nbytes + 3 * B.nbytes
+
+
+def test_sides_that_are_not_there_are_none():
+    block = from_arrays(A, None, None)
+    assert block.x is A
+    assert block.y is None
+    assert block.sample_weight is None
+
+
+def test_the_spec_of_a_block():
+    block = from_arrays(A, B.astype(np.int32), None)
+    assert block.spec == BlockSpec(Form(ONE, ONE), (LeafSpec((2,), "float64"), LeafSpec((), "int32")))
+    assert block.spec.row_bytes == 16 + 4
+    assert LeafSpec((0, 3), "float32").row_bytes == 0
+
+
+def test_zeros_of_a_spec():
+    zeros = from_arrays((A, B), B, None).spec.zeros(4)
+    assert zeros.rows == 4
+    assert zeros.spec == from_arrays((A, B), B, None).spec
+    assert not any(array.any() for array in zeros.arrays)
+    assert from_arrays(A, B, None).spec.zeros().rows == 1
+
+
+def test_a_slice_is_a_view_and_numbers_are_a_copy():
+    block = numbered(10)
+    view, copy = block[2:5], block[np.array([7, 1, 1])]
+    assert view.y.tolist() == [2, 3, 4]
+    assert copy.y.tolist() == [7, 1, 1]
+    assert copy.x[:, 0].tolist() == [7, 1, 1]
+    assert copy.sample_weight.tolist() == [3.5, 0.5, 0.5]
+    assert all(np.shares_memory(part, whole) for part, whole in zip(view.arrays, block.arrays, strict=True))
+    assert not any(np.shares_memory(part, whole) for part, whole in zip(copy.arrays, block.arrays, strict=True))
+
+
+def test_batches():
+    assert [batch.y.tolist() for batch in numbered(7).batches(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(numbered(0).batches(3)) == []
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "max_bytes", "multiple", "rows"),
+    [(10, 100, 1, 10), (10, 100, 4, 8), (10, 100, 16, 16), (1000, 100, 1, 1), (0, 100, 3, 99), (10, 0, 5, 5)],
+)
+def test_how_many_rows_fit(row_bytes, max_bytes, multiple, rows):
+    assert piece_rows(row_bytes, max_bytes, multiple) == rows
+
+
+def test_pieces_are_whole_batches_of_bounded_size():
+    block = numbered(23)  # 2 * 4 + 8 + 4 = 20 bytes a row
+    pieces = list(block.pieces(100, multiple=2))
+    assert [piece.rows for piece in pieces] == [4, 4, 4, 4, 4, 3]
+    assert all(piece.nbytes <= 100 for piece in pieces)
+    assert np.array_equal(concatenate(pieces).y, block.y)
+    assert [piece.rows for piece in block.pieces(1, multiple=10)] == [10, 10, 3]
+
+
+def test_blocks_are_concatenated():
+    block = numbered(6)
+    joined = concatenate([block[:1], block[1:4], block[4:]])
+    assert joined.spec == block.spec
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(joined.arrays, block.arrays, strict=True))
+    assert concatenate([block]) is block
+
+
+def test_floats_change_and_integers_do_not():
+    block = from_arrays((A, B), A.astype(np.float32), None).with_floats("float32")
+    assert [array.dtype.name for array in block.arrays] == ["float32", "int64", "float32"]
+    half = block.with_floats("bfloat16")
+    assert [array.dtype for array in half.arrays] == [ml_dtypes.bfloat16, np.int64, ml_dtypes.bfloat16]
+    assert [array.dtype.name for array in half.with_floats("float32").arrays] == ["float32", "int64", "float32"]
+
+
+# Transforms
+
+
+def test_a_transform_sees_batches_and_leaves_weights_alone():
+    seen = []
+
+    def transform(x, y):
+        seen.append(len(x))
+        return x * 10 + len(seen), y + 1
+
+    block = numbered(7).transformed(transform, 3)
+    assert seen == [3, 3, 1]
+    assert block.x[:, 0].tolist() == [1, 11, 21, 32, 42, 52, 63]
+    assert block.y.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert block.sample_weight.tolist() == [0, 0.5, 1, 1.5, 2, 2.5, 3]
+
+
+def test_a_transform_may_change_shapes_and_structures():
+    block = numbered(4).transformed(lambda x, y: ((x[:, :1], x[:, None]), {"out": y}), 2)
+    assert block.form == Form(PAIR, Structure(1, ("out",), bare=False), ONE)
+    assert [array.shape for array in block.arrays] == [(4, 1), (4, 1, 2), (4,), (4,)]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_transform_may_return_several_inputs_and_outputs_as_tuple_or_list(kind):
+    block = from_arrays((A, B), (B, A), None)
+    after = block.transformed(lambda x, y: (kind(x), kind(y)), 2)
+    assert after.form == block.form
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after.arrays, block.arrays, strict=True))
+
+
+def test_without_a_transform_nothing_changes():
+    block = numbered(3)
+    assert block.transformed(None, 2) is block
+    empty = numbered(0)
+    assert empty.transformed(lambda x, y: 1 / 0, 2) is empty
+
+
+@pytest.mark.parametrize("transform", [lambda x, y: x + 1, lambda x, y: (x + 1, None)])
+def test_without_labels_a_transform_may_return_features_alone(transform):
+    block = from_arrays(A, None, None).transformed(transform, 2)
+    assert np.array_equal(block.x, A + 1)
+    assert block.y is None
+
+
+def test_without_labels_two_inputs_are_not_taken_for_features_and_labels():
+    block = from_arrays((A, B), None, None).transformed(lambda x, y: (x[0] + 1, x[1]), 2)
+    assert block.y is None
+    assert np.array_equal(block.x[0], A + 1)
+    assert np.array_equal(block.x[1], B)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"), [(None, "NoneType None"), (A[:2], r"an array of shape \(2, 2\)"), ((1, 2, 3), "a tuple of 3")]
+)
+def test_a_transform_that_returns_something_else_is_told(returned, words):
+    with pytest.raises(ValueError, match=rf"transform must return \(x, y\); it returned {words}"):
+        from_arrays(A, B, None).transformed(lambda x, y: returned, 2)
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (A, "an array of shape (3, 2) and dtype float64"),
+        ({"a": 1, "b": 2}, "a dict with the keys ['a', 'b']"),
+        ((1, 2), "a tuple of 2"),
+        ([], "a list of 0"),
+        (3, "int 3"),
+        ("text", "str 'text'"),
+        (None, "NoneType None"),
+    ],
+)
+def test_values_in_a_few_words(value, words):
+    assert describe(value) == words
+
+
+def test_long_values_are_cut():
+    assert len(describe("x" * 500)) < 70
+    assert describe("x" * 500).endswith("...")
+
+
+def test_a_block_is_equal_to_what_pickle_makes_of_it():
+    block = numbered(3)
+    copy = pickle.loads(pickle.dumps(block))
+    assert isinstance(copy, Block)
+    assert copy.spec == block.spec
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(copy.arrays, block.arrays, strict=True))

@@ -1,0 +1,172 @@
+"""A partition on disk: written once, memory-mapped again and again."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparkkeras.data import files
+from sparkkeras.data.block import concatenate, from_arrays
+from sparkkeras.data.files import Handle
+from sparkkeras.data.schema import LabelRange
+from sparkkeras.errors import DataError
+
+
+def numbered(rows, start=0):
+    numbers = np.arange(start, start + rows)
+    return from_arrays((np.stack([numbers, -numbers], 1).astype(np.float32), numbers), {"out": numbers % 5}, numbers / 2)
+
+
+def equal(one, other):
+    assert one.spec == other.spec
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one.arrays, other.arrays, strict=True))
+
+
+def test_what_was_written_is_opened(tmp_path):
+    block = numbered(7)
+    handle = files.write([block], 3, tmp_path / "data")
+    assert (handle.partition, handle.rows, handle.spec) == (3, 7, block.spec)
+    assert handle.labels == (LabelRange(0, 4, True),)
+    assert equal(handle.open(), block)
+    assert Path(handle.directory).parent == tmp_path / "data"
+
+
+def test_blocks_are_written_one_behind_the_other(tmp_path):
+    whole = numbered(10)
+    handle = files.write(iter([whole[:1], whole[1:1], whole[1:8], whole[8:]]), 0, tmp_path)
+    assert handle.rows == 10
+    assert handle.labels == (LabelRange(0, 4, True),)
+    assert equal(handle.open(), concatenate([whole]))
+
+
+@pytest.mark.parametrize("rows", [slice(None, None, 3), slice(None, None, -1), np.array([5, 2, 2])])
+def test_views_and_copies_are_written_alike(tmp_path, rows):
+    part = numbered(10)[rows]
+    assert equal(files.write([part], 0, tmp_path).open(), part)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([True, False, True]),
+        np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
+        np.arange(3, dtype=np.float16),
+        np.arange(6, dtype=ml_dtypes.bfloat16).reshape(3, 2),
+        np.arange(3, dtype=np.int64),
+    ],
+)
+def test_dtypes(tmp_path, array):
+    opened = files.write([from_arrays(array, array, None)], 0, tmp_path).open()
+    assert opened.x.dtype == array.dtype
+    assert np.array_equal(opened.x, array)
+
+
+def test_rows_are_mapped_and_cannot_be_changed(tmp_path):
+    opened = files.write([numbered(4)], 0, tmp_path).open()
+    assert all(isinstance(array, np.memmap) for array in opened.arrays)
+    with pytest.raises(ValueError, match="read-only"):
+        opened.arrays[0][0] = 1
+
+
+def test_zero_rows(tmp_path):
+    for number, blocks in enumerate([[], [numbered(0)], [numbered(0), numbered(0)]]):
+        handle = files.write(blocks, number, tmp_path)
+        assert (handle.rows, handle.spec, handle.labels) == (0, None, ())
+        assert handle.open() is None
+
+
+def test_arrays_of_no_width(tmp_path):
+    block = from_arrays((np.zeros((4, 0), np.float32), np.arange(4)), np.arange(4), None)
+    opened = files.write([block[:1], block[1:]], 0, tmp_path).open()
+    assert opened.x[0].shape == (4, 0)
+    assert equal(opened, block)
+    nothing = from_arrays(np.zeros((4, 0), np.float32), None, None)
+    handle = files.write([nothing], 1, tmp_path)
+    assert handle.rows == 4
+    assert handle.open().x.shape == (4, 0)
+
+
+def test_a_handle_is_small(tmp_path):
+    handle = files.write([numbered(5000)], 0, tmp_path)
+    assert len(pickle.dumps(handle)) < 1500
+    assert equal(pickle.loads(pickle.dumps(handle)).open(), numbered(5000))
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (
+            from_arrays(np.ones((2, 4), np.float32), np.ones(2, np.int64), None),
+            r"x of partition 5 changes at row 3 from shape \(3,\), float32 to shape \(4,\), float32: every row must",
+        ),
+        (
+            from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.float32), None),
+            r"y of partition 5 changes at row 3 from shape \(\), int64 to shape \(\), float32",
+        ),
+        (
+            from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.int64), np.ones(2, np.float32)),
+            r"partition 5 changes its structure at row 3: from \['x', 'y'\] to \['x', 'y', 'sample_weight'\]",
+        ),
+    ],
+)
+def test_blocks_that_differ_are_refused_and_leave_nothing(tmp_path, second, words):
+    first = from_arrays(np.ones((3, 3), np.float32), np.ones(3, np.int64), None)
+    with pytest.raises(DataError, match=words):
+        files.write([first, second], 5, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_fails_leaves_nothing(tmp_path):
+    def blocks():
+        yield numbered(3)
+        raise KeyError("the source broke")
+
+    with pytest.raises(KeyError):
+        files.write(blocks(), 0, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_attempt_replaces_the_first(tmp_path):
+    first = files.write([numbered(4)], 0, tmp_path)
+    second = files.write([numbered(6, start=100)], 0, tmp_path)
+    assert second.directory == first.directory
+    assert equal(second.open(), numbered(6, start=100))
+    assert [entry.name for entry in tmp_path.iterdir()] == [Path(second.directory).name]
+
+
+def test_partitions_stand_side_by_side(tmp_path):
+    handles = [files.write([numbered(3, start=10 * number)], number, tmp_path) for number in range(3)]
+    assert len({handle.directory for handle in handles}) == 3
+    assert all(equal(handle.open(), numbered(3, start=10 * handle.partition)) for handle in handles)
+
+
+def test_files_that_are_not_here_are_missed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "here"))
+    handle = files.write([numbered(3)], 0, tmp_path / "data")
+    shutil.rmtree(handle.directory)
+    with pytest.raises(FileNotFoundError, match=r"part-0"):
+        handle.open()
+    with pytest.raises(FileNotFoundError):
+        Handle(0, "/nowhere/data/part-0", 3, numbered(3).spec).open()
+
+
+def test_files_in_this_executors_own_folder_count(tmp_path, monkeypatch):
+    """Written by one executor, read by another, which has written the same partition into a folder of its own."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'one'},{tmp_path / 'more'}")
+    assert files.home("data") == tmp_path / "one" / "data"
+    handle = files.write([numbered(3)], 4, files.home("data"))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "two"))
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(FileNotFoundError):
+        handle.open()
+    files.write([numbered(3)], 4, files.home("data"))
+    assert equal(handle.open(), numbered(3))
+
+
+def test_outside_spark_files_go_to_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert files.home("data") == tmp_path / "data"

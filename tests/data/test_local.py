@@ -1,0 +1,135 @@
+"""The plain twin of every dataset: it keeps to the protocol without Spark."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
+from sparkkeras.data.local import LocalDataset
+from sparkkeras.data.schema import LabelRange
+from sparkkeras.errors import DataError
+
+
+def numbered(start, stop):
+    numbers = np.arange(start, stop)
+    return from_arrays(numbers.astype(np.float32)[:, None], numbers, None)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Yields (worker, labels) for every block, with an offset that was shared."""
+
+    offset: object = None
+
+    def __call__(self, context, blocks):
+        for block in blocks:
+            yield context.worker, [int(label) + (self.offset.value if self.offset else 0) for label in block.y]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts how often this very copy was called."""
+
+    calls: list
+
+    def __call__(self, context, blocks):
+        self.calls.append(context)
+        assert all(isinstance(block, Block) for block in blocks)
+        yield len(self.calls)
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Does not run."""
+
+    def __call__(self, context, blocks):
+        raise AssertionError("it ran")
+
+
+@dataclass(frozen=True)
+class Several:
+    """Yields each row."""
+
+    def __call__(self, context, blocks):
+        for block in blocks:
+            yield from block.y.tolist()
+
+
+def dataset():
+    return LocalDataset((numbered(0, 2), None, numbered(2, 5), numbered(5, 5)))
+
+
+def test_what_is_known_of_each_partition():
+    assert dataset().num_partitions == 4
+    handles = dataset().handles
+    assert [handle.partition for handle in handles] == [0, 1, 2, 3]
+    assert [handle.rows for handle in handles] == [2, 0, 3, 0]
+    assert [handle.spec is None for handle in handles] == [False, True, False, True]
+    assert handles[2].labels == (LabelRange(2, 4, True),)
+    assert common_spec(handles) == numbered(0, 1).spec
+    assert all_labels(handles) == (LabelRange(0, 4, True),)
+    assert dataset().max_result_bytes == 0
+
+
+def test_results_come_in_the_order_of_the_partitions():
+    assert dataset().run(Labels()).collect() == [(0, [0, 1]), (2, [2, 3, 4]), (3, [])]
+    assert dataset().run(Several()).collect() == [0, 1, 2, 3, 4]
+    assert list(dataset().run(Several()).lazy()) == [0, 1, 2, 3, 4]
+
+
+def test_a_task_is_told_where_it_runs():
+    calls = dataset().run(Counts([])).collect()
+    assert calls == [1, 1, 1, 1]  # every partition has a copy of its own, as on a cluster
+    assert TaskContext(2) == TaskContext(2, attempt=0, cores=1, accelerators=())
+
+
+def test_nothing_runs_before_results_are_asked_for():
+    results = dataset().run(Fails())
+    with pytest.raises(AssertionError, match="it ran"):
+        results.collect()
+
+
+def test_a_task_that_cannot_travel_is_noticed_here_too():
+    with pytest.raises(TypeError, match="pickle"):
+        dataset().run(Counts([threading.Lock()])).collect()
+
+
+def test_a_value_is_shared():
+    with dataset().share(100) as offset:
+        assert dataset().run(Labels(offset)).collect()[0] == (0, [100, 101])
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"), [(1, [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (3, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])]
+)
+def test_neighbouring_partitions_are_reduced_together(groups, expected):
+    full = LocalDataset(tuple(numbered(number, number + 1) for number in range(4)))
+    assert full.run(Several()).reduce(list, groups) == expected
+
+
+def test_a_group_without_results_is_left_out():
+    """As on a cluster, where a combine that sees nothing has nothing to give."""
+    some = LocalDataset((numbered(0, 2), None, None, None, numbered(2, 4), None))
+    assert some.run(Several()).reduce(sum, 3) == [1, 5]
+
+
+def test_it_is_stored_from_the_start():
+    given = dataset()
+    with given.stored() as stored:
+        assert stored is given
+
+
+def test_partitions_that_differ_are_told():
+    wide = from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.int64), None)
+    with pytest.raises(DataError) as caught:
+        common_spec(LocalDataset((None, numbered(0, 2), wide)).handles)
+    assert "x has shape (1,), float32, y has shape (), int64 in partition 1" in str(caught.value)
+    assert "x has shape (3,), float32, y has shape (), int64 in partition 2" in str(caught.value)
+
+
+def test_no_rows_anywhere_have_no_spec():
+    assert common_spec(LocalDataset((None, numbered(0, 0))).handles) is None
+    assert all_labels(LocalDataset((None,)).handles) == ()

@@ -1,0 +1,155 @@
+"""Which rows a batch holds: every row once, in an order that is a function of the seed alone, in little memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkkeras.data.order import RUN_BYTES, RowOrder
+
+orders = st.fixed_dictionaries(
+    {
+        "rows": st.integers(0, 600),
+        "row_bytes": st.sampled_from([0, 1, 3, 8, 40]),
+        "batch_size": st.integers(1, 50),
+        "seed": st.none() | st.tuples(st.integers(0, 99), st.integers(0, 3)),
+        # Down to a batch in a window: most partitions here are larger than one.
+        "shuffle_bytes": st.sampled_from([1, 50, 200, 1000, 4000, 100_000]),
+    }
+)
+
+
+def numbers(order, first=0, last=None, max_bytes=1 << 20):
+    """The row numbers of the batches in [first, last)."""
+    pieces = order.pieces(first, order.batches if last is None else last, max_bytes)
+    rows = np.arange(order.rows)
+    return np.concatenate([np.zeros(0, int), *(rows[piece] for piece in pieces)])
+
+
+@settings(deadline=None, max_examples=300)
+@given(orders, st.integers(1, 5000))
+def test_every_row_comes_exactly_once(arguments, max_bytes):
+    order = RowOrder(**arguments)
+    assert sorted(numbers(order, max_bytes=max_bytes).tolist()) == list(range(order.rows))
+
+
+@settings(deadline=None, max_examples=300)
+@given(orders, st.data())
+def test_any_split_of_the_batches_gives_the_same_rows(arguments, data):
+    order = RowOrder(**arguments)
+    whole = numbers(RowOrder(**arguments))
+    cuts = sorted(data.draw(st.lists(st.integers(0, order.batches), max_size=4)))
+    cuts = [0, *cuts, order.batches]
+    sizes = [data.draw(st.integers(1, 5000)) for _ in cuts]
+    stretches = list(zip(cuts, cuts[1:], sizes, strict=False))
+    # Asked in any order, by a process that has been asked before or by a fresh one.
+    answers = {}
+    for index in data.draw(st.permutations(range(len(stretches)))):
+        first, last, size = stretches[index]
+        asked = order if data.draw(st.booleans()) else RowOrder(**arguments)
+        answers[index] = numbers(asked, first, last, size)
+        batch = arguments["batch_size"]
+        assert np.array_equal(answers[index], whole[first * batch : last * batch])
+    assert np.array_equal(np.concatenate([answers[index] for index in range(len(stretches))]), whole)
+
+
+@settings(deadline=None, max_examples=200)
+@given(orders, st.integers(1, 5000))
+def test_pieces_are_whole_batches_of_bounded_size(arguments, max_bytes):
+    order = RowOrder(**arguments)
+    rows = np.arange(order.rows)
+    sizes = [len(rows[piece]) for piece in order.pieces(0, order.batches, max_bytes)]
+    most = max(order.batch_size, max_bytes // max(1, order.row_bytes))
+    assert all(size % order.batch_size == 0 for size in sizes[:-1])
+    assert all(0 < size <= most for size in sizes)
+
+
+@settings(deadline=None, max_examples=100)
+@given(orders)
+def test_the_number_of_batches(arguments):
+    order = RowOrder(**arguments)
+    assert order.batches == len(list(range(0, order.rows, order.batch_size)))
+    assert len(numbers(order, max(order.batches - 1, 0))) == (order.rows % order.batch_size or order.batch_size) * (
+        order.rows > 0
+    )
+
+
+SHAPES = {"as a whole": {"rows": 500, "row_bytes": 4}, "in windows": {"rows": 500, "row_bytes": 4, "shuffle_bytes": 400}}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_seed_decides(shape):
+    seeds = [(7, 1, 2), (7, 1, 2), (7, 1, 3), (7, 2, 2), (8, 1, 2), (7, 2, 1)]
+    one, same, *others = (numbers(RowOrder(**shape, batch_size=10, seed=seed)).tolist() for seed in seeds)
+    assert one == same
+    assert all(one != other for other in others)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_global_generators_neither_enter_nor_change(shape):
+    np.random.seed(1)
+    one = numbers(RowOrder(**shape, batch_size=10, seed=(1, 2)))
+    drawn = np.random.random()
+    np.random.seed(2)
+    assert np.array_equal(numbers(RowOrder(**shape, batch_size=10, seed=(1, 2))), one)
+    np.random.seed(1)
+    assert np.random.random() == drawn
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_rows_are_shuffled_well(shape):
+    """A row's place before tells nothing of its place after."""
+    order = numbers(RowOrder(**shape, batch_size=10, seed=(0, 0)))
+    assert abs(np.corrcoef(np.arange(500), order)[0, 1]) < 0.3
+    assert np.count_nonzero(np.diff(order) == 1) < 25
+
+
+def test_without_a_seed_rows_come_as_they_are():
+    order = RowOrder(rows=23, row_bytes=4, batch_size=5, seed=None, shuffle_bytes=8)
+    assert list(order.pieces(0, 5, 40)) == [slice(0, 10), slice(10, 20), slice(20, 23)]
+    assert list(order.pieces(2, 4, 1)) == [slice(10, 15), slice(15, 20)]
+    assert list(order.pieces(4, 9, 1000)) == [slice(20, 23)]
+
+
+def test_no_rows():
+    for seed in (None, (0,)):
+        assert list(RowOrder(0, 4, 5, seed).pieces(0, 3, 100)) == []
+
+
+def large(rows=100_000, row_bytes=1024, window=1000):
+    """A partition that is much larger than what is shuffled as a whole; a run is 62 rows."""
+    return RowOrder(rows, row_bytes, batch_size=10, seed=(3,), shuffle_bytes=window * row_bytes)
+
+
+def test_a_large_partition_is_read_in_runs():
+    window = np.sort(numbers(large(), 0, 100))
+    breaks = np.count_nonzero(np.diff(window) != 1)
+    assert breaks <= 1000 // 62 + 1
+
+
+def test_a_window_of_a_large_partition_comes_from_all_over_it_and_is_mixed():
+    window = numbers(large(), 0, 100)
+    assert window.min() < 30_000
+    assert window.max() > 70_000
+    assert np.count_nonzero(np.abs(np.diff(window)) <= 1) < 50
+
+
+def test_a_run_is_no_larger_than_it_should_be():
+    """Wide rows: a window has many runs all the same."""
+    window = np.sort(numbers(RowOrder(20_000, RUN_BYTES // 2, 10, (3,), shuffle_bytes=RUN_BYTES * 500), 0, 100))
+    breaks = np.count_nonzero(np.diff(window) != 1)
+    assert breaks > 300
+
+
+def test_memory_does_not_grow_with_the_partition():
+    order = RowOrder(20_000_000, 4096, 32, (1,))
+    tracemalloc.start()
+    try:
+        pieces = [piece.size for piece in order.pieces(1000, 1064, 4 * 1024 * 1024)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pieces == [1024, 1024]
+    assert peak < 16 * 1024 * 1024  # a permutation of all rows would take 160 MB

@@ -1,0 +1,537 @@
+"""Rows and arrays become checked blocks; what is wrong with them is told in words, with partition and row."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparkkeras
+from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
+from sparkkeras.data.schema import LabelRange, Reader, Schema, Slot, label_ranges, union
+from sparkkeras.errors import DataError
+
+ONE = Schema((Slot("inputs", (3,)),), (Slot("out", (1,)),))
+TWO = Schema((Slot("age", (1,)), Slot("image", (2, 2))), (Slot("a", (1,)), Slot("b", (4,))))
+UNSAID = Schema()
+PAIR = Structure(2, bare=False)
+
+ROW = [1.0, 2.0, 3.0]
+
+
+class Sparse:
+    """As Spark's vectors are."""
+
+    def __init__(self, *values):
+        self.values = np.array(values)
+
+    def toArray(self):
+        return self.values
+
+
+def read(rows, reader=Reader(ONE), partition=2, first=10):  # noqa: B008
+    return reader.read_rows(rows, reader.form_of(rows[0], partition), partition, first)
+
+
+def refusal(rows, **given):
+    with pytest.raises(DataError) as caught:
+        read(rows, **given)
+    return str(caught.value)
+
+
+# Rows
+
+
+def test_pairs_of_lists_become_arrays():
+    block = read([(ROW, 1), ([4.0, 5.0, 6.0], 0)])
+    assert block.form == Form(Structure(), Structure())
+    assert block.x.tolist() == [ROW, [4, 5, 6]]
+    assert block.x.dtype == np.float32
+    assert block.y.tolist() == [1, 0]
+    assert block.y.dtype == np.int64
+
+
+def test_triples_have_sample_weights():
+    block = read([(ROW, 1, 0.5), (ROW, 0, 2)])
+    assert block.sample_weight.tolist() == [0.5, 2]
+    assert block.sample_weight.dtype == np.float32
+
+
+def test_a_weight_of_none_is_no_weight():
+    assert read([(ROW, 1, None), (ROW, 0)]).sample_weight is None
+
+
+@pytest.mark.parametrize("rows", [[(ROW, 1, 0.5), (ROW, 1)], [(ROW, 1), (ROW, 1, 0.5)], [(ROW, 1, 0.5), (ROW, 1, None)]])
+def test_weights_for_some_rows_only_are_refused(rows):
+    assert refusal(rows) == "row 11 of partition 2: some rows have a sample weight and others have none."
+
+
+def test_pairs_may_be_lists():
+    assert read([[ROW, 1], [ROW, 0]]).y.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (np.array([1, 2, 3], np.int32), "int32"),
+        (np.array([1, 2, 3], np.uint8), "uint8"),
+        (np.array([True, False, True]), "bool"),
+        (np.array([1, 2, 3], np.float64), "float32"),
+        (np.array([1, 2, 3], np.float16), "float32"),
+        ([1, 2, 3], "int64"),
+    ],
+)
+def test_floats_get_keras_dtype_and_all_else_keeps_its_own(given, expected):
+    assert read([(given, 1), (given, 0)]).x.dtype.name == expected
+
+
+def test_floats_get_the_dtype_that_the_model_says():
+    reader = Reader(Schema(floatx="float64"))
+    assert read([(np.ones(3, np.float32), 1.5)], reader).x.dtype == np.float64
+
+
+def test_a_worker_that_only_reads_rows_knows_bfloat16():
+    """Nothing but this module is imported there: no Keras, and with it no one who teaches NumPy that dtype."""
+    code = (
+        "from sparkkeras.data.schema import Reader, Schema\n"
+        "reader = Reader(Schema(floatx='bfloat16'))\n"
+        "rows = [([1.0, 2.0], 0.5)]\n"
+        "block = reader.read_rows(rows, reader.form_of(rows[0], 0), 0, 0)\n"
+        "assert block.spec.leaves[0].dtype == 'bfloat16', block.spec\n"
+        "assert block.spec.row_bytes == 6, block.spec\n"
+    )
+    home = Path(sparkkeras.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_several_inputs_as_tuples_and_dicts():
+    as_tuple = read([((1.0, np.ones((2, 2))), (0, np.zeros(4)))] * 2, Reader(TWO))
+    assert as_tuple.form == Form(PAIR, PAIR)
+    assert [array.shape for array in as_tuple.arrays] == [(2,), (2, 2, 2), (2,), (2, 4)]
+    x = {"image": np.ones((2, 2)), "age": 1.0}
+    as_dict = read([(x, {"a": 0, "b": np.zeros(4)}), (dict(reversed(x.items())), {"b": np.zeros(4), "a": 1})], Reader(TWO))
+    assert list(as_dict.x) == ["image", "age"]
+    assert as_dict.x["age"].tolist() == [1, 1]
+    assert as_dict.y["a"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("vector", [Sparse(1.0, 0.0, 3.0), "dense", "sparse"])
+def test_sparks_vectors(vector):
+    if isinstance(vector, str):
+        from pyspark.ml.linalg import Vectors
+
+        vector = {"dense": Vectors.dense(1.0, 0.0, 3.0), "sparse": Vectors.sparse(3, {0: 1.0, 2: 3.0})}[vector]
+    block = read([(vector, 1), (vector, 0)])
+    assert block.x.tolist() == [[1, 0, 3], [1, 0, 3]]
+    assert block.x.dtype == np.float32
+
+
+def test_sparks_vectors_beside_arrays():
+    block = read([(Sparse(1.0, 0.0, 3.0), 1), (np.array([1.0, 2.0, 3.0]), 0), ([4.0, 5.0, 6.0], 0)])
+    assert block.x.tolist() == [[1, 0, 3], [1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("row", [5, None, "text", (), (1,), (1, 2, 3, 4), {"x": 1, "y": 2}, np.ones(2)])
+def test_what_is_no_pair_is_described(row):
+    with pytest.raises(DataError) as caught:
+        Reader(ONE).form_of(row, 3)
+    assert str(caught.value).startswith("row 0 of partition 3 is ")
+    assert "expected a pair (x, y) or a triple (x, y, sample_weight)" in str(caught.value)
+    assert "to_simple_rdd" in str(caught.value)
+
+
+def test_what_is_no_pair_further_down_is_described_too():
+    assert refusal([(ROW, 1), (ROW, 1), 5]) == (
+        "row 12 of partition 2: expected a pair (x, y) or a triple (x, y, sample_weight), received int 5."
+    )
+
+
+def test_rows_of_another_structure():
+    rows = [({"age": 1.0, "image": np.ones((2, 2))}, (0, np.zeros(4))), ((1.0, np.ones((2, 2))), (0, np.zeros(4)))]
+    assert refusal(rows, reader=Reader(TWO)) == (
+        "row 11 of partition 2: expected a dict with the keys ['age', 'image'], received a tuple of 2."
+    )
+    assert "expected a tuple of 2, received int 3" in refusal(
+        [((1.0, np.ones((2, 2))), (0, np.zeros(4))), (3, (0, np.zeros(4)))], reader=Reader(TWO)
+    )
+
+
+NONE = {
+    "features": [(ROW, 1), (None, 1)],
+    "labels": [(ROW, 1), (ROW, None)],
+    "a value in a list": [(ROW, 1), ([1.0, None, 3.0], 1)],
+    "a value in an array": [(ROW, 1), (np.array([1.0, None, 3.0]), 1)],
+    "a value in a nested list": [([[1.0], [2.0]], 1), ([[1.0], [None]], 1)],
+    "after a vector of Spark's": [(Sparse(*ROW), 1), (None, 1)],
+    "before a vector of Spark's": [(ROW, 1), (None, 1), (Sparse(*ROW), 1)],
+    "a weight": [(ROW, 1, [0.5]), (ROW, 1, [None])],
+}
+
+
+@pytest.mark.parametrize("rows", NONE.values(), ids=NONE)
+def test_none_is_told_with_its_row(rows):
+    message = refusal(rows)
+    assert "row 11 of partition 2 is or holds None" in message
+    assert "fill it in or filter the row out" in message
+
+
+def test_none_in_the_first_row():
+    assert refusal([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 is or holds None")
+    assert refusal([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 is or holds None")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("side", ["x", "y", "sample_weight"])
+def test_what_is_not_finite_is_told_with_its_row(value, side):
+    good = {"x": ROW, "y": 0.5, "sample_weight": 1.0}
+    bad = good | {side: [1.0, value, 2.0] if side == "x" else value}
+    message = refusal([tuple(good.values()), tuple(bad.values()), tuple(bad.values())])
+    assert message.startswith(f"{side} holds NaN or an infinite value in row 11 of partition 2.")
+    assert 'on_nan="drop"' in message
+    assert 'on_nan="allow"' in message
+
+
+def test_infinities_of_both_signs_do_not_hide_one_another():
+    assert "row 10 of partition 2" in refusal([([np.inf, -np.inf, 1.0], 1)])
+    assert "row 11 of partition 2" in refusal([(ROW, 1), ([np.inf, 0.0, 1.0], 1), ([-np.inf, 0.0, 1.0], 1)])
+
+
+def test_large_finite_values_are_finite():
+    large = [3e38, 3e38, 3e38]
+    assert read([(large, 1)] * 4).rows == 4
+
+
+def test_rows_that_are_not_finite_are_dropped_whole():
+    rows = [(ROW, 0, 1.0), ([np.nan] * 3, 1, 1.0), (ROW, 2, 1.0), (ROW, 3, np.inf), (ROW, np.nan, 1.0), (ROW, 5, 1.0)]
+    block = read(rows, Reader(ONE, on_nan="drop"))
+    assert block.y.tolist() == [0, 2, 5]
+    assert block.x.shape == (3, 3)
+    assert block.sample_weight.shape == (3,)
+
+
+def test_all_rows_may_be_dropped():
+    block = read([([np.nan] * 3, 1)], Reader(ONE, on_nan="drop"))
+    assert block.rows == 0
+    assert block.x.shape == (0, 3)
+
+
+def test_rows_that_are_not_finite_may_be_allowed():
+    block = read([([np.nan, 1, 2], 1), ([np.inf, 1, 2], 1)], Reader(ONE, on_nan="allow"))
+    assert np.isnan(block.x[0, 0])
+    assert np.isinf(block.x[1, 0])
+
+
+RAGGED = {
+    "lists": [([1, 2, 3], 0), ([1, 2], 0)],
+    "arrays": [(np.ones(3), 0), (np.ones(2), 0)],
+    "ranks": [(np.ones(3), 0), (np.ones((3, 1)), 0)],
+    "scalar": [(np.ones(3), 0), (1.0, 0)],
+    "vectors of Spark's": [(Sparse(1.0, 2.0), 0), (Sparse(1.0), 0)],
+    "within a row": [([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)],
+}
+
+
+@pytest.mark.parametrize("rows", RAGGED.values(), ids=RAGGED)
+def test_ragged_rows_are_told_with_their_row(rows):
+    message = refusal(rows)
+    assert message.startswith("x of row 11 of partition 2 has another shape than row 10")
+    assert "keras.utils.pad_sequences" in message
+
+
+def test_a_first_row_that_is_ragged_in_itself():
+    message = refusal([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
+    assert "row 10 of partition 2" in message
+    assert "shape" in message
+
+
+def test_ragged_labels():
+    assert refusal([(ROW, [0, 1]), (ROW, [0])]).startswith("y of row 11 of partition 2 has another shape")
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype"),
+    [
+        ((ROW, "cat"), "<U3"),
+        ((["a", "bc"], 1), "<U2"),
+        ((ROW, b"cat"), "|S3"),
+        ((ROW, 1 + 2j), "complex128"),
+        ((np.array(["2020-01-01"], "datetime64[D]"), 1), "datetime64[D]"),
+    ],
+)
+def test_what_is_no_number_is_told(row, dtype):
+    message = refusal([row, row])
+    assert f"of partition 2 has dtype {dtype}; expected numbers or booleans" in message
+    assert "StringLookup" in message
+
+
+def test_objects_are_told():
+    assert refusal([(object(), 1), (object(), 1)]).startswith("x of partition 2 is object <object")
+
+
+# Rows to predict
+
+
+@pytest.mark.parametrize(
+    ("row", "values"),
+    [
+        (ROW, ROW),
+        (np.array(ROW), ROW),
+        (tuple(ROW), ROW),
+        ((ROW, 1), ROW),
+        ((np.array(ROW), 1), ROW),
+        ((ROW, None), ROW),
+        ((ROW, 1, 0.5), ROW),
+        (Sparse(*ROW), ROW),
+    ],
+)
+def test_labels_are_left_aside(row, values):
+    block = read([row, row], Reader(ONE, labelled=False))
+    assert block.x.tolist() == [values, values]
+    assert block.y is None
+    assert block.sample_weight is None
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_tuple_of_numbers_is_features(width):
+    block = read([tuple(range(width))] * 2, Reader(Schema((Slot("in", (width,)),)), labelled=False))
+    assert block.x.tolist() == [list(range(width))] * 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (1.0, np.ones((2, 2))),
+        ((1.0, np.ones((2, 2))), 1),
+        ((1.0, np.ones((2, 2))), (1, np.zeros(4)), 0.5),
+        {"age": 1.0, "image": np.ones((2, 2))},
+        ({"age": 1.0, "image": np.ones((2, 2))}, 1),
+    ],
+)
+def test_features_of_several_inputs(row):
+    block = read([row, row], Reader(TWO, labelled=False))
+    assert [array.shape for array in block.arrays] == [(2,), (2, 2, 2)]
+
+
+def test_sparks_vectors_with_labels_left_aside():
+    from pyspark.ml.linalg import Vectors
+
+    for vector in (Vectors.dense(ROW), Vectors.sparse(3, {0: 1.0, 1: 2.0, 2: 3.0})):
+        assert read([(vector, 1.0)] * 2, Reader(ONE, labelled=False)).x.tolist() == [ROW, ROW]
+        assert read([vector] * 2, Reader(ONE, labelled=False)).x.tolist() == [ROW, ROW]
+
+
+@pytest.mark.parametrize("row", [([[1.0], [2.0, 3.0]], 1), [[1.0], [2.0, 3.0]]])
+def test_features_that_are_ragged_in_themselves_are_told(row):
+    assert "row 10 of partition 2" in refusal([row, row], reader=Reader(ONE, labelled=False))
+
+
+def test_features_of_none_are_told():
+    assert refusal([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
+    assert refusal([(None, 1)], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
+
+
+# Arrays
+
+
+def test_arrays_become_a_block():
+    block = Reader(ONE).read_arrays(np.ones((4, 3)), [0, 1, 1, 0], np.ones(4))
+    assert block.form == Form(Structure(), Structure(), Structure())
+    assert [array.dtype.name for array in block.arrays] == ["float32", "int64", "float32"]
+
+
+def test_arrays_of_the_right_dtype_are_not_copied():
+    x = np.ones((4, 3), np.float32)
+    assert np.shares_memory(Reader(ONE).read_arrays(x, np.ones(4), None).x, x)
+
+
+def test_arrays_of_several_inputs():
+    x = [np.ones((5, 1)), np.ones((5, 2, 2))]
+    y = [np.ones(5), np.ones((5, 4))]
+    for kind in (list, tuple):
+        assert Reader(TWO).read_arrays(kind(x), kind(y), None).form == Form(PAIR, PAIR)
+    named = Reader(TWO).read_arrays({"image": x[1], "age": x[0]}, {"a": y[0], "b": y[1]}, None)
+    assert named.form.labels == ["x['image']", "x['age']", "y['a']", "y['b']"]
+
+
+def test_nested_lists_are_one_array():
+    assert Reader(ONE).read_arrays([[1, 2, 3], [4, 5, 6]], [0, 1], None).x.shape == (2, 3)
+
+
+def test_labels_are_left_aside_to_predict():
+    block = Reader(ONE, labelled=False).read_arrays(np.ones((4, 3)), np.ones(4), np.ones(4))
+    assert block.y is None
+    assert block.sample_weight is None
+
+
+def test_no_rows_to_predict_are_no_rows():
+    assert Reader(ONE, labelled=False).read_arrays(np.ones((0, 3)), None, None).rows == 0
+
+
+def arrays_refusal(*given, reader=Reader(ONE)):  # noqa: B008
+    with pytest.raises(DataError) as caught:
+        reader.read_arrays(*given)
+    return str(caught.value)
+
+
+def test_missing_labels_are_told():
+    message = arrays_refusal(np.ones((4, 3)), None, None)
+    assert "labels are missing" in message
+    assert "y=" in message
+
+
+def test_lengths_that_differ_are_told():
+    assert arrays_refusal(np.ones((4, 3)), np.ones(3), np.ones(2)) == (
+        "arrays must have the same number of rows: x has 4 rows, y has 3 rows, sample_weight has 2 rows."
+    )
+    assert "x[1] has 4 rows" in arrays_refusal((np.ones(5), np.ones(4)), (np.ones(5), np.ones(5)), None, reader=Reader(TWO))
+
+
+@pytest.mark.parametrize("x", [3, 2.5, "text"])
+def test_a_single_value_is_no_array(x):
+    assert arrays_refusal(x, np.ones(3), None).startswith(f"x is {type(x).__name__} {x!r}; expected an array")
+
+
+def test_an_array_of_no_axis_has_no_rows():
+    assert "x has no rows" in arrays_refusal(np.array(3.0), np.ones(3), None)
+
+
+def test_ragged_arrays_are_told():
+    message = arrays_refusal([[1, 2, 3], [4, 5]], [0, 1], None)
+    assert message.startswith("x of the arrays is ragged")
+    assert "pad_sequences" in message
+
+
+@pytest.mark.parametrize(
+    ("y", "dtype"), [(["a", "b"], "<U1"), ([1, None], "object"), (np.array([1, None]), "object"), ([1, 2j], "complex128")]
+)
+def test_arrays_of_no_numbers_are_told(y, dtype):
+    message = arrays_refusal(np.ones((2, 3)), y, None)
+    assert message.startswith(f"y of the arrays has dtype {dtype}; expected numbers or booleans")
+
+
+def test_what_is_not_finite_in_arrays_is_told_with_its_row():
+    x = np.ones((6, 2, 3))
+    x[4, 1, 2] = np.nan
+    assert arrays_refusal(x, np.ones(6), None).startswith("x holds NaN or an infinite value in row 4 of the arrays.")
+    assert Reader(ONE, on_nan="drop").read_arrays(x, np.arange(6), None).y.tolist() == [0, 1, 2, 3, 5]
+    assert Reader(ONE, on_nan="allow").read_arrays(x, np.arange(6), None).rows == 6
+
+
+def test_dicts_with_names_that_are_no_strings_are_told():
+    with pytest.raises(DataError, match="keys"):
+        Reader(ONE).read_arrays({0: np.ones((2, 3))}, np.ones(2), None)
+
+
+# What the model expects
+
+
+def spec(*shapes, names=None):
+    structure = Structure() if len(shapes) == 1 and names is None else Structure(len(shapes), names, bare=False)
+    return BlockSpec(Form(structure), tuple(LeafSpec(shape, "float32") for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "fits"),
+    [
+        ((3,), (3,), True),
+        ((3,), (4,), False),
+        ((3,), (), False),
+        ((1,), (), True),
+        ((), (1,), True),
+        ((3,), (3, 1), True),
+        ((3, 1), (3,), True),
+        ((3, 1), (3, 2), False),
+        ((1, 3), (3,), False),
+        ((3,), (1, 3), False),
+        ((3,), (3, 1, 1), False),
+        ((None, 5), (7, 5), True),
+        ((None, 5), (7, 6), False),
+        ((None,), (7, 1), True),
+        ((None, None, 3), (8, 8, 3), True),
+        (None, (8, 8), True),
+    ],
+)
+def test_whether_rows_of_a_shape_fit(wanted, given, fits):
+    assert Slot("in", wanted).takes(given) is fits
+    schema = Schema((Slot("in", wanted),))
+    if fits:
+        schema.check_features(spec(given))
+    else:
+        with pytest.raises(DataError) as caught:
+            schema.check_features(spec(given))
+        assert f"x does not fit the model's input 'in': it expects rows of shape {wanted}" in str(caught.value)
+        assert f"received rows of shape {given}" in str(caught.value)
+
+
+def test_a_model_that_does_not_say_takes_anything():
+    UNSAID.check_features(spec((5,), (6, 7)))
+    assert (UNSAID.expected_x, UNSAID.expected_y) == (None, None)
+    assert (TWO.expected_x, TWO.expected_y) == (2, 2)
+
+
+def test_several_inputs_are_matched_in_order_or_by_name():
+    TWO.check_features(spec((1,), (2, 2)))
+    TWO.check_features(spec((), (2, 2)))
+    TWO.check_features(spec((2, 2), (1,), names=("image", "age")))
+    with pytest.raises(DataError, match=r"x\[0\] does not fit the model's input 'age'.*\(1,\).*\(2, 2\)"):
+        TWO.check_features(spec((2, 2), (1,)))
+    with pytest.raises(DataError, match=r"x\['age'\] does not fit the model's input 'age'"):
+        TWO.check_features(spec((2, 2), (1,), names=("age", "image")))
+
+
+@pytest.mark.parametrize("names", [("image", "weight"), ("image",), ("image", "age", "more")])
+def test_other_names_are_told(names):
+    with pytest.raises(DataError) as caught:
+        TWO.check_features(spec(*[(1,)] * len(names), names=names))
+    assert f"features have the keys {sorted(names)}" in str(caught.value)
+    assert "the model's inputs are ['age', 'image']" in str(caught.value)
+
+
+def test_another_number_of_inputs_is_told():
+    with pytest.raises(DataError, match=r"the model has 2 inputs \(age, image\), but the features are 1 array"):
+        TWO.check_features(spec((1,)))
+    with pytest.raises(DataError, match="the model has 1 inputs"):
+        ONE.check_features(spec((3,), (3,)))
+
+
+def test_one_input_may_go_by_any_name():
+    ONE.check_features(spec((3,), names=("features",)))
+    with pytest.raises(DataError, match=r"x\['features'\] does not fit"):
+        ONE.check_features(spec((4,), names=("features",)))
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (np.array([3, 1, 2]), (1, 3, True)),
+        (np.array([[0.0, 2.0], [-1.0, 1.0]]), (-1, 2, True)),
+        (np.array([0.5, 1.0]), (0.5, 1, False)),
+        (np.array([True, False]), (0, 1, True)),
+        (np.array([5], np.uint8), (5, 5, True)),
+    ],
+)
+def test_the_range_of_labels(labels, expected):
+    found = LabelRange.of(labels)
+    assert (found.low, found.high, found.whole) == expected
+    assert isinstance(found.low, float)
+
+
+def test_ranges_of_two_sets_of_rows():
+    one, other = LabelRange(0, 3, True), LabelRange(-1, 2, False)
+    assert one.union(other) == LabelRange(-1, 3, False)
+    assert one.union(one) == one
+    assert union((one, other), (other, one)) == (LabelRange(-1, 3, False), LabelRange(-1, 3, False))
+    assert union((), (one,)) == (one,)
+    assert union((one,), ()) == (one,)
+
+
+def test_the_ranges_of_a_block():
+    block = from_arrays(np.ones((2, 3)), (np.array([0, 4]), np.array([[0.5, 1], [2, 3]])), None)
+    assert label_ranges(block) == (LabelRange(0, 4, True), LabelRange(0.5, 3, False))
+    assert label_ranges(block[:0]) == ()
+    assert label_ranges(from_arrays(np.ones((2, 3)), None, None)) == ()

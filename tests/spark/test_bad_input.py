@@ -1,0 +1,338 @@
+"""Mistakes are told in words that guide, with a type of their own, and before a job starts where that can be known."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import (
+    ClusterError,
+    ConfigurationError,
+    CustomObjectError,
+    DataError,
+    DivergenceError,
+    ModelError,
+    SparkModel,
+    UnknownArgumentError,
+    WorkerError,
+    to_simple_rdd,
+)
+from tests.models import classifier, regression
+
+
+@pytest.fixture
+def arrays():
+    generator = np.random.default_rng(0)
+    return generator.random((60, 64)).astype(np.float32), generator.integers(0, 10, 60)
+
+
+@pytest.fixture
+def rows(arrays):
+    return list(zip(*arrays, strict=True))
+
+
+@pytest.fixture
+def spark_model():
+    return SparkModel(classifier(), num_workers=None)
+
+
+def with_row(rows, index, row):
+    return [*rows[:index], row, *rows[index + 1 :]]
+
+
+class NotRun:
+    """Fails the test if a job starts."""
+
+    def __init__(self, sc):
+        self._sc = sc
+
+    def __enter__(self):
+        self._sc.setJobGroup("not-run", "must stay empty")
+
+    def __exit__(self, *_):
+        jobs = self._sc.statusTracker().getJobIdsForGroup("not-run")
+        self._sc.setLocalProperty("spark.jobGroup.id", None)
+        assert not list(jobs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mode": "sync"}, "mode='sync' is not known. Known: 'synchronous'"),
+        ({"mode": "asynchronous"}, "Known: 'synchronous'"),
+        ({"frequency": 0}, "frequency=0: expected"),
+        ({"frequency": "epochs"}, "frequency='epochs': expected"),
+        ({"frequency": 1.5}, "frequency=1.5"),
+        ({"rule": "averge"}, "Did you mean 'average'"),
+        ({"rule": object()}, "not an update rule"),
+        ({"num_workers": 0}, "num_workers=0: expected a positive whole number or None"),
+        ({"num_workers": True}, "num_workers=True"),
+        ({"batch_size": -1}, "batch_size=-1"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_arguments_of_the_model(arguments, words):
+    with pytest.raises(ConfigurationError, match=words) as raised:
+        SparkModel(classifier(), **arguments)
+    assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"epochs": 0}, "epochs=0: expected a positive whole number"),
+        ({"epochs": 2.0}, "epochs=2.0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"validation_split": 1.0}, r"validation_split=1.0: expected a number in \[0, 1\)"),
+        ({"validation_split": -0.1}, "validation_split=-0.1"),
+        ({"validation_split": 0.1, "validation_data": (1, 2)}, "not both"),
+        ({"validation_data": (1, 2, 3, 4)}, "tuple of 4"),
+        ({"validation_freq": 0}, "validation_freq=0"),
+        ({"initial_epoch": -1}, "initial_epoch=-1"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
+        ({"on_nan": "skip"}, "Known: 'allow', 'drop', 'error'"),
+        ({"verbose": 3}, "verbose=3"),
+        ({"class_weight": {"a": 1.0}}, "class_weight"),
+        ({"class_weight": {0: -1.0}}, "weight of 0 or more"),
+        ({"callbacks": [print]}, "expected keras.callbacks.Callback"),
+        ({"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)]}, "save_freq=5"),
+        ({"callbacks": [keras.callbacks.TensorBoard("logs", update_freq="batch")]}, "update_freq=1"),
+    ],
+)
+def test_arguments_of_fit(sc, spark_model, arrays, arguments, words):
+    with NotRun(sc), pytest.raises(ConfigurationError, match=words):
+        spark_model.fit(*arrays, **arguments)
+
+
+def test_unknown_arguments_name_the_known_ones(spark_model, arrays):
+    with pytest.raises(UnknownArgumentError, match="SparkModel takes no argument 'frequencyy'.*Did you mean 'frequency'"):
+        SparkModel(classifier(), frequencyy=1)
+    with pytest.raises(TypeError, match="fit takes no argument 'epoch'.*'epochs'"):
+        spark_model.fit(*arrays, epoch=1)
+    with pytest.raises(UnknownArgumentError, match="evaluate takes no argument"):
+        spark_model.evaluate(*arrays, epochs=1)
+    with pytest.raises(UnknownArgumentError, match="predict takes no argument"):
+        spark_model.predict(arrays[0], y=arrays[1])
+
+
+def test_models():
+    with pytest.raises(ModelError, match="expected a compiled keras.Model, received builtins.str"):
+        SparkModel("model")
+    with pytest.raises(ModelError, match="not compiled: call model.compile"):
+        SparkModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="not built.*keras.Input"):
+        SparkModel(unbuilt)
+
+
+def test_arrays(sc, spark_model, arrays):
+    x, y = arrays
+    broken = x.copy()
+    broken[7, 3] = np.inf
+    with NotRun(sc):
+        for given, words in [
+            ((x,), "labels are missing"),
+            ((x[:0], y[:0]), "no rows"),
+            ((x, y[:10]), "x has 60 rows, y has 10 rows"),
+            ((x[:, :10], y), r"input 'pixels': it expects rows of shape \(64,\), received rows of shape \(10,\)"),
+            (((x, x), y), "1 input.s., but x is a tuple of 2 arrays"),
+            ((broken, y), "row 7 of the arrays"),
+            ((x.astype(str), y), "dtype <U32; expected numbers"),
+            (([[1.0, 2.0], [1.0]], [0, 1]), "ragged"),
+            ((x, y + 5), "from 0 to 9, but they range from 5"),
+            ((x, keras.utils.to_categorical(y)), "does not fit the model, its loss or its metrics"),
+            ((5, 3), "x is int 5|data is int 5"),
+            (("file.csv", y), "data is str"),
+        ]:
+            with pytest.raises(DataError, match=words):
+                spark_model.fit(*given)
+
+
+def test_labels_that_do_not_fit_the_loss(sc, arrays):
+    x, y = arrays
+    with NotRun(sc):
+        with pytest.raises(DataError, match="categorical_crossentropy: it expects one-hot rows of 10 values"):
+            SparkModel(classifier(loss="categorical_crossentropy")).fit(x, y)
+        binary = classifier(classes=1, loss="binary_crossentropy")
+        with pytest.raises(DataError, match="binary_crossentropy: labels must lie between 0 and 1"):
+            SparkModel(binary).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ((None, 1), "x of row 15 of partition 1 is or holds None"),
+        ((np.zeros(64), None), "y of row 15 of partition 1 is or holds None"),
+        ((np.zeros(5), 1), "x of row 15 of partition 1 has another shape"),
+        ((np.full(64, np.nan), 1), "x holds NaN or an infinite value in row 15 of partition 1"),
+        ((np.zeros(64), np.inf), "y holds NaN or an infinite value in row 15 of partition 1"),
+        (7, "row 15 of partition 1: expected a pair"),
+        ((np.zeros(64), 1, 1.0), "row 15 of partition 1: some rows have a sample weight"),
+        ((np.zeros(64), [1, 2]), "y of row 15 of partition 1 has another shape"),
+    ],
+)
+def test_rows(sc, spark_model, rows, row, words):
+    rdd = sc.parallelize([0, 1], 2).mapPartitionsWithIndex(
+        lambda part, _: rows[:30] if part == 0 else with_row(rows[30:], 15, row)
+    )
+    with pytest.raises(DataError, match=words):
+        spark_model.fit(rdd)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda rows: [1, 2, 3], "row 0 of partition 0 is int 1; expected a pair"),
+        (lambda rows: [x for x, _ in rows], "is an array of shape .64,.*expected a pair"),
+        (lambda rows: [], "no rows"),
+        (lambda rows: [("text", 1)], "expected numbers"),
+        (lambda rows: [(x[:5], y) for x, y in rows], r"expects rows of shape \(64,\), received rows of shape \(5,\)"),
+        (lambda rows: [(x, y + 9) for x, y in rows], "range from"),
+        (lambda rows: [(x[: 64 - 60 * (i >= 30)], y) for i, (x, y) in enumerate(rows)], "another shape|partitions differ"),
+    ],
+)
+def test_rdds(sc, spark_model, rows, make, words):
+    with pytest.raises(DataError, match=words):
+        spark_model.fit(sc.parallelize(make(rows), 2))
+
+
+def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, rows):
+    broken = with_row(rows, 3, (np.full(64, np.nan, np.float32), 1))
+    spark_model.fit(sc.parallelize(broken, 2), on_nan="drop", verbose=0)
+    assert sum(report["rows"] for report in spark_model.training_histories) == 59
+    with pytest.raises(DivergenceError, match="epoch 1 on worker 0"):
+        spark_model.fit(sc.parallelize(broken, 2), on_nan="allow", verbose=0)
+
+
+def test_a_dataframe_says_how(sc, spark_model):
+    from pyspark.sql import SparkSession
+
+    frame = SparkSession(sc).createDataFrame([(1.0, 2)], "x double, y int")
+    with pytest.raises(DataError, match=r"DataFrame.*df\.rdd\.map"):
+        spark_model.fit(frame)
+
+
+def test_labels_beside_an_rdd(sc, spark_model, rows, arrays):
+    with pytest.raises(ConfigurationError, match="go with arrays"):
+        spark_model.fit(sc.parallelize(rows, 2), arrays[1])
+
+
+def test_class_weight_excludes_sample_weights_and_several_outputs(sc, arrays):
+    x, y = arrays
+    with pytest.raises(ConfigurationError, match="class_weight and sample weights"):
+        SparkModel(classifier()).fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(60))
+    inputs = keras.Input((64,))
+    model = keras.Model(inputs, [keras.layers.Dense(10, activation="softmax")(inputs) for _ in range(2)])
+    model.compile("sgd", ["sparse_categorical_crossentropy"] * 2)
+    with pytest.raises(ConfigurationError, match="several outputs"):
+        SparkModel(model).fit(x, (y, y), class_weight={0: 2.0})
+
+
+def test_what_cannot_be_pickled_is_named(sc, spark_model, rows):
+    lock = threading.Lock()
+
+    def transform(x, y):
+        with lock:
+            return x, y
+
+    class Held(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.held = threading.Lock()
+
+    with pytest.raises(CustomObjectError, match="transform cannot be sent.*lock"):
+        spark_model.fit(sc.parallelize(rows, 2), transform=transform)
+    with pytest.raises(CustomObjectError, match=r"worker_callbacks\[1\].*Held"):
+        spark_model.fit(sc.parallelize(rows, 2), worker_callbacks=[keras.callbacks.Callback(), Held()])
+
+
+def test_transforms(sc, spark_model, rows):
+    rdd = sc.parallelize(rows, 2)
+    for transform, words in [
+        (lambda x, y: (x[:, :5], y), r"expects rows of shape \(64,\), received rows of shape \(5,\)"),
+        (lambda x, y: x, "must return .x, y."),
+        (lambda x, y: (x / undefined, y), "NameError"),  # noqa: F821
+    ]:
+        with pytest.raises((DataError, ConfigurationError), match=words):
+            spark_model.fit(rdd, transform=transform)
+
+
+def test_a_workers_traceback_is_in_the_message(sc, spark_model, rows):
+    def explode(row):
+        raise RuntimeError("kaboom in my map")
+
+    class Explode(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("kaboom in my callback")
+
+    before = spark_model.model.get_weights()
+    with pytest.raises(WorkerError, match="kaboom in my map") as raised:
+        spark_model.fit(sc.parallelize(rows, 2).map(explode))
+    assert "in explode" in raised.value.worker_traceback
+    with pytest.raises(WorkerError, match="kaboom in my callback") as raised:
+        spark_model.fit(sc.parallelize(rows, 2), worker_callbacks=[Explode()], verbose=0)
+    assert "on_epoch_end" in str(raised.value)
+    assert raised.value.__cause__ is not None
+    for mine, other in zip(spark_model.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    spark_model.fit(sc.parallelize(rows, 2), verbose=0)
+
+
+def test_divergence_keeps_the_last_finished_round(sc):
+    """The learning rate explodes in the third epoch: the model keeps what it had after the second."""
+    model = regression(optimizer=keras.optimizers.SGD(0.01))
+    kept = []
+
+    class Explode(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                self.model.optimizer.learning_rate = 1e30
+
+        def on_epoch_end(self, epoch, logs=None):
+            kept.append(self.model.get_weights())
+
+    x = np.random.default_rng(0).random((64, 3)).astype(np.float32) * 10
+    with pytest.raises(DivergenceError, match="diverged in epoch 3 on worker"):
+        SparkModel(model, num_workers=2).fit(x, x.sum(1), epochs=4, batch_size=4, callbacks=[Explode()], verbose=0)
+    assert len(kept) == 2
+    for mine, other in zip(model.get_weights(), kept[-1], strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_evaluate_and_predict(sc, spark_model, rows, arrays):
+    x, y = arrays
+    for given, words in [
+        ((sc.parallelize([], 2),), "no rows"),
+        ((sc.parallelize([(a, b + 9) for a, b in rows], 2),), "range from"),
+        ((sc.parallelize([(a[:4], b) for a, b in rows], 2),), "received rows of shape"),
+        ((x, y + 9), "range from"),
+        ((x[:0], y[:0]), "no rows"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            spark_model.evaluate(*given)
+    for data, words in [
+        (x[:, :4], "received rows of shape"),
+        (sc.parallelize(list(x[:, :4]), 2), "received rows of shape"),
+        (sc.parallelize([None], 1), "None"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            spark_model.predict(data)
+
+
+def test_helpers(sc, arrays):
+    x, y = arrays
+    with pytest.raises(DataError, match="same number of rows"):
+        to_simple_rdd(sc, x, y[:5])
+    with pytest.raises(DataError, match="no rows"):
+        to_simple_rdd(sc, x[:0], y[:0])
+    with pytest.raises(ConfigurationError, match="num_slices=0"):
+        to_simple_rdd(sc, x, y, num_slices=0)
+
+
+def test_a_stopped_context(contexts, spark_model, rows):
+    rdd = contexts.get("local[2]").parallelize(rows, 2)
+    contexts.stop()
+    with pytest.raises(ClusterError, match="has been stopped"):
+        spark_model.fit(rdd)

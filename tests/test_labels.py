@@ -1,0 +1,173 @@
+"""Labels that the loss would take for something else are refused before anything starts."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.schema import label_ranges
+from sparkkeras.errors import DataError
+from sparkkeras.labels import check_labels
+
+
+@pytest.fixture(scope="module")
+def three():
+    """A model with three outputs for each row."""
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax", name="out")(inputs))
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A model with one output for each row."""
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid", name="out")(inputs))
+
+
+@pytest.fixture(scope="module")
+def two():
+    """A model with two named outputs."""
+    inputs = keras.Input((2,))
+    kind = keras.layers.Dense(3, activation="softmax", name="kind")(inputs)
+    size = keras.layers.Dense(1, name="size")(inputs)
+    return keras.Model(inputs, {"kind": kind, "size": size})
+
+
+def check(model, labels, loss):
+    model.compile(optimizer="sgd", loss=loss)
+    rows = len(next(iter(labels.values())) if isinstance(labels, dict) else labels[0] if type(labels) is tuple else labels)
+    block = from_arrays(np.ones((rows, 2), np.float32), labels, None)
+    check_labels(model, block.spec, label_ranges(block))
+
+
+def refusal(*given):
+    with pytest.raises(DataError) as caught:
+        check(*given)
+    return str(caught.value)
+
+
+def named(loss):
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", None) or type(loss).__name__ + "()"
+
+
+def own_loss(y, prediction):
+    return keras.ops.mean(prediction)
+
+
+SPARSE = [
+    "sparse_categorical_crossentropy",
+    "SparseCategoricalCrossentropy",
+    keras.losses.sparse_categorical_crossentropy,
+    keras.losses.SparseCategoricalCrossentropy(),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="mine"),
+]
+
+
+@pytest.mark.parametrize("loss", SPARSE, ids=named)
+@pytest.mark.parametrize(
+    ("labels", "low", "high"),
+    [([0, 1, 3], 0, 3), ([1, 2, 3], 1, 3), ([-1, 0, 1], -1, 1), ([0.0, 0.5, 1.0], 0, 1), ([[0], [7], [1]], 0, 7)],
+)
+def test_class_numbers_must_be_below_the_number_of_outputs(three, loss, labels, low, high):
+    message = refusal(three, np.array(labels), loss)
+    assert message.startswith("y does not fit the loss sparse_categorical_crossentropy: the model has 3 outputs")
+    assert f"whole numbers from 0 to 2, but they range from {low} to {high}" in message
+
+
+@pytest.mark.parametrize("loss", SPARSE, ids=named)
+@pytest.mark.parametrize("labels", [[0, 1, 2], [0.0, 2.0, 1.0], [[0], [1], [2]], [False, True, True]])
+def test_class_numbers_that_fit(three, loss, labels):
+    check(three, np.array(labels), loss)
+
+
+def test_an_ignored_class_may_lie_outside(three):
+    check(three, np.array([0, 1, -1]), keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
+
+
+CATEGORICAL = ["categorical_crossentropy", "CategoricalCrossentropy", keras.losses.CategoricalCrossentropy()]
+
+
+@pytest.mark.parametrize("loss", CATEGORICAL, ids=named)
+@pytest.mark.parametrize(("labels", "shape"), [([0, 1, 2], "()"), ([[0], [1]], "(1,)"), (np.eye(4), "(4,)")])
+def test_one_hot_rows_must_be_as_wide_as_the_model(three, loss, labels, shape):
+    message = refusal(three, np.array(labels), loss)
+    assert message.startswith("y does not fit the loss categorical_crossentropy: it expects one-hot rows of 3 values")
+    assert f"received rows of shape {shape}" in message
+    assert "to_categorical" in message
+
+
+@pytest.mark.parametrize("loss", CATEGORICAL, ids=named)
+def test_one_hot_rows_that_fit(three, loss):
+    check(three, np.eye(3), loss)
+
+
+BINARY = ["binary_crossentropy", "bce", keras.losses.binary_crossentropy, keras.losses.BinaryCrossentropy()]
+
+
+@pytest.mark.parametrize("loss", BINARY, ids=named)
+@pytest.mark.parametrize(("labels", "low", "high"), [([-1, 1], -1, 1), ([1, 2], 1, 2), ([[0.5], [1.5]], 0.5, 1.5)])
+def test_binary_labels_must_lie_between_0_and_1(one, loss, labels, low, high):
+    message = refusal(one, np.array(labels), loss)
+    assert message.startswith("y does not fit the loss binary_crossentropy: labels must lie between 0 and 1")
+    assert f"they range from {low:g} to {high:g}" in message
+
+
+@pytest.mark.parametrize("loss", BINARY, ids=named)
+@pytest.mark.parametrize("labels", [[0, 1], [0.25, 0.5], [[True], [False]]])
+def test_binary_labels_that_fit(one, loss, labels):
+    check(one, np.array(labels), loss)
+
+
+@pytest.mark.parametrize("loss", ["mse", own_loss, keras.losses.Hinge()], ids=named)
+def test_other_losses_take_any_labels(three, one, loss):
+    check(one, np.array([-7, 100]), loss)
+    check(three, np.full((2, 3), 9.5), loss)
+
+
+# Several outputs
+
+GOOD = {"kind": np.array([0, 2]), "size": np.array([100.0, 0.5])}
+BAD = {"kind": np.array([0, 3]), "size": np.array([100.0, 0.5])}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        {"size": "mse", "kind": "sparse_categorical_crossentropy"},
+    ],
+)
+@pytest.mark.parametrize("order", [("kind", "size"), ("size", "kind")])
+def test_named_labels_are_matched_by_name(two, loss, order):
+    check(two, {name: GOOD[name] for name in order}, loss)
+    assert refusal(two, {name: BAD[name] for name in order}, loss).startswith("y['kind'] does not fit the loss sparse_")
+
+
+def test_each_output_has_its_own_loss(two):
+    loss = {"kind": "sparse_categorical_crossentropy", "size": "binary_crossentropy"}
+    assert refusal(two, GOOD, loss).startswith("y['size'] does not fit the loss binary_crossentropy")
+
+
+def test_an_output_without_a_loss_takes_any_labels(two):
+    check(two, {"kind": np.array([-5, 50]), "size": np.array([0.0, 1.0])}, {"size": "mse"})
+
+
+def test_labels_as_a_tuple_are_matched_by_place():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, [keras.layers.Dense(3)(inputs), keras.layers.Dense(2)(inputs)])
+    losses = ["sparse_categorical_crossentropy", "sparse_categorical_crossentropy"]
+    check(model, (np.array([2, 0]), np.array([1, 0])), losses)
+    assert refusal(model, (np.array([2, 0]), np.array([2, 0])), losses).startswith("y[1] does not fit")
+    assert refusal(model, (np.array([3, 0]), np.array([1, 0])), losses).startswith("y[0] does not fit")
+
+
+def test_what_cannot_be_known_is_not_refused(three):
+    class Subclassed(keras.Model):
+        def call(self, x):
+            return x
+
+    check(Subclassed(), np.array([0, 50]), "sparse_categorical_crossentropy")
+    block = from_arrays(np.ones((2, 2)), None, None)
+    check_labels(three, block.spec, ())
+    labelled = from_arrays(np.ones((2, 2)), np.array([9, 9]), None)
+    check_labels(three, labelled.spec, ())  # no range is known where there were no values

@@ -1,0 +1,178 @@
+"""A SparkModel's archive: Keras's own, with two members more."""
+
+import io
+import json
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import persistence
+from sparkkeras.errors import CustomObjectError, ModelError
+
+SETTINGS = {
+    "mode": "synchronous",
+    "frequency": 10,
+    "num_workers": None,
+    "rule": {"name": "slowmo", "parameters": {"a": 1.0}},
+}
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+    model.fit(X, X[:, :2], epochs=2, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def packed(model):
+    return persistence.pack(model, SETTINGS, {"momentum": np.arange(8, dtype=np.float32)})
+
+
+def with_member(data, name, content):
+    """The archive with one member replaced."""
+    result = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
+        for member in source.namelist():
+            if member != name:
+                target.writestr(member, source.read(member))
+        if content is not None:
+            target.writestr(name, content)
+    return result.getvalue()
+
+
+def test_everything_comes_back(model, packed):
+    loaded, settings, state = persistence.unpack(packed, {}, True)
+    assert settings == SETTINGS
+    assert list(state) == ["momentum"]
+    assert state["momentum"].dtype == np.float32
+    assert state["momentum"].tolist() == list(range(8))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True))
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 2
+    mine, theirs = ([keras.ops.convert_to_numpy(slot) for slot in one.optimizer.variables] for one in (loaded, model))
+    assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    assert loaded.loss == "mse"
+
+
+def test_a_rule_without_a_state(model):
+    data = persistence.pack(model, SETTINGS, {})
+    assert persistence.unpack(data, {}, True)[2] == {}
+    assert "sparkkeras.npz" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
+
+
+def test_several_states_of_any_float(model):
+    state = {"a": np.array([1 / 3]), "b": np.zeros(0, np.float32), "velocity of it": np.float32([1, 2])}
+    loaded = persistence.unpack(persistence.pack(model, {}, state), {}, True)[2]
+    assert list(loaded) == list(state)
+    assert all(loaded[name].dtype == state[name].dtype for name in state)
+    assert all(np.array_equal(loaded[name], state[name]) for name in state)
+
+
+def test_plain_keras_reads_it(model, packed, tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_bytes(packed)
+    loaded = keras.saving.load_model(path)
+    assert np.array_equal(loaded(X), model(X))
+
+
+def test_what_plain_keras_wrote_is_read(model, tmp_path):
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded, settings, state = persistence.unpack(path.read_bytes(), {}, True)
+    assert np.array_equal(loaded(X), model(X))
+    assert settings == {}
+    assert state == {}
+
+
+def test_the_format_is_written_down(packed):
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        assert json.loads(archive.read("sparkkeras.json"))["format"] == 1
+
+
+def test_a_later_format_is_refused(packed):
+    later = with_member(packed, "sparkkeras.json", json.dumps({"format": 2, "mode": "a mode of the future"}))
+    with pytest.raises(ModelError, match="written by a later version of sparkkeras: upgrade to read it"):
+        persistence.unpack(later, {}, True)
+
+
+@pytest.mark.parametrize("damage", [b"", b"no archive", b"PK\x03\x04", b"\0" * 2000])
+def test_what_is_no_archive_is_told(damage):
+    with pytest.raises(ModelError, match=r"no \.keras archive: it may be damaged"):
+        persistence.unpack(damage, {}, True)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99, 0.999])
+def test_a_file_that_was_cut_is_told(packed, share):
+    with pytest.raises(ModelError):
+        persistence.unpack(packed[: int(len(packed) * share)], {}, True)
+
+
+@pytest.mark.parametrize("member", ["config.json", "model.weights.h5", "sparkkeras.json", "sparkkeras.npz"])
+def test_a_byte_that_flipped_is_told(packed, member):
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        info = archive.getinfo(member)
+    damaged = bytearray(packed)
+    damaged[info.header_offset + 30 + len(member) + info.file_size // 2] ^= 0xFF
+    with pytest.raises(ModelError):
+        persistence.unpack(bytes(damaged), {}, True)
+
+
+@pytest.mark.parametrize("offset", [6, 10, 24, 42], ids=["version", "method", "size", "place"])
+@pytest.mark.parametrize("member", ["config.json", "sparkkeras.json"])
+def test_a_directory_that_was_damaged_is_told(packed, member, offset):
+    """The entry of a member in the zip's directory, which stands at its end."""
+    damaged = bytearray(packed)
+    entry = packed.rindex(member.encode()) - 46
+    assert packed[entry : entry + 4] == b"PK\x01\x02"
+    damaged[entry + offset] ^= 0xFF
+    with pytest.raises(ModelError):
+        persistence.unpack(bytes(damaged), {}, True)
+
+
+@pytest.mark.parametrize("member", ["config.json", "model.weights.h5"])
+def test_a_member_that_is_missing_is_told(packed, member):
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        persistence.unpack(with_member(packed, member, None), {}, True)
+
+
+@pytest.mark.parametrize(
+    ("member", "content"), [("sparkkeras.json", b"{no json"), ("sparkkeras.npz", b"no arrays"), ("sparkkeras.npz", b"PK")]
+)
+def test_a_member_that_makes_no_sense_is_told(packed, member, content):
+    with pytest.raises(ModelError, match="damaged"):
+        persistence.unpack(with_member(packed, member, content), {}, True)
+
+
+def test_a_state_never_runs_code(packed):
+    pickled = io.BytesIO()
+    np.savez(pickled, momentum=np.array([{"any": "object"}], object))
+    with pytest.raises(ModelError):
+        persistence.unpack(with_member(packed, "sparkkeras.npz", pickled.getvalue()), {}, True)
+
+
+def test_custom_code_must_be_given():
+    class Doubled(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    model = keras.Sequential([keras.Input((3,)), Doubled(), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    data = persistence.pack(model, {}, {})
+    with pytest.raises(CustomObjectError, match=r"class 'Doubled'.*pass custom_objects"):
+        persistence.unpack(data, {}, True)
+    loaded = persistence.unpack(data, {"Doubled": Doubled}, True)[0]
+    assert np.array_equal(loaded(X), model(X))
+
+
+def test_a_lambda_is_loaded_only_if_trusted():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    data = persistence.pack(model, {}, {})
+    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+        persistence.unpack(data, {}, True)
+    assert np.array_equal(persistence.unpack(data, {}, False)[0](X), model(X))
