@@ -1,0 +1,285 @@
+"""What happens when files, workers, executors or the person's patience go: the result is the same, and nothing is left."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import SparkModel, WorkerError
+from sparkkeras.strategy import averaging
+from tests.conftest import SOAK
+from tests.models import classifier
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    generator = np.random.default_rng(0)
+    return generator.random((240, 64)).astype(np.float32), generator.integers(0, 10, 240)
+
+
+def rows(sc, arrays, parts=2):
+    return sc.parallelize(list(zip(*arrays, strict=True)), parts)
+
+
+def train(data, *, epochs=3, **arguments):
+    spark_model = SparkModel(classifier(), seed=4)
+    spark_model.fit(*data, epochs=epochs, batch_size=16, verbose=0, **arguments)
+    return spark_model.model.get_weights()
+
+
+def assert_same_bits(mine, other):
+    for one, two in zip(mine, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def worker_folder(sc):
+    return sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first()
+
+
+def spy_on_names(monkeypatch):
+    """The folders that datasets keep their files in."""
+    from sparkkeras.data import rdd
+
+    names = []
+    store = rdd._Store
+
+    def noted(name):
+        names.append(name)
+        return store(name)
+
+    monkeypatch.setattr(rdd, "_Store", noted)
+    return names
+
+
+class RemoveFiles(keras.callbacks.Callback):
+    """Remove a partition's files after the first epoch, as a cleaner of temporary folders might."""
+
+    def __init__(self, temporary, names):
+        super().__init__()
+        self.temporary, self.names, self.removed = temporary, names, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            found = [path for name in self.names for path in Path(self.temporary).rglob(f"{name}/part-0")]
+            for path in found:
+                shutil.rmtree(path)
+            self.removed += found
+
+
+def test_files_that_are_gone_are_written_again(sc, arrays, monkeypatch):
+    names = spy_on_names(monkeypatch)
+    expected = train([rows(sc, arrays)])
+    remover = RemoveFiles(worker_folder(sc), names)
+    assert_same_bits(train([rows(sc, arrays)], callbacks=[remover]), expected)
+    assert len(remover.removed) == 1
+
+
+def test_reduced_on_the_workers_it_is_the_same(sc, arrays, monkeypatch):
+    flat = train([rows(sc, arrays, 5)])
+    monkeypatch.setattr(averaging, "TREE_WORKERS", 1)
+    tree = train([rows(sc, arrays, 5)])
+    for one, two in zip(flat, tree, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+    names = spy_on_names(monkeypatch)
+    remover = RemoveFiles(worker_folder(sc), names)
+    repaired = train([rows(sc, arrays, 5)], callbacks=[remover])
+    assert remover.removed
+    for one, two in zip(repaired, tree, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+
+
+class Kill(keras.callbacks.Callback):
+    """Kill this worker, or its executor, once, at a marked point: when a batch of an epoch has ended."""
+
+    def __init__(self, mark, epoch, batch, executor=False):
+        super().__init__()
+        self.mark, self.epoch, self.batch, self.executor = mark, epoch, batch, executor
+        self.current = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.current = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.current != self.epoch or batch < self.batch:
+            return
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))  # one worker only
+        except FileExistsError:
+            return
+        import psutil
+
+        victim = psutil.Process().parent().parent() if self.executor else psutil.Process()
+        victim.send_signal(signal.SIGKILL)
+        time.sleep(60)
+
+
+class Idle(Kill):
+    """As costly as Kill, and harmless."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+POINTS = [(0, 0), (1, 3), (2, 7)]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("executor", [False, True], ids=["worker", "executor"])
+def test_a_kill_changes_no_bit(sc, arrays, tmp_path, executor):
+    points = [(epoch, batch) for epoch in range(3) for batch in range(8)] if SOAK else POINTS[1:2]
+    expected = train([rows(sc, arrays)])
+    for epoch, batch in points:
+        mark = tmp_path / f"{epoch}-{batch}"
+        killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), epoch, batch, executor)])
+        assert mark.exists()
+        assert_same_bits(killed, expected)
+
+
+@pytest.mark.cluster
+def test_arrays_reach_executors_of_their_own(sc, arrays):
+    expected = train([rows(sc, arrays)])
+    np.testing.assert_array_equal(train(arrays)[0].shape, expected[0].shape)
+    spark_model = SparkModel(classifier(), num_workers=2)
+    x, y = arrays
+    spark_model.fit(x, y, validation_data=(x, y), verbose=0)
+    np.testing.assert_allclose(spark_model.predict(x), spark_model.model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+    assert sorted(report["rows"] for report in spark_model.training_histories) == [120, 120]
+
+
+@pytest.mark.cluster
+def test_nothing_is_left_on_executors(sc, arrays):
+    def files(_):
+        home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+        return [str(path) for path in home.glob("sparkkeras-*")]
+
+    train([rows(sc, arrays)])
+    with pytest.raises(WorkerError):
+        train([rows(sc, arrays)], worker_callbacks=[Fail()])
+    assert sc.parallelize(range(4), 4).flatMap(files).collect() == []
+
+
+class Fail(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise RuntimeError("on purpose")
+
+
+def leftovers(sc):
+    home = Path(worker_folder(sc))
+    temporary = Path(sc._temp_dir)
+    return {
+        "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
+        "closures": len(list(temporary.iterdir())),
+        "rdds": sc._jsc.getPersistentRDDs().size(),
+        "threads": threading.active_count(),
+        "jobs": list(sc.statusTracker().getActiveJobsIds()),
+        "tags": sorted(sc.getJobTags()),
+        "environment": dict(sc.environment),
+    }
+
+
+def test_nothing_is_left_behind(sc, arrays):
+    train([rows(sc, arrays)])
+    before = leftovers(sc)
+    assert before["files"] == []
+    train([rows(sc, arrays)], validation_split=0.1)
+    train(arrays, validation_data=arrays)
+    with pytest.raises(WorkerError):
+        train([rows(sc, arrays)], worker_callbacks=[Fail()])
+    with pytest.raises(WorkerError):
+        train(arrays, worker_callbacks=[Fail()])
+    SparkModel(classifier()).predict(arrays[0])
+    SparkModel(classifier()).evaluate(*arrays)
+    assert leftovers(sc) == before
+
+
+def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path):
+    """Ctrl-C while the second epoch runs on the workers."""
+    mark = tmp_path / "mark"
+
+    class Slow(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                mark.touch()
+                time.sleep(60)
+
+    kept = []
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(spark_model.model.get_weights()))
+    spark_model = SparkModel(classifier(), seed=4)
+    data = rows(sc, arrays)
+
+    def interrupt():
+        while not mark.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        spark_model.fit(data, epochs=3, verbose=0, callbacks=[keep], worker_callbacks=[Slow()])
+    thread.join()
+    assert len(kept) == 1
+    assert_same_bits(spark_model.model.get_weights(), kept[0])
+    deadline = time.monotonic() + 20
+    while sc.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not sc.statusTracker().getActiveJobsIds()
+    assert leftovers(sc)["files"] == []
+    spark_model.fit(data, verbose=0)
+
+
+def test_a_partition_larger_than_memory_trains(sc):
+    """240 MB of rows in one partition, and workers that may take 160 MB more than an idle one does."""
+    count, width, allowance = 240_000, 250, 160 * 1024 * 1024
+
+    def limit():
+        import resource
+
+        used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, resource.RLIM_INFINITY))
+
+    def unlimit():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def generate(_):
+        limit()
+        try:
+            row = np.arange(width, dtype=np.float32) / width
+            for number in range(count):
+                yield row * (number % 7), number % 7
+        finally:
+            unlimit()
+
+    class Limit(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            limit()
+
+        def on_train_end(self, logs=None):
+            unlimit()
+
+    rdd = sc.parallelize([0], 1).mapPartitions(generate)
+    model = classifier(width=width, units=4)
+    spark_model = SparkModel(model, seed=1)
+    history = spark_model.fit(rdd, epochs=2, batch_size=2000, verbose=0, worker_callbacks=[Limit()])
+    assert history.history["loss"][1] < history.history["loss"][0]
+    assert spark_model.training_histories[0]["rows"] == count
+
+
+def test_a_source_is_read_once(sc, arrays):
+    read = sc.accumulator(0)
+
+    def count(row):
+        read.add(1)
+        return row
+
+    SparkModel(classifier()).fit(rows(sc, arrays).map(count), epochs=3, validation_split=0.1, verbose=0)
+    assert read.value == 240
+
+

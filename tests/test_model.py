@@ -1,0 +1,700 @@
+"""A compiled model packed, unpacked, and still itself; or refused by the name of what would be lost."""
+
+import functools
+import pickle
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import metrics
+from sparkkeras import model as models
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.schema import Slot
+from sparkkeras.errors import CustomObjectError, ModelError
+from sparkkeras.model import ModelArchive, ModelState, check_model, reseed
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 3)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+# The person's own code
+
+
+def tilted(x):
+    return keras.ops.maximum(x, 0.1 * x)
+
+
+def relu(x):
+    """Not Keras's."""
+    return 2 * keras.ops.maximum(x, 0)
+
+
+def mse(y, prediction):
+    """Not Keras's: absolute, and not squared."""
+    return keras.ops.mean(keras.ops.abs(y - prediction), axis=-1)
+
+
+def distance(y, prediction):
+    return keras.ops.mean(keras.ops.abs(y - prediction), axis=-1)
+
+
+def weighted_error(factor):
+    def error(y, prediction):
+        return factor * keras.ops.mean(keras.ops.square(y - prediction), axis=-1)
+
+    return error
+
+
+@keras.saving.register_keras_serializable(package="tests_of_model")
+def bent(x):
+    return keras.ops.tanh(x)
+
+
+class Quartic(keras.losses.Loss):
+    def call(self, y, prediction):
+        return keras.ops.mean((y - prediction) ** 4, axis=-1)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name="largest", **options):
+        super().__init__(name=name, **options)
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y, prediction, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y)))
+
+    def result(self):
+        return self.value
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, step):
+        return self.start / (1 + keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {"start": self.start}
+
+
+class Eager(keras.optimizers.SGD):
+    """An optimizer of one's own."""
+
+
+class Sums(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return 0.01 * keras.ops.sum(x)
+
+    def get_config(self):
+        return {}
+
+
+class Scaled(keras.layers.Layer):
+    def __init__(self, factor, **options):
+        super().__init__(**options)
+        self.factor = factor
+        self.inner = keras.layers.Dense(2)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.factor * self.inner(x)
+
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+
+class WithoutConfig(keras.layers.Layer):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        return self.factor * x
+
+
+class Forgetful(keras.layers.Layer):
+    """Its configuration lacks the number of units."""
+
+    def __init__(self, units=1, **options):
+        super().__init__(**options)
+        self.units = units
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], self.units), name="kernel")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+class Subclassed(keras.Model):
+    def __init__(self, units, **options):
+        super().__init__(**options)
+        self.units = units
+        self.first = Scaled(0.5)
+        self.last = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+# Models
+
+
+def dense(*extra, activation="relu", **compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation=activation), *extra, keras.layers.Dense(1)])
+    model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
+    return model
+
+
+def several():
+    one, two = keras.Input((3,), name="one"), keras.Input((3,), name="two")
+    shared = keras.layers.Dense(2, name="shared")
+    joined = keras.layers.Concatenate()([shared(one), shared(two)])
+    outputs = {"size": keras.layers.Dense(1, name="size")(joined), "sign": keras.layers.Dense(1, name="sign")(joined)}
+    model = keras.Model({"one": one, "two": two}, outputs)
+    model.compile(
+        optimizer="rmsprop",
+        loss={"size": "mse", "sign": distance},
+        loss_weights={"size": 1.0, "sign": 0.25},
+        metrics={"size": ["mae"], "sign": [Largest()]},
+        run_eagerly=True,
+    )
+    return model
+
+
+def subclassed():
+    model = Subclassed(1)
+    model(X)
+    model.compile(optimizer="adam", loss="mse", run_eagerly=True)
+    return model
+
+
+def normalized(factor=1.0):
+    layer = keras.layers.Normalization()
+    layer.adapt(factor * X)
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)], name="normalized")
+    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
+    return model
+
+
+def frozen():
+    model = dense(keras.layers.Dense(4, name="frozen", trainable=False))
+    assert len(model.trainable_weights) == 4
+    return model
+
+
+def nested():
+    return dense(keras.Sequential([keras.Input((4,)), Scaled(3.0)]))
+
+
+def recurrent():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((None,)), keras.layers.Embedding(10, 3), keras.layers.LSTM(2), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer="adam", loss="mse", run_eagerly=True)
+    return model
+
+
+WORDS = keras.ops.convert_to_tensor([["red"], ["blue"], ["red"], ["none of these"]], dtype="string")
+
+
+def words(layer):
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
+    return model
+
+
+def looked_up():
+    return words(keras.layers.StringLookup(vocabulary=["blue", "red", "green"], output_mode="one_hot"))
+
+
+def vectorized():
+    layer = keras.layers.TextVectorization(output_mode="multi_hot")
+    layer.adapt(["red red", "blue", "green blue"])
+    return words(layer)
+
+
+TOKENS = RNG.integers(0, 10, (12, 5))
+MODELS = {
+    "sequential": (dense, X, Y),
+    "several inputs and outputs": (several, {"one": X, "two": -X}, {"size": Y, "sign": np.sign(Y)}),
+    "subclassed": (subclassed, X, Y),
+    "custom layer": (lambda: dense(Scaled(2.0)), X, Y),
+    "nested": (nested, X, Y),
+    "activation": (lambda: dense(activation=tilted), X, Y),
+    "registered": (lambda: dense(activation=bent), X, Y),
+    "loss function": (lambda: dense(loss=weighted_error(3.0)), X, Y),
+    "loss class": (lambda: dense(loss=Quartic()), X, Y),
+    "metric class": (lambda: dense(metrics=[Largest(), "mae"]), X, Y),
+    "metric function": (lambda: dense(metrics=[weighted_error(3.0)], weighted_metrics=["mae"]), X, Y),
+    "schedule": (lambda: dense(optimizer=keras.optimizers.SGD(Falling(0.5), momentum=0.9)), X, Y),
+    "optimizer": (lambda: dense(optimizer=Eager(0.25)), X, Y),
+    "regularizer": (lambda: dense(keras.layers.Dense(4, kernel_regularizer=Sums())), X, Y),
+    "frozen layer": (frozen, X, Y),
+    "normalization": (normalized, X, Y),
+    "batch normalization": (lambda: dense(keras.layers.BatchNormalization()), X, Y),
+    "dropout": (lambda: dense(keras.layers.Dropout(0.5, seed=3)), X, Y),
+    "recurrent": (recurrent, TOKENS, Y),
+    "lambda layer": (lambda: dense(keras.layers.Lambda(lambda x: 2 * x)), X, Y),
+    "lambda layer with def": (lambda: dense(keras.layers.Lambda(tilted)), X, Y),
+    "string lookup": (looked_up, WORDS, Y[:4]),
+    "text vectorization": (vectorized, WORDS, Y[:4]),
+}
+
+
+@pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
+def test_a_model_makes_the_round_trip(build, x, y):
+    model = build()
+    model.train_on_batch(x, y)
+    archive = pickle.loads(pickle.dumps(ModelArchive.pack(model)))
+    loaded = archive.unpack()
+    ModelState.take(model).put(loaded)
+    assert loaded is not model
+    expected, found = (keras.tree.flatten(one(x)) for one in (model, loaded))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(expected, found, strict=True))
+    model.reset_metrics()
+    expected, found = (one.test_on_batch(x, y, return_dict=True) for one in (model, loaded))
+    assert {name: float(value) for name, value in expected.items()} == pytest.approx(found, rel=1e-6)
+    # Trained on, they stay together: optimizer, schedule, loss weights and what is trainable have come along.
+    for one in (model, loaded):
+        reseed(one, (5,))
+        one.train_on_batch(x, y)
+    mine, theirs = ModelState.take(model), ModelState.take(loaded)
+    assert np.allclose(mine.weights.vector, theirs.weights.vector, rtol=1e-5, atol=1e-7)
+    assert np.allclose(mine.optimizer.vector, theirs.optimizer.vector, rtol=1e-5, atol=1e-7)
+    assert [int(counter) for counter in mine.optimizer.counters] == [int(counter) for counter in theirs.optimizer.counters]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "name", "expected"),
+    [
+        ({"steps_per_execution": 7, "run_eagerly": False}, "steps_per_execution", 7),
+        ({"run_eagerly": True}, "run_eagerly", True),
+        ({"jit_compile": False, "run_eagerly": False}, "jit_compile", False),
+    ],
+)
+def test_compile_arguments_come_along(compiled, name, expected):
+    assert getattr(ModelArchive.pack(dense(**compiled)).unpack(), name) == expected
+
+
+def test_custom_objects_travel_along():
+    archive = ModelArchive.pack(dense(), {"extra": tilted})
+    assert set(archive.custom.load()) == {"extra"}
+    assert set(ModelArchive.pack(dense(activation=tilted)).custom.load()) == {"tilted"}
+    assert ModelArchive.pack(dense()).custom.load() == {}
+
+
+def test_packing_changes_nothing():
+    model = dense(metrics=["mae"])
+    before = ModelState.take(model)
+    names = [metric.name for metric in model.metrics]
+    ModelArchive.pack(model)
+    assert np.array_equal(ModelState.take(model).weights.vector, before.weights.vector)
+    assert [metric.name for metric in model.metrics] == names
+    assert model.run_eagerly
+
+
+# Refused, by name
+
+
+def refusal(kind, model):
+    with pytest.raises(kind) as caught:
+        ModelArchive.pack(model)
+    return str(caught.value)
+
+
+def test_two_closures_of_one_name():
+    message = refusal(CustomObjectError, dense(loss=weighted_error(2), metrics=[weighted_error(3)]))
+    assert message.startswith("two different objects of the model are called 'error': ")
+    assert "loss" in message
+    assert "metrics[0]" in message
+
+
+def test_two_closures_of_one_name_as_activations():
+    def by(factor):
+        def times(x):
+            return factor * x
+
+        return times
+
+    message = refusal(CustomObjectError, dense(keras.layers.Dense(2, activation=by(2)), activation=by(3)))
+    assert "'times'" in message
+    assert "_layers[1].activation and model._layers[2].activation" in message
+
+
+@pytest.mark.parametrize("argument", ["loss", "metrics"])
+def test_a_lambda_in_the_compile_arguments(argument):
+    function = lambda y, prediction: keras.ops.mean(y - prediction)  # noqa: E731
+    message = refusal(CustomObjectError, dense(**{argument: function if argument == "loss" else [function]}))
+    assert message.startswith(f"compiled {argument}")
+    assert "is a lambda" in message
+    assert "Define it with def" in message
+
+
+@pytest.mark.parametrize("extra", [(), (keras.layers.Dense(2, activation="relu"),)])
+def test_an_own_function_that_is_named_like_keras_own(extra):
+    message = refusal(CustomObjectError, dense(*extra, activation=relu))
+    assert f"activation is {__name__}.relu, but a saved copy of the model loads with keras" in message
+    assert "Give yours a name of its own" in message
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [{"loss": mse, "metrics": ["mse"]}, {"loss": "mse", "metrics": [mse]}, {"loss": mse, "weighted_metrics": ["mse"]}],
+    ids=["loss", "metric", "weighted metric"],
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_own_function_that_is_named_like_one_of_keras_that_is_used_by_name(compiled, trained):
+    """The copy would use one function for both: its figures, or even its training, would be others."""
+    model = dense(**compiled)
+    if trained:
+        model.fit(X, Y, verbose=0)
+    assert "mse" in refusal(CustomObjectError, model)
+
+
+def test_a_layer_without_a_configuration():
+    assert "get_config" in refusal(ModelError, dense(WithoutConfig(2.0)))
+
+
+def test_a_layer_whose_configuration_is_not_complete():
+    assert "get_config" in refusal(ModelError, dense(Forgetful(units=3)))
+
+
+LOCK = threading.Lock()
+
+
+def locked(x):
+    with LOCK:
+        return x
+
+
+def test_code_that_cannot_travel():
+    message = refusal(CustomObjectError, dense(keras.layers.Dense(2, activation=tilted), activation=locked))
+    assert "pickling locked" in message
+    assert "_thread.lock" in message
+
+
+GLOBAL = 3.0
+
+
+@pytest.mark.parametrize("functional", [True, False])
+@pytest.mark.parametrize("code", [lambda x: x * GLOBAL, lambda x: np.float32(2) * x, lambda x: tilted(x)])
+def test_a_lambda_layer_that_uses_globals(functional, code):
+    """Keras saves the code of a lambda without its globals: it would fail on the workers."""
+    if functional:
+        inputs = keras.Input((3,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Lambda(code)(inputs)))
+        model.compile(optimizer="sgd", loss="mse")
+    else:
+        model = dense(keras.layers.Lambda(code))
+    assert "def" in refusal(ModelError, model)
+
+
+def test_a_lambda_layer_that_uses_a_variable_around_it():
+    factor = 3.0
+    model = dense(keras.layers.Lambda(lambda x: x * factor))
+    assert np.array_equal(ModelArchive.pack(model).unpack().predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+class Called:
+    """A loss that is neither a function nor one of Keras's objects."""
+
+    def __call__(self, y, prediction):
+        return keras.ops.mean(keras.ops.square(y - prediction), axis=-1)
+
+    def error(self, y, prediction):
+        return self(y, prediction)
+
+
+@pytest.mark.parametrize(
+    "loss", [Called(), Called().error, functools.partial(mse)], ids=["callable object", "method", "partial"]
+)
+def test_a_loss_that_keras_cannot_save(loss):
+    assert refusal(ModelError, dense(loss=loss))
+
+
+def test_an_activation_that_is_a_lambda():
+    assert "def" in refusal(ModelError, dense(activation=lambda x: 2 * x))
+
+
+# The digest
+
+
+def prepared(model):
+    metrics.prepare(model, from_arrays(X, Y, None))
+    return model
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["metrics made", "metrics not made yet"])
+@pytest.mark.parametrize("extra", [(), ("normalization",), ("dropout",)], ids=str)
+def test_training_does_not_change_the_digest(ready, extra):
+    layers = {"normalization": keras.layers.BatchNormalization(), "dropout": keras.layers.Dropout(0.5)}
+    model = dense(*[layers[name] for name in extra], metrics=["mae", Largest()])
+    if ready:
+        prepared(model)
+    archive = ModelArchive.pack(model)
+    model.fit(X, Y, batch_size=12, epochs=2, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert ModelArchive.pack(model).digest == archive.digest
+
+
+def test_packing_again_costs_nothing(monkeypatch):
+    model = prepared(dense())
+    archive = ModelArchive.pack(model)
+    monkeypatch.setattr(models, "save_bytes", None)
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    assert ModelArchive.pack(model) is archive
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        {"loss": "mae"},
+        {"optimizer": keras.optimizers.Adam(0.5)},
+        {"optimizer": "sgd"},
+        {"metrics": ["mae"]},
+        {"loss": weighted_error(2.0)},
+        {"steps_per_execution": 4, "run_eagerly": False},
+    ],
+    ids=["loss", "learning rate", "optimizer", "metrics", "own loss", "steps"],
+)
+def test_compiling_anew_changes_the_digest(compiled):
+    model = prepared(dense())
+    before = ModelArchive.pack(model).digest
+    model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
+    assert ModelArchive.pack(prepared(model)).digest != before
+
+
+def test_other_code_of_one_name_changes_the_digest():
+    model = dense(loss=weighted_error(2.0))
+    two = ModelArchive.pack(model)
+    model.compile(optimizer="adam", loss=weighted_error(3.0), run_eagerly=True)
+    three = ModelArchive.pack(model)
+    assert two.digest != three.digest
+    ratio = three.cached().evaluate(X, Y, verbose=0) / two.cached().evaluate(X, Y, verbose=0)
+    assert ratio == pytest.approx(1.5, rel=1e-5)
+
+
+def test_adapting_anew_changes_the_digest():
+    model = normalized()
+    before = ModelArchive.pack(model).digest
+    model.layers[0].adapt(5 * X)
+    after = ModelArchive.pack(model)
+    assert after.digest != before
+    assert np.allclose(after.unpack().predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6)
+
+
+def test_another_vocabulary_changes_the_digest():
+    inputs = keras.Input((1,), dtype="string")
+    layer = keras.layers.StringLookup(vocabulary=["blue", "red"], output_mode="one_hot", max_tokens=5, pad_to_max_tokens=True)
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(optimizer="sgd", loss="mse")
+    before = ModelArchive.pack(model).digest
+    layer.set_vocabulary(["red", "blue"])
+    assert ModelArchive.pack(model).digest != before
+
+
+def test_a_process_keeps_the_last_models():
+    one, two, three = (ModelArchive.pack(dense(loss=loss)) for loss in ("mse", "mae", "msle"))
+    kept = one.cached()
+    assert one.cached() is kept
+    assert pickle.loads(pickle.dumps(one)).cached() is kept
+    assert two.cached() is not kept
+    assert one.cached() is kept
+    three.cached()
+    assert one.cached() is kept  # it was used after the second one
+    two.cached()
+    three.cached()
+    assert one.cached() is not kept
+    assert models.KEPT_MODELS == 2
+
+
+# What cannot be trained
+
+
+def test_a_model_that_can_be_trained():
+    check_model(dense())
+
+
+@pytest.mark.parametrize(
+    "given", [None, "model.keras", keras.layers.Dense(1), keras.Model, object()], ids=["none", "path", "layer", "class", "object"]
+)
+def test_what_is_no_model(given):
+    with pytest.raises(ModelError) as caught:
+        check_model(given)
+    assert str(caught.value).startswith("expected a compiled keras.Model, received ")
+    assert type(given).__qualname__ in str(caught.value)
+
+
+def test_a_model_that_is_not_compiled():
+    with pytest.raises(ModelError, match=r"the model 'plain' is not compiled: call model\.compile"):
+        check_model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="plain"))
+
+
+def test_a_model_that_is_not_built():
+    model = keras.Sequential([keras.layers.Dense(1)], name="vague")
+    model.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(ModelError, match=r"the model 'vague' is not built.*keras\.Input"):
+        check_model(model)
+
+
+# State
+
+
+def test_state_goes_out_and_in():
+    model = dense(keras.layers.BatchNormalization())
+    model.fit(X, Y, epochs=2, batch_size=4, verbose=0)
+    state = pickle.loads(pickle.dumps(ModelState.take(model)))
+    weights = model.get_weights()
+    slots = [keras.ops.convert_to_numpy(slot) for slot in model.optimizer.variables]
+    model.fit(X, Y, epochs=1, batch_size=4, verbose=0)
+    assert int(model.optimizer.iterations) == 9
+    assert not np.array_equal(model.get_weights()[0], weights[0])
+    state.put(model)
+    assert int(model.optimizer.iterations) == 6
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), weights, strict=True))
+    after = [keras.ops.convert_to_numpy(slot) for slot in model.optimizer.variables]
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after, slots, strict=True))
+
+
+def test_state_is_a_copy():
+    model = dense()
+    state = ModelState.take(model)
+    before = state.weights.vector.copy()
+    model.fit(X, Y, verbose=0)
+    assert np.array_equal(state.weights.vector, before)
+
+
+def test_what_is_trained_comes_first():
+    model = dense(keras.layers.BatchNormalization())
+    model.fit(X, Y, verbose=0)
+    vector = ModelState.take(model).weights.vector
+    size = models.trainable_size(model)
+    assert size == sum(weight.numpy().size for weight in model.trainable_weights) == 4 * 4 + 4 + 4 + 5
+    assert np.array_equal(vector[:size], np.concatenate([weight.numpy().ravel() for weight in model.trainable_weights]))
+    assert np.array_equal(vector[size:], np.concatenate([w.numpy().ravel() for w in model.non_trainable_weights]))
+
+
+def test_state_has_the_learning_rate_and_the_size_of_it_all():
+    model = dense(optimizer=keras.optimizers.SGD(0.5))
+    state = ModelState.take(model)
+    assert state.optimizer.vector.tolist() == [0.5]
+    assert state.nbytes == 4 * (16 + 5) + 4 + state.optimizer.counters[0].nbytes
+    assert models.learning_rate(model) == 0.5
+
+
+@pytest.mark.parametrize(("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32"), ("mixed_float16", "float32")])
+def test_state_of_other_dtypes(policy, vector):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = dense()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    state = ModelState.take(model)
+    assert state.weights.vector.dtype == vector
+    before = model.get_weights()
+    model.set_weights([0 * weight for weight in before])
+    state.put(model)
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), before, strict=True))
+    assert models.trainable_size(model) == 21
+
+
+def test_the_learning_rate_of_a_schedule_is_that_of_the_step():
+    model = dense(optimizer=keras.optimizers.SGD(Falling(0.5)))
+    assert models.learning_rate(model) == 0.5
+    model.fit(X, Y, batch_size=12, epochs=4, verbose=0)
+    assert models.learning_rate(model) == pytest.approx(0.1)
+
+
+# Seeds
+
+
+def dropping():
+    layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.GaussianNoise(1.0, seed=1), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def seeds(model):
+    found = [variable for variable in model.non_trainable_variables if variable.name == "seed_generator_state"]
+    return [tuple(keras.ops.convert_to_numpy(variable).tolist()) for variable in found]
+
+
+def test_seed_generators_are_set_from_the_seed():
+    model = dropping()
+    reseed(model, (1, 2, 3))
+    one = seeds(model)
+    assert len(one) == 3
+    assert len(set(one)) == 3  # no two layers have the same masks
+    model(X, training=True)
+    assert seeds(model) != one
+    reseed(model, (1, 2, 3))
+    assert seeds(model) == one
+    other = dropping()
+    reseed(other, (1, 2, 3))
+    assert seeds(other) == one
+    for different in ((1, 2, 4), (1, 3, 3), (2, 2, 3), (3, 2, 1)):
+        reseed(model, different)
+        assert not set(seeds(model)) & set(one)
+
+
+def test_seeds_decide_the_masks():
+    model = dropping()
+
+    def drawn(seed):
+        reseed(model, seed)
+        return keras.ops.convert_to_numpy(model(X, training=True)).tolist()
+
+    assert drawn((1, 2)) == drawn((1, 2))
+    assert drawn((1, 2)) != drawn((1, 3))
+
+
+def test_a_model_without_seeds_is_left_alone():
+    model = dense(keras.layers.BatchNormalization())
+    before = model.get_weights()
+    reseed(model, (1,))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), before, strict=True))
+
+
+# What it expects of data
+
+
+def test_the_schema_of_a_model():
+    schema = models.schema_of(several())
+    assert schema.inputs == (Slot("one", (3,)), Slot("two", (3,)))
+    assert {(slot.name, slot.shape) for slot in schema.outputs} == {("size", (1,)), ("sign", (1,))}
+    assert schema.floatx == "float32"
+    assert models.schema_of(recurrent()).inputs[0].shape == (None,)
+    assert models.schema_of(subclassed()).inputs == ()
+
+
+# From bytes
+
+
+@pytest.mark.parametrize("damage", [b"", b"no archive"])
+def test_bytes_that_are_no_model_are_told(damage):
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        models.load_bytes(damage, {}, safe_mode=True)
+
+
+def test_custom_code_that_is_missing_is_named():
+    data = models.save_bytes(dense(activation=tilted, optimizer="sgd"))
+    with pytest.raises(CustomObjectError, match=r"the model needs the custom .*tilted.*pass custom_objects"):
+        models.load_bytes(data, {}, safe_mode=True)
+    assert models.load_bytes(data, {"tilted": tilted}, safe_mode=True).predict(X, verbose=0).shape == (12, 1)
