@@ -128,12 +128,15 @@ def chart(found: Sequence[Result], directory: Path, name: str, caption: str) -> 
     shown_to = max(1.35, min(2.5, 1.25 * max(share for share, _, _ in shares)))
     figure, axes = plt.subplots(figsize=(12, 1.6 + 0.52 * len(shown)), layout="constrained")
     for row, (result, (share, low, high)) in enumerate(zip(shown, shares, strict=True)):
-        good = result.verdict == "ok"
-        axes.barh(row, min(max(share, 0), shown_to), color="#4c9a6a" if good else "#d9822b", height=0.6)
+        fill = "#4c9a6a" if result.verdict == "ok" else "#d9822b"
+        axes.barh(row, min(max(share, 0), shown_to), color=fill, height=0.6)
         axes.plot([low, high], [row, row], color="#333333", linewidth=1.2, clip_on=True)
         unit = _UNITS[result.figure.kind]
         text = f"{result.value:.2f}{unit} of {result.figure.target:.2f}{unit}"
-        axes.text(0.02, row, text, va="center", color="white" if share > 0.3 else "#222222", fontsize=9, weight="bold")
+        inside = share > 0.2 * shown_to
+        where, color = (0.01 * shown_to, "white") if inside else (max(share, high, 0) + 0.01 * shown_to, "#222222")
+        behind = {"facecolor": fill if inside else "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(where, row, text, va="center", color=color, fontsize=9, weight="bold", bbox=behind)
     axes.axvline(1, color="#222222", linewidth=1.5)
     axes.set(
         xlim=(0, shown_to),

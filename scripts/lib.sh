@@ -96,7 +96,9 @@ make_environment() {
     if ! "$base" -c 'import venv, ensurepip' 2>/dev/null; then
         local package
         package=$("$base" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-        have apt-get && install_system_packages apt-get "$package" || true
+        if have apt-get; then
+            install_system_package apt-get "$package" || true
+        fi
         "$base" -c 'import venv, ensurepip' 2>/dev/null || fail "$base cannot make a virtual environment: its modules" \
             "venv and ensurepip are missing. On Debian and Ubuntu: sudo apt-get install $package. Or make and activate" \
             "an environment in another way (uv venv, virtualenv, conda), and run this again."
@@ -120,7 +122,7 @@ install_package() {
         fi
     done
     say "Installing sparkkeras[$1] into $prefix (the first time takes some minutes)"
-    pip_install --editable "$ROOT[$1]" || fail "pip could not install sparkkeras[$1]; see above. If it found no fitting" \
+    pip_install --editable "${ROOT}[$1]" || fail "pip could not install sparkkeras[$1]; see above. If it found no fitting" \
         "tensorflow: there may be none for $("$PYTHON" --version 2>&1) on $(uname -sm) yet. Python 3.12 is a safe" \
         "choice (PYTHON=/path/to/python3.12 bash $0, outside any virtual environment)."
     printf '%s\n' "$stamp" >"$prefix/.sparkkeras-$1"
@@ -148,43 +150,39 @@ pip_install() {
 
 # --- Java -----------------------------------------------------------------------------------------------------------
 
-# Set JAVA_HOME to a Java of 17 or later. A JAVA_HOME that is good stays; else java on PATH, then the usual places.
+# Set JAVA_HOME to a Java of 17 or later: the one it has, if that is good; else java on PATH, then the usual places.
 find_java() {
-    local home given=${JAVA_HOME:-}
+    local home
+    if java_fits "${JAVA_HOME:-}"; then
+        return 0
+    fi
     while IFS= read -r home; do
         if java_fits "$home"; then
+            [ -z "${JAVA_HOME:-}" ] || say "JAVA_HOME=$JAVA_HOME is no Java that Spark 4 runs on (17 or later): using $home"
             JAVA_HOME=$home
-            if [ -n "$given" ] && [ "$given" != "$home" ]; then
-                say "JAVA_HOME=$given is no Java that Spark 4 runs on (17 or later): using $home"
-            fi
             return 0
         fi
-    done < <(java_homes)
+    done <<<"$(java_homes)"
     return 1
 }
 
-# Where a Java may be, likely ones first: Spark 4.0 knows 17 and 21, and later ones later Javas too.
+# Where a Java may be, likely ones first. 17 and 21 come before others: Spark 4.0 knows no later ones.
 java_homes() {
     local version home
-    printf '%s\n' "${JAVA_HOME:-}"
-    if have java; then # the home behind links and shims; macOS has a java that is no Java
+    if have java; then # its settings tell the home behind links and shims
         java -XshowSettings:properties -version 2>&1 | sed -n 's/^ *java\.home = //p'
     fi
-    if [ -x "${JAVA_TOOL:-/usr/libexec/java_home}" ]; then
-        for version in 17 21 17+; do
-            "${JAVA_TOOL:-/usr/libexec/java_home}" -v "$version" 2>/dev/null
-        done
-    fi
     for version in 17 21 ''; do
-        for home in /usr/lib/jvm/*"$version"* /usr/lib64/jvm/*"$version"* /usr/java/*"$version"* /opt/java/*"$version"* \
-            /opt/*jdk*"$version"* /Library/Java/JavaVirtualMachines/*"$version"*/Contents/Home \
+        if [ -x /usr/libexec/java_home ]; then
+            /usr/libexec/java_home -v "${version:-17+}" 2>/dev/null
+        fi
+        for home in {/usr/lib/jvm,/usr/lib64/jvm,/usr/java,/opt/java,/opt}/*"$version"* \
+            /Library/Java/JavaVirtualMachines/*"$version"*/Contents/Home \
             {/opt/homebrew,/usr/local,/home/linuxbrew/.linuxbrew}/opt/openjdk*"$version"*/libexec{/openjdk.jdk/Contents/Home,} \
-            "${HOME:-/}"/{.jdk,.jre,.jdks,.sdkman/candidates/java}/*"$version"*{,/Contents/Home} \
-            "${CONDA_PREFIX:-/nowhere}"/lib/jvm; do
-            [ -x "$home/bin/java" ] && printf '%s\n' "$home"
+            "${HOME:-}"/{.jdk,.jre,.jdks,.sdkman/candidates/java}/*"$version"*{,/Contents/Home}; do
+            [ ! -x "$home/bin/java" ] || printf '%s\n' "$home"
         done
     done
-    return 0
 }
 
 # java_fits HOME: whether its Java is 17 or later and has the module that Spark asks for, which cut-down ones lack.
@@ -200,16 +198,15 @@ install_java() {
     local manager package
     manager=$(package_manager)
     for package in $(java_packages "$manager"); do
-        if install_system_packages "$manager" "$package" && find_java; then
+        if install_system_package "$manager" "$package" && find_java; then
             return
         fi
     done
-    fail "Spark needs Java 17 or later, and there is none here: not in JAVA_HOME, on PATH or in the usual places," \
-        "and this user may not install one, or it did not work. Do one of these, then run this again:
-$(java_advice "$manager")
+    fail "Spark needs Java 17 or later. There is none in JAVA_HOME, on PATH or in the usual places, and none could be" \
+        "installed (that takes root, or sudo without a password). Do one of these, then run this again:$(java_advice "$manager")
   in your own folder:  $PYTHON -m pip install install-jdk && $PYTHON -c 'import jdk; print(jdk.install(\"17\"))'
   with conda:          conda install -c conda-forge openjdk=17
-  by hand:             unpack https://adoptium.net/temurin/releases/?version=17 and export JAVA_HOME=/that/folder"
+  by hand:             unpack one from https://adoptium.net/temurin/releases/?version=17, export JAVA_HOME=/its/folder"
 }
 
 # The packages that may hold a Java, the best first.
@@ -224,14 +221,14 @@ java_packages() {
     esac
 }
 
-# What a person who may do so would type.
+# What a person who may do so would type, on a line of its own.
 java_advice() {
-    local package
-    package=$(java_packages "$1" | cut -d ' ' -f 1)
+    local command
+    command=$(install_command "$1" "$(java_packages "$1" | cut -d ' ' -f 1)")
     case $1 in
     '') ;;
-    brew) echo "  with Homebrew:       brew install $package" ;;
-    *) echo "  as root:             $(install_command "$1" "$package")" ;;
+    brew) printf '\n  with Homebrew:       %s' "$command" ;;
+    *) printf '\n  as root:             %s' "$command" ;;
     esac
 }
 
@@ -253,7 +250,7 @@ package_manager() {
 
 install_command() {
     case $1 in
-    apt-get) echo "env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $2" ;;
+    apt-get) echo "apt-get install -y --no-install-recommends $2" ;;
     dnf | yum) echo "$1 install -y $2" ;;
     zypper) echo "zypper --non-interactive install $2" ;;
     apk) echo "apk add $2" ;;
@@ -262,20 +259,21 @@ install_command() {
     esac
 }
 
-# install_system_packages MANAGER PACKAGE: quietly, as root, by sudo if it asks for no password, or fail.
-install_system_packages() {
-    local root
-    if [ "$1" = brew ] || [ "$(id -u)" = 0 ]; then
-        root=env
-    elif have sudo && sudo -n true 2>/dev/null; then
-        root='sudo -n'
-    else
-        return 1
+# install_system_package MANAGER PACKAGE: as root, by sudo if it asks for no password, or fail.
+install_system_package() {
+    local output as_root='env DEBIAN_FRONTEND=noninteractive'
+    if [ "$1" != brew ] && [ "$(id -u)" != 0 ]; then
+        have sudo && sudo -n true 2>/dev/null || return 1
+        as_root="sudo -n $as_root"
     fi
     say "Installing $2 with $1"
-    if [ "$1" = apt-get ]; then
-        $root apt-get update -qq >&2 || true # an old list may do
+    if [ "$1" = apt-get ] && [ -z "${LISTS_ARE_NEW:-}" ]; then
+        $as_root apt-get update -qq >&2 || true # old lists may do
+        LISTS_ARE_NEW=yes
     fi
-    # shellcheck disable=SC2046,SC2086 # words are meant to be split
-    $root $(install_command "$1" "$2") >&2
+    # shellcheck disable=SC2046 # words are meant to be split
+    if ! output=$($as_root $(install_command "$1" "$2") 2>&1); then
+        say "$output"
+        return 1
+    fi
 }

@@ -168,7 +168,6 @@ class ModelArchive:
             CustomObjectError: Some of its code would load as something else, or not at all.
             ModelError: It does not survive the round trip for another reason.
         """
-        optimizer_variables(model)  # makes the slots, so that they are in the archive
         code = custom_code.code_of(model)
         key = _fingerprint(model, code, custom_objects or {})
         if key not in _packed:
@@ -203,7 +202,8 @@ _kept: OrderedDict[str, keras.Model] = OrderedDict()
 
 
 def save_bytes(model: keras.Model) -> bytes:
-    """A model as the bytes of a ``.keras`` archive."""
+    """A model, with its optimizer, as the bytes of a ``.keras`` archive."""
+    optimizer_variables(model)  # makes the slots, so that they are in the archive
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         with warnings.catch_warnings():
@@ -223,7 +223,10 @@ def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: boo
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
         try:
-            model = keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+            with warnings.catch_warnings():
+                # An optimizer that had not made a step when it was saved has no slots to load.
+                warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
+                model = keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
         except Exception as error:
             raise _load_error(error) from error
     return model

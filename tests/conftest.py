@@ -62,6 +62,7 @@ class Contexts:
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
+            "spark.task.maxFailures": "2",
         }.items():
             conf.set(key, value)
         with warnings.catch_warnings():

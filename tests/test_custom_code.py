@@ -280,7 +280,9 @@ def test_a_model_is_walked():
 def test_code_in_dicts_lists_and_nested_models():
     inner = keras.Sequential([keras.Input((3,)), Doubled()], name="inner")
     inputs = keras.Input((3,))
-    model = keras.Model(inputs, {"a": keras.layers.Dense(1, name="a")(inner(inputs)), "b": keras.layers.Dense(1, name="b")(inputs)})
+    model = keras.Model(
+        inputs, {"a": keras.layers.Dense(1, name="a")(inner(inputs)), "b": keras.layers.Dense(1, name="b")(inputs)}
+    )
     model.compile(optimizer="sgd", loss={"a": own_loss, "b": "mse"}, metrics={"a": [Counter()], "b": ["mae"]})
     assert {Doubled, own_loss, Counter} <= set(code_of(model).values())
 

@@ -154,7 +154,9 @@ class Subclassed(keras.Model):
 
 def dense(*extra, activation="relu", **compiled):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation=activation), *extra, keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, activation=activation), *extra, keras.layers.Dense(1)]
+    )
     model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
     return model
 
@@ -208,7 +210,7 @@ def recurrent():
     return model
 
 
-WORDS = keras.ops.convert_to_tensor([["red"], ["blue"], ["red"], ["none of these"]], dtype="string")
+WORDS = [["red"], ["blue"], ["red"], ["none of these"]]
 
 
 def words(layer):
@@ -251,14 +253,21 @@ MODELS = {
     "recurrent": (recurrent, TOKENS, Y),
     "lambda layer": (lambda: dense(keras.layers.Lambda(lambda x: 2 * x)), X, Y),
     "lambda layer with def": (lambda: dense(keras.layers.Lambda(tilted)), X, Y),
-    "string lookup": (looked_up, WORDS, Y[:4]),
-    "text vectorization": (vectorized, WORDS, Y[:4]),
 }
 
 
 @pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
 def test_a_model_makes_the_round_trip(build, x, y):
-    model = build()
+    makes_the_round_trip(build(), x, y)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
+@pytest.mark.parametrize("build", [looked_up, vectorized])
+def test_a_model_that_reads_text_makes_the_round_trip(build):
+    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
+
+
+def makes_the_round_trip(model, x, y):
     model.train_on_batch(x, y)
     archive = pickle.loads(pickle.dumps(ModelArchive.pack(model)))
     loaded = archive.unpack()
@@ -499,9 +508,12 @@ def test_adapting_anew_changes_the_digest():
     assert np.allclose(after.unpack().predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
 def test_another_vocabulary_changes_the_digest():
     inputs = keras.Input((1,), dtype="string")
-    layer = keras.layers.StringLookup(vocabulary=["blue", "red"], output_mode="one_hot", max_tokens=5, pad_to_max_tokens=True)
+    layer = keras.layers.StringLookup(
+        vocabulary=["blue", "red"], output_mode="one_hot", max_tokens=5, pad_to_max_tokens=True
+    )
     model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
     model.compile(optimizer="sgd", loss="mse")
     before = ModelArchive.pack(model).digest
@@ -532,7 +544,9 @@ def test_a_model_that_can_be_trained():
 
 
 @pytest.mark.parametrize(
-    "given", [None, "model.keras", keras.layers.Dense(1), keras.Model, object()], ids=["none", "path", "layer", "class", "object"]
+    "given",
+    [None, "model.keras", keras.layers.Dense(1), keras.Model, object()],
+    ids=["none", "path", "layer", "class", "object"],
 )
 def test_what_is_no_model(given):
     with pytest.raises(ModelError) as caught:
@@ -598,7 +612,9 @@ def test_state_has_the_learning_rate_and_the_size_of_it_all():
     assert models.learning_rate(model) == 0.5
 
 
-@pytest.mark.parametrize(("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32"), ("mixed_float16", "float32")])
+@pytest.mark.parametrize(
+    ("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32"), ("mixed_float16", "float32")]
+)
 def test_state_of_other_dtypes(policy, vector):
     keras.config.set_dtype_policy(policy)
     try:

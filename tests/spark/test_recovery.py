@@ -281,5 +281,3 @@ def test_a_source_is_read_once(sc, arrays):
 
     SparkModel(classifier()).fit(rows(sc, arrays).map(count), epochs=3, validation_split=0.1, verbose=0)
     assert read.value == 240
-
-

@@ -1,0 +1,134 @@
+"""Saving and loading, on this machine and wherever Spark reaches."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, ModelError, SparkModel, StorageError, load_spark_model
+from sparkkeras.parameter.rules import DiLoCo
+from tests.conftest import SOAK
+from tests.models import classifier
+
+
+@pytest.fixture
+def trained(sc, digits):
+    x, y, *_ = digits
+    spark_model = SparkModel(classifier(), frequency=5, num_workers=2, rule="diloco", batch_size=16, seed=9)
+    spark_model.fit(x[:200], y[:200], verbose=0)
+    return spark_model
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_round_trip(trained, digits, tmp_path, scheme):
+    x, y, *_ = digits
+    path = f"{scheme}{tmp_path}/model.keras"
+    trained.save(path)
+    loaded = load_spark_model(path)
+    assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".crc")] == ["model.keras"]
+    assert (loaded.mode, loaded.frequency, loaded.num_workers, loaded.batch_size) == ("synchronous", 5, 2, 16)
+    assert loaded.rule == DiLoCo()
+    np.testing.assert_array_equal(loaded.predict(x[:50]), trained.predict(x[:50]))
+    # Optimizer and rule go on from where they stood, and so does the seed.
+    for spark_model in (trained, loaded):
+        spark_model.fit(x[:200], y[:200], verbose=0)
+    for mine, other in zip(loaded.model.get_weights(), trained.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_plain_keras_reads_it(trained, tmp_path):
+    trained.save(tmp_path / "model.keras")
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(model.get_weights()[0], trained.model.get_weights()[0])
+    assert int(model.optimizer.iterations) == int(trained.model.optimizer.iterations)
+
+
+def test_what_plain_keras_wrote_is_read(tmp_path):
+    classifier().save(tmp_path / "plain.keras")
+    assert load_spark_model(str(tmp_path / "plain.keras")).frequency == "epoch"
+
+
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_overwrite(sc, trained, tmp_path, scheme):
+    path = f"{scheme}{tmp_path}/model.keras"
+    trained.save(path)
+    before = (tmp_path / "model.keras").read_bytes()
+    with pytest.raises(StorageError, match="there already: give overwrite=True"):
+        trained.save(path, overwrite=False)
+    assert (tmp_path / "model.keras").read_bytes() == before
+    trained.save(path)
+    load_spark_model(path)
+
+
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_paths_that_are_not_there(sc, trained, tmp_path, scheme):
+    with pytest.raises(StorageError, match="cannot read"):
+        load_spark_model(f"{scheme}{tmp_path}/none.keras")
+    with pytest.raises(ConfigurationError, match=r"must end in \.keras"):
+        trained.save(f"{scheme}{tmp_path}/model.h5")
+
+
+def test_a_missing_folder_and_an_unknown_scheme(sc, trained, tmp_path):
+    with pytest.raises(StorageError, match="cannot write"):
+        trained.save(str(tmp_path / "no" / "folder.keras"))
+    with pytest.raises(StorageError, match="nofs"):
+        trained.save("nofs://host/model.keras")
+
+
+def test_damaged_and_untrusted_files(tmp_path):
+    (tmp_path / "damaged.keras").write_bytes(b"PK no zip")
+    with pytest.raises(ModelError, match="no .keras archive"):
+        load_spark_model(str(tmp_path / "damaged.keras"))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2.0), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    SparkModel(model).save(str(tmp_path / "lambda.keras"))
+    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+        load_spark_model(str(tmp_path / "lambda.keras"))
+    load_spark_model(str(tmp_path / "lambda.keras"), safe_mode=False)
+
+
+@dataclass(frozen=True)
+class Mine:
+    modes = frozenset({"synchronous"})
+    share: float = 0.5
+
+    def init(self, center):
+        return {}
+
+    def fold(self, center, state, update, staleness):
+        center += self.share * (update.weights - center)
+
+
+def test_own_rules(tmp_path):
+    SparkModel(classifier(), rule=Mine(0.25)).save(str(tmp_path / "own.keras"))
+    with pytest.raises(ConfigurationError, match="custom_objects=.'Mine': Mine."):
+        load_spark_model(str(tmp_path / "own.keras"))
+    assert load_spark_model(str(tmp_path / "own.keras"), custom_objects={"Mine": Mine}).rule == Mine(0.25)
+
+
+def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path):
+    """A process that saves over and over is killed at any moment."""
+    path = tmp_path / "model.keras"
+    script = (
+        "import sys; from sparkkeras import SparkModel; from tests.models import classifier\n"
+        "spark_model = SparkModel(classifier(units=256)); spark_model.save(sys.argv[1]); print('ready', flush=True)\n"
+        "while True: spark_model.save(sys.argv[1])\n"
+    )
+    generator = np.random.default_rng(0)
+    for _ in range(20 if SOAK else 2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, env={**os.environ}, text=True
+        )
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.close()
+        import time
+
+        time.sleep(generator.uniform(0, 0.3))  # any moment will do
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(load_spark_model(str(path)).model.get_weights()) == 4

@@ -1,0 +1,120 @@
+"""The house: who may import whom, which doors outside libraries have, and the public names. See docs/design.md."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import sparkkeras
+
+PACKAGE = Path(sparkkeras.__file__).parent
+
+GROUND, TOOLS, WORKER, COORDINATION, FACES = range(5)
+
+FLOORS = {
+    "errors": GROUND,
+    "weights": GROUND,
+    "arguments": GROUND,
+    "probe": GROUND,
+    "data": TOOLS,
+    "parameter": TOOLS,
+    "cluster": TOOLS,
+    "custom_code": TOOLS,
+    "device": TOOLS,
+    "labels": TOOLS,
+    "metrics": TOOLS,
+    "model": TOOLS,
+    "persistence": TOOLS,
+    "storage": TOOLS,
+    "worker": WORKER,
+    "callbacks": COORDINATION,
+    "inference": COORDINATION,
+    "job": COORDINATION,
+    "strategy": COORDINATION,
+    "spark_model": FACES,
+    "__init__": FACES,
+}
+
+DOORS = {
+    "pyspark": {"cluster", "custom_code", "data"},
+    "keras": {
+        "callbacks", "custom_code", "device", "inference", "job", "labels", "metrics", "model", "persistence",
+        "spark_model", "worker",
+    },
+    "tensorflow": {"device"},
+    "torch": {"device"},
+    "jax": {"device"},
+}  # fmt: skip
+
+
+def files():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """The modules that a file imports when it is loaded or run; those for type checkers only are left out."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_from_its_room_and_the_floors_below(path):
+    mine = room(path)
+    assert mine in FLOORS, f"{mine} stands on no floor: add it here and to docs/design.md"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "sparkkeras" and len(parts) > 1 and parts[1] in FLOORS and parts[1] != mine:
+            assert FLOORS[parts[1]] <= FLOORS[mine], f"{path.name} climbs from {mine} to {parts[1]}"
+        if parts[0] in DOORS:
+            assert mine in DOORS[parts[0]], f"{path.name} imports {parts[0]}, which is behind other doors"
+
+
+def test_only_one_file_names_a_backend():
+    for path in files():
+        if path.name == "device.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in {"tensorflow", "jax", "torch"} or path.name in {"probe.py", "custom_code.py"}
+
+
+def test_no_file_prints():
+    for path in files():
+        assert not re.search(r"\bprint\(", path.read_text()), path
+
+
+def test_the_public_names():
+    assert sparkkeras.__all__ == sorted(sparkkeras.__all__)
+    for name in sparkkeras.__all__:
+        assert getattr(sparkkeras, name).__doc__, name
+    assert set(sparkkeras.__all__) == {
+        "Average", "ClusterError", "ConfigurationError", "CustomObjectError", "DataError", "DiLoCo", "DivergenceError",
+        "ModelError", "SlowMo", "SparkKerasError", "SparkModel", "StorageError", "UnknownArgumentError", "Update",
+        "UpdateRule", "WorkerError", "encode_label", "from_labeled_point", "load_spark_model", "lp_to_simple_rdd",
+        "to_labeled_point", "to_simple_rdd",
+    }  # fmt: skip
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sparkkeras.nothing
+
+
+def test_reading_data_does_not_load_keras():
+    """A worker that only reads rows must not pay for the backend's import."""
+    import subprocess
+    import sys
+
+    code = "import sys, sparkkeras.data.rows, sparkkeras.data.arrays; print('keras' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    assert done.stdout.strip() == "False"

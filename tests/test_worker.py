@@ -1,0 +1,525 @@
+"""One worker, without Spark: what plain Keras does on the same batches, to the last digit that floats allow."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import metrics
+from sparkkeras import model as models
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import concatenate, from_arrays
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.errors import DataError
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(22, 3)).astype(np.float32)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.1 * RNG.normal(size=(22, 1))).astype(np.float32)
+ROWS = from_arrays(X, Y, None)
+BATCH = 4  # 22 rows: five batches and a short one
+PLAIN = FitOptions(BATCH, shuffle=False)
+WHOLE = Stretch(epoch=0, rows=22, first=0, last=6)
+
+
+class Model:
+    """A model, its beginning, and a trainer that a worker would have."""
+
+    def __init__(self, model):
+        self.model = model
+        self.state = ModelState.take(model)
+        self.archive = ModelArchive.pack(model)
+
+    def trainer(self, worker=0):
+        return LocalTrainer(self.archive, TaskContext(worker))
+
+    def anew(self):
+        """The model at its beginning."""
+        self.state.put(self.model)
+        self.model.reset_metrics()
+        return self.model
+
+    def fit(self, block=ROWS, stretch=WHOLE, options=PLAIN, state=None, worker=0):
+        return self.trainer(worker).fit(state or self.state, block, stretch, options)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """A linear model, trained by Adam."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="linear")
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
+    return Model(model)
+
+
+def close(state, model, atol=1e-6):
+    other = ModelState.take(model)
+    assert np.allclose(state.weights.vector, other.weights.vector, rtol=0, atol=atol)
+    assert np.allclose(state.optimizer.vector, other.optimizer.vector, rtol=0, atol=atol)
+    assert [int(c) for c in state.optimizer.counters] == [int(c) for c in other.optimizer.counters]
+    return True
+
+
+def figures(model, state):
+    return metrics.results(model, state)
+
+
+# Training
+
+
+def test_fit_is_keras_fit(linear):
+    replica = linear.fit()
+    plain = linear.anew()
+    history = plain.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
+    assert close(replica.state, plain)
+    assert (replica.worker, replica.rows, replica.steps) == (0, 22, 6)
+    assert replica.logs == pytest.approx({name: values[0] for name, values in history.items()}, rel=1e-6)
+    assert figures(plain, replica.metrics) == pytest.approx(replica.logs, rel=1e-6)
+    assert replica.learning_rate == pytest.approx(0.05)
+    assert replica.seconds > 0
+    assert replica.is_finite
+
+
+def test_two_epochs_are_keras_two_epochs(linear):
+    first = linear.fit()
+    second = linear.fit(stretch=Stretch(1, 22, 0, 6), state=first.state)
+    plain = linear.anew()
+    history = plain.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    assert close(second.state, plain)
+    assert second.logs["loss"] == pytest.approx(history["loss"][1], rel=1e-5)
+    assert [int(counter) for counter in second.state.optimizer.counters] == [12]
+
+
+def test_training_leaves_what_it_was_given(linear):
+    before = linear.state.weights.vector.copy(), linear.state.optimizer.vector.copy(), X.copy()
+    linear.fit()
+    assert np.array_equal(linear.state.weights.vector, before[0])
+    assert np.array_equal(linear.state.optimizer.vector, before[1])
+    assert np.array_equal(X, before[2])
+
+
+def test_a_replica_keeps_its_state_when_the_process_goes_on(linear):
+    replica = linear.fit()
+    weights, sums = replica.state.weights.vector.copy(), [array.copy() for array in replica.metrics]
+    linear.fit(state=replica.state)
+    assert np.array_equal(replica.state.weights.vector, weights)
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(replica.metrics, sums, strict=True))
+
+
+def test_only_the_rows_that_train_are_seen(linear):
+    poisoned = from_arrays(np.concatenate([X[:10], np.full((12, 3), np.nan, np.float32)]), Y, None)
+    replica = linear.fit(poisoned, Stretch(0, 10, 0, 6))
+    assert close(replica.state, trained(linear.anew(), X[:10], Y[:10]))
+    assert (replica.rows, replica.steps) == (10, 3)
+
+
+def trained(model, x, y, **options):
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, **options)
+    return model
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_stretches_are_the_whole_epoch(linear, cut):
+    whole = linear.fit()
+    one = linear.fit(stretch=Stretch(0, 22, 0, cut))
+    other = linear.fit(stretch=Stretch(0, 22, cut, 99), state=one.state)
+    assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
+    assert np.array_equal(other.state.optimizer.vector, whole.state.optimizer.vector)
+    assert (one.rows, other.rows) == (BATCH * cut, 22 - BATCH * cut)
+    assert (one.steps, other.steps) == (cut, 6 - cut)
+    merged = figures(linear.model, metrics.merge([one.metrics, other.metrics]))
+    assert merged == pytest.approx(whole.logs, rel=1e-6)
+
+
+def test_shuffled_stretches_are_the_whole_epoch(linear):
+    options = FitOptions(BATCH, shuffle=True, seed=5)
+    whole = linear.fit(options=options)
+    one = linear.fit(stretch=Stretch(0, 22, 0, 2), options=options)
+    other = linear.fit(stretch=Stretch(0, 22, 2, 6), options=options, state=one.state)
+    assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
+    assert not np.allclose(whole.state.weights.vector, linear.fit().state.weights.vector, atol=1e-5)
+
+
+def seen_rows(linear, seed=5, worker=0, epoch=0, shuffle=True):
+    """Which rows the batches held, found out by a transform that notes them."""
+    notes = []
+    numbered = from_arrays(X, np.arange(22, dtype=np.float32)[:, None], None)
+
+    class Notes:
+        def load(self):
+            def transform(x, y):
+                notes.append(y.ravel().astype(int).tolist())
+                return x, y * 0
+
+            return transform
+
+    linear.fit(numbered, Stretch(epoch, 22, 0, 6), FitOptions(BATCH, Notes(), shuffle=shuffle, seed=seed), worker=worker)
+    return notes[-6:]
+
+
+def test_which_rows_a_batch_holds_depends_on_seed_worker_and_epoch_alone(linear):
+    batches = seen_rows(linear)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
+    assert sorted(sum(batches, [])) == list(range(22))
+    assert seen_rows(linear) == batches
+    others = [seen_rows(linear, seed=6), seen_rows(linear, worker=1), seen_rows(linear, epoch=1)]
+    assert all(other != batches for other in others)
+    assert seen_rows(linear, shuffle=False) == [list(range(start, min(start + 4, 22))) for start in range(0, 22, 4)]
+
+
+@pytest.mark.parametrize("stretch", [Stretch(0, 0, 0, 6), Stretch(0, 22, 6, 9), Stretch(0, 8, 2, 4), Stretch(0, 22, 3, 3)])
+def test_no_rows_are_no_replica(linear, stretch):
+    assert linear.fit(stretch=stretch) is None
+
+
+def test_sample_weights_are_keras(linear):
+    weight = np.linspace(0, 2, 22).astype(np.float32)
+    replica = linear.fit(from_arrays(X, Y, weight))
+    plain = linear.anew()
+    history = plain.fit(X, Y, sample_weight=weight, batch_size=BATCH, shuffle=False, verbose=0).history
+    assert close(replica.state, plain)
+    assert replica.logs["loss"] == pytest.approx(history["loss"][0], rel=1e-5)
+
+
+def test_a_transform_is_applied_to_each_batch(linear):
+    def transform(x, y):
+        return x * len(x), y - 1
+
+    replica = linear.fit(options=FitOptions(BATCH, ByValue.dump(transform, "transform"), shuffle=False))
+    sizes = np.repeat([4, 4, 4, 4, 4, 2], [4, 4, 4, 4, 4, 2])[:, None].astype(np.float32)
+    assert close(replica.state, trained(linear.anew(), X * sizes, Y - 1))
+
+
+def test_a_transform_that_draws_numbers_draws_the_same_again(linear):
+    def noisy(x, y):
+        return x + np.random.normal(size=x.shape), y
+
+    def run(seed):
+        options = FitOptions(BATCH, ByValue.dump(noisy, "transform"), shuffle=False, seed=seed)
+        return linear.fit(options=options).state.weights.vector.tolist()
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_callbacks_run_here_in_new_copies(linear):
+    class Halve(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.begun = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            assert epoch == 3
+            self.begun += 1
+            assert self.begun == 1
+            self.model.optimizer.learning_rate = 0.025
+
+    options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Halve()], "worker_callbacks"))
+    for _ in range(2):
+        replica = linear.fit(stretch=Stretch(3, 22, 0, 6), options=options)
+    assert replica.learning_rate == pytest.approx(0.025)
+    plain = linear.anew()
+    plain.optimizer.learning_rate = 0.025
+    assert close(replica.state, trained(plain, X, Y))
+
+
+def test_the_learning_rate_comes_with_the_state(linear):
+    plain = linear.anew()
+    plain.optimizer.learning_rate = 0.2
+    replica = linear.fit(state=ModelState.take(plain))
+    assert close(replica.state, trained(plain, X, Y))
+    assert replica.learning_rate == pytest.approx(0.2)
+
+
+def test_a_replica_that_diverged_is_told(linear):
+    assert not linear.fit(from_arrays(X, np.full_like(Y, np.inf), None)).is_finite
+    assert not linear.fit(from_arrays(X, np.full_like(Y, 1e30), None)).is_finite
+    assert linear.fit().is_finite
+
+
+def test_rows_may_be_mapped_from_disk(linear, tmp_path):
+    from sparkkeras.data import files
+
+    mapped = files.write([ROWS[:9], ROWS[9:]], 0, tmp_path).open()
+    assert np.array_equal(linear.fit(mapped).state.weights.vector, linear.fit().state.weights.vector)
+
+
+# Steps in one call
+
+
+@pytest.mark.parametrize("chosen", [2, 4, 32])
+def test_results_do_not_depend_on_how_many_steps_run_in_one_call(linear, chosen):
+    model = keras.models.clone_model(linear.model)
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], steps_per_execution=chosen)
+    stepping = Model(model)
+    replica = stepping.fit(state=linear.state)
+    assert stepping.archive.cached().steps_per_execution == chosen
+    whole = linear.fit()
+    assert np.allclose(replica.state.weights.vector, whole.state.weights.vector, rtol=0, atol=1e-6)
+    assert [int(counter) for counter in replica.state.optimizer.counters] == [6]
+    assert replica.logs == pytest.approx(whole.logs, rel=1e-5)
+    assert stepping.fit(stretch=Stretch(0, 22, 0, 1), state=linear.state).steps == 1
+
+
+def test_the_worker_chooses_where_the_person_did_not(linear):
+    linear.fit()
+    chosen = linear.archive.cached().steps_per_execution
+    assert chosen > 1 if keras.backend.backend() == "tensorflow" else chosen == 1
+
+
+# Classes
+
+
+@pytest.fixture(scope="module")
+def classes():
+    """A classifier of three classes, without and with one-hot labels."""
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(inputs))
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss="sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    return Model(model)
+
+
+NUMBERS = RNG.integers(0, 3, 22)
+
+
+@pytest.mark.parametrize("shape", [(22,), (22, 1)])
+@pytest.mark.parametrize("weights", [{0: 0.5, 1: 2.0, 2: 1.0}, {1: 3.0}, {0: 0.0, 2: 7.0}, {}], ids=str)
+def test_class_weights_are_keras(classes, shape, weights):
+    labels = NUMBERS.reshape(shape)
+    replica = classes.fit(from_arrays(X, labels, None), options=FitOptions(BATCH, shuffle=False, class_weight=weights))
+    plain = classes.anew()
+    history = plain.fit(X, labels, class_weight=weights, batch_size=BATCH, shuffle=False, verbose=0).history
+    assert close(replica.state, plain)
+    assert replica.logs == pytest.approx({name: values[0] for name, values in history.items()}, rel=1e-5)
+
+
+def test_class_weights_of_one_hot_labels(classes):
+    model = keras.models.clone_model(classes.model)
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss="categorical_crossentropy")
+    hot, weights = keras.utils.to_categorical(NUMBERS, 3), {0: 0.5, 2: 4.0}
+    given = Model(model)
+    replica = given.fit(from_arrays(X, hot, None), options=FitOptions(BATCH, shuffle=False, class_weight=weights))
+    assert close(replica.state, trained(given.anew(), X, hot, class_weight=weights))
+
+
+@pytest.mark.parametrize("labels", [np.where(NUMBERS > 1, 1.0, -1.0), np.where(NUMBERS > 1, 0.9, 0.1)], ids=["-1 and 1", "soft"])
+def test_class_weights_of_labels_that_are_no_class_numbers_as_keras_has_them(linear, labels):
+    labels = labels.astype(np.float32)[:, None]
+    options = FitOptions(BATCH, shuffle=False, class_weight={0: 0.25, 1: 3.0})
+    replica = linear.fit(from_arrays(X, labels, None), options=options)
+    assert close(replica.state, trained(linear.anew(), X, labels, class_weight={0: 0.25, 1: 3.0}))
+
+
+# Masks
+
+
+def test_masks_of_dropout_depend_on_seed_worker_and_epoch():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    given = Model(model)
+
+    def run(seed=1, worker=0, epoch=0):
+        options = FitOptions(BATCH, shuffle=False, seed=seed)
+        return given.fit(stretch=Stretch(epoch, 22, 0, 6), options=options, worker=worker).state.weights.vector.tolist()
+
+    one = run()
+    assert run() == one
+    assert all(other != one for other in (run(seed=2), run(worker=1), run(epoch=1)))
+
+
+# Evaluation
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """A model with two outputs and metrics whose mean over workers would mean nothing."""
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((3,))
+    outputs = {
+        "sick": keras.layers.Dense(1, activation="sigmoid", name="sick")(inputs),
+        "kind": keras.layers.Dense(4, activation="softmax", name="kind")(inputs),
+        "size": keras.layers.Dense(1, name="size")(inputs),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        optimizer="sgd",
+        loss={"sick": "binary_crossentropy", "kind": "sparse_categorical_crossentropy", "size": "mse"},
+        metrics={
+            "sick": ["accuracy", keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.Recall()],
+            "kind": [
+                "accuracy",
+                keras.metrics.SparseTopKCategoricalAccuracy(2),
+                keras.metrics.MeanIoU(num_classes=4, sparse_y_pred=False),
+            ],
+            "size": [keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score(), "mae"],
+        },
+    )
+    return Model(model)
+
+
+MANY_X = RNG.normal(size=(101, 3)).astype(np.float32)
+MANY_Y = {
+    "sick": (MANY_X[:, :1] + RNG.normal(size=(101, 1)) > 0).astype(np.float32),
+    "kind": RNG.integers(0, 4, (101, 1)),
+    "size": (3 * MANY_X[:, 1:2] + RNG.normal(size=(101, 1))).astype(np.float32),
+}
+MANY = from_arrays(MANY_X, MANY_Y, None)
+PARTITIONS = {
+    "one": [[MANY]],
+    "three": [[MANY[:50]], [MANY[50:57]], [MANY[57:]]],
+    "many blocks": [[MANY[:3], MANY[3:3], MANY[3:40]], [MANY[40:41]], [MANY[41:60], MANY[60:]]],
+}
+
+
+@pytest.mark.parametrize("partitions", PARTITIONS.values(), ids=PARTITIONS)
+def test_evaluate_is_keras_evaluate(measured, partitions):
+    found = []
+    for worker, blocks in enumerate(partitions):
+        state, spec, ranges = measured.trainer(worker).evaluate(measured.state, iter(blocks), BatchOptions(8))
+        assert spec == MANY.spec
+        assert len(ranges) == 3
+        found.append(state)
+    plain = measured.anew()
+    expected = plain.evaluate(MANY_X, MANY_Y, batch_size=8, verbose=0, return_dict=True)
+    merged = figures(plain, metrics.merge(found))
+    assert len(expected) == 14
+    assert merged == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert list(merged) == list(expected)
+    assert metrics.in_order(plain, merged) == pytest.approx(metrics.in_order(plain, expected), rel=1e-5, abs=1e-6)
+
+
+def test_weighted_evaluation_is_keras(linear):
+    weight = np.linspace(0, 3, 22).astype(np.float32)
+    block = from_arrays(X, Y, weight)
+    found = [
+        linear.trainer().evaluate(linear.state, iter([part]), BatchOptions(BATCH))[0] for part in (block[:9], block[9:])
+    ]
+    plain = linear.anew()
+    expected = plain.evaluate(X, Y, sample_weight=weight, batch_size=BATCH, verbose=0, return_dict=True)
+    assert figures(plain, metrics.merge(found)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_evaluation_tells_of_labels(linear):
+    _, _, (found,) = linear.trainer().evaluate(linear.state, iter([ROWS[:5], ROWS[5:]]), BatchOptions(BATCH))
+    assert (found.low, found.high, found.whole) == (float(Y.min()), float(Y.max()), False)
+
+
+def test_evaluation_without_rows(linear):
+    assert linear.trainer().evaluate(linear.state, iter([]), BatchOptions(BATCH)) is None
+    assert linear.trainer().evaluate(linear.state, iter([ROWS[:0]]), BatchOptions(BATCH)) is None
+
+
+def test_evaluation_transforms(linear):
+    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: (x, y + 1), "transform"))
+    found = linear.trainer().evaluate(linear.state, iter([ROWS]), options)[0]
+    plain = linear.anew()
+    expected = plain.evaluate(X, Y + 1, batch_size=BATCH, verbose=0, return_dict=True)
+    assert figures(plain, found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_leaves_the_weights(linear):
+    linear.trainer().evaluate(linear.state, iter([ROWS]), BatchOptions(BATCH))
+    assert np.array_equal(ModelState.take(linear.archive.cached()).weights.vector, linear.state.weights.vector)
+
+
+def test_evaluation_of_features_that_do_not_fit_is_told(linear):
+    with pytest.raises(DataError, match=r"expects rows of shape \(3,\), received rows of shape \(2,\)"):
+        linear.trainer().evaluate(linear.state, iter([from_arrays(X[:, :2], Y, None)]), BatchOptions(BATCH))
+
+
+# Metric state
+
+
+def test_states_are_added_in_float64():
+    large, small = (np.array(2.0**24, np.float32),), (np.array(1.0, np.float32),)
+    (total,) = metrics.merge([large, small, small])
+    assert total == 2.0**24 + 2
+    assert total.dtype == np.float64
+    assert large[0] == 2.0**24
+    assert metrics.merge([]) == ()
+
+
+def test_making_metrics_leaves_the_model_as_it_was(linear):
+    model = linear.anew()
+    metrics.prepare(model, ROWS.spec.zeros())
+    assert np.array_equal(ModelState.take(model).weights.vector, linear.state.weights.vector)
+    assert all(float(keras.ops.sum(variable)) == 0 for metric in model.metrics for variable in metric.variables)
+
+
+def test_labels_that_the_loss_cannot_take_are_told(measured):
+    with pytest.raises(DataError, match=r"does not fit the model, its loss or its metrics.*x has rows of shape \(3,\)"):
+        metrics.prepare(measured.model, from_arrays(X, Y, None).spec.zeros())
+
+
+def test_metrics_of_another_number_are_told(linear):
+    with pytest.raises(DataError, match="a worker's model has 1 metric variables"):
+        metrics.results(linear.model, (np.zeros(1),))
+
+
+# Prediction
+
+
+def predicted(given, blocks, options=BatchOptions(BATCH)):  # noqa: B008
+    parts = list(given.trainer().predict(given.state, iter(blocks), options, models.schema_of(given.model)))
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+@pytest.mark.parametrize("blocks", [[ROWS], [ROWS[:1], ROWS[1:1], ROWS[1:14], ROWS[14:]]], ids=["one", "several"])
+def test_predict_is_keras_predict(linear, blocks):
+    features = [from_arrays(block.x, None, None) for block in blocks]
+    found = predicted(linear, features)
+    assert found.shape == (22, 1)
+    assert np.allclose(found, linear.anew().predict(X, batch_size=BATCH, verbose=0), rtol=0, atol=1e-6)
+    assert np.array_equal(concatenate(features).x, X)
+
+
+def test_predictions_of_several_outputs(measured):
+    found = predicted(measured, [from_arrays(MANY_X[:60], None, None), from_arrays(MANY_X[60:], None, None)])
+    expected = measured.anew().predict(MANY_X, verbose=0)
+    assert list(found) == list(expected)
+    assert all(np.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+
+
+def test_predictions_leave_as_they_come(linear, monkeypatch):
+    """Memory does not grow with the partition: a call of Keras's predict is bounded, and so is what it is given."""
+    monkeypatch.setattr("sparkkeras.worker.PIECE_BYTES", 12 * BATCH)  # a batch
+    monkeypatch.setattr("sparkkeras.worker.PREDICTION_BYTES", 24 * BATCH)  # two
+    given = [0]
+
+    def blocks():
+        for start in range(0, 22, 2 * BATCH):
+            given[0] += 1
+            yield from_arrays(X[start : start + 2 * BATCH], None, None)
+
+    parts = linear.trainer().predict(linear.state, blocks(), BatchOptions(BATCH), models.schema_of(linear.model))
+    assert len(next(parts)) == 2 * BATCH
+    assert given == [1]
+    assert [len(part) for part in parts] == [8, 6]
+
+
+def test_prediction_transforms_features_alone(linear):
+    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: 2 * x, "transform"))
+    found = predicted(linear, [from_arrays(X, None, None)], options)
+    assert np.allclose(found, linear.anew().predict(2 * X, verbose=0), atol=1e-6)
+
+
+def test_prediction_without_rows(linear):
+    schema = models.schema_of(linear.model)
+    assert list(linear.trainer().predict(linear.state, iter([]), BatchOptions(BATCH), schema)) == []
+
+
+def test_prediction_of_features_that_do_not_fit_is_told(linear):
+    with pytest.raises(DataError, match=r"received rows of shape \(2,\)"):
+        predicted(linear, [from_arrays(X[:, :2], None, None)])
+
+
+def test_predicting_first_does_not_disturb_training(linear):
+    """The same model of the process predicts, evaluates and trains in turn."""
+    before = linear.fit()
+    predicted(linear, [from_arrays(X, None, None)])
+    linear.trainer().evaluate(linear.state, iter([ROWS]), BatchOptions(BATCH))
+    after = linear.fit()
+    assert np.array_equal(before.state.weights.vector, after.state.weights.vector)
+    assert linear.trainer().archive.cached() is linear.trainer().archive.cached()
