@@ -90,8 +90,12 @@ Model       {model_file}, loaded again and found to predict the same""")
 
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier on Spark, then look at what it learned.")
-    parser.add_argument("--output", type=Path, default=Path("artifacts"), help="where files go (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=20, help="how often training sees each digit (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", default=20, help="how often training sees each digit (default: %(default)s)"
+    )
     parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
     return parser.parse_args()
 

@@ -132,6 +132,11 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._rows = 0
         self._started = 0.0
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Say what takes a while."""
+        if self._verbose:
+            self._write(f"Training on {self._workers()}, which load Keras first if they are new.\n")
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Announce the epoch."""
         self._rows, self._started = 0, time.perf_counter()
@@ -154,8 +159,10 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _pace(self) -> str:
         seconds = time.perf_counter() - self._started
-        workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
-        return f"{workers} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s"
+        return f"{self._workers()} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s"
+
+    def _workers(self) -> str:
+        return f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
 
     @staticmethod
     def _write(text: str) -> None:

@@ -39,15 +39,15 @@ class Cluster:
 
     Args:
         context: The context that the data lives in; ``None`` takes the active one, or starts one on this machine.
-        environment: Environment variables for the workers that train.
+        environment: Gives the environment variables for workers that train on so many CPU cores.
 
     Raises:
         ClusterError: The context was stopped.
     """
 
-    def __init__(self, context: SparkContext | None, environment: Mapping[str, str]) -> None:
+    def __init__(self, context: SparkContext | None, environment: Callable[[int], Mapping[str, str]]) -> None:
         self.context = _running(context)
-        self._environment = {**environment, "SPARKKERAS_WORKER": "1", "OMP_NUM_THREADS": str(self.task_cores)}
+        self._environment = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
 
     @property
@@ -165,8 +165,8 @@ def _equip(cluster: Cluster) -> None:
             raise ClusterError(
                 f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
                 f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or let the workers "
-                f"run a Python that has it: set PYSPARK_PYTHON (or spark.pyspark.python) before the SparkContext "
-                f"starts. The driver runs {sys.executable}."
+                "run a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit also "
+                f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
             )
     ours = probe.package_digest(Path(__file__).parent)
     if any(worker["package"] != ours for worker in found):
@@ -208,8 +208,9 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     if "PYTHON_VERSION_MISMATCH" in text:
         return ClusterError(
             "Spark's workers run another Python version than the driver, which is "
-            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Set PYSPARK_PYTHON (or "
-            "spark.pyspark.python) to a Python of that version that has Keras, before the SparkContext starts."
+            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Set the "
+            "environment variable PYSPARK_PYTHON (with spark-submit also spark.pyspark.python) to a Python of that version "
+            "that has Keras, before the SparkContext starts."
         )
     if "maxResultSize" in text:
         return ClusterError(

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sparkkeras.data.block import Block, BlockSpec
@@ -17,13 +19,19 @@ AUTO_STEPS_PER_EXECUTION = 32
 """Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment variables for the workers that train: the driver's backend, quiet, taking memory as it is needed."""
+def worker_environment(cores: int) -> dict[str, str]:
+    """Environment variables for the workers that train: the driver's backend, quiet, taking memory as it is needed.
+
+    Args:
+        cores: CPU cores of a task, which are the threads that it gets.
+    """
     import keras
 
     return {
         "KERAS_BACKEND": keras.backend.backend(),
         "SPARKKERAS_FLOATX": keras.config.floatx(),
+        "NPROC": str(cores),  # the threads of JAX on the CPU
+        "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -44,22 +52,40 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
         return
     if accelerators:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
-    import keras
+    with _hushed():
+        import keras
 
-    keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow
+        keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
+        backend = keras.backend.backend()
+        if backend == "tensorflow":
+            import tensorflow
 
-        tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
-        tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
-    elif backend == "torch":
-        import torch
+            tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
+            tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
+        elif backend == "torch":
+            import torch
 
-        torch.set_num_threads(cores)
+            torch.set_num_threads(cores)
     # PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays.
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep what a backend writes to standard error while it loads from the person's terminal, unless loading fails."""
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def steps_per_execution(model: Any) -> int:
@@ -76,8 +102,11 @@ Pieces = Callable[[], Iterator[Block]]
 """Gives blocks in the order of training; each but the last has a whole number of batches."""
 
 
-def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Any:
+@contextmanager
+def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Iterator[Any]:
     """Something that ``fit``, ``evaluate`` and ``predict`` of this backend's Keras take one epoch of batches from.
+
+    It is good until the context ends, and holds on to no row after that.
 
     Args:
         spec: The shapes and dtypes of the blocks.
@@ -89,8 +118,16 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Any:
     if keras.backend.backend() == "tensorflow":
         source = _tensorflow_source(spec, batch_size)
         source.pieces = pieces
-        return source.dataset
-    return (_packed(batch) for piece in pieces() for batch in piece.batches(batch_size))
+        try:
+            yield source.dataset
+        finally:
+            source.pieces = _nothing
+    else:
+        yield (_packed(batch) for piece in pieces() for batch in piece.batches(batch_size))
+
+
+def _nothing() -> Iterator[Block]:
+    return iter(())
 
 
 def _packed(block: Block) -> tuple[Any, ...]:
@@ -108,7 +145,7 @@ class _TensorFlowSource:
     def __init__(self, spec: BlockSpec, batch_size: int) -> None:
         import tensorflow as tf
 
-        self.pieces: Pieces = lambda: iter(())
+        self.pieces: Pieces = _nothing
         specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
 
         def generate() -> Iterator[Any]:

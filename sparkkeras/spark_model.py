@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -308,7 +309,7 @@ class SparkModel:
             task = inference.PredictTask(shared, stack.enter_context(dataset.share(state)), options, reader.schema)
             return inference.concatenated(dataset.run(task).collect(), self.model)
 
-    def save(self, path: str, overwrite: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the model with its optimizer and this SparkModel's settings as one ``.keras`` file.
 
         Plain ``keras.saving.load_model`` reads it too. The file is there whole or not at all: it is written beside the
@@ -335,7 +336,7 @@ class SparkModel:
         storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
 
     def _cluster(self, data: Any) -> Cluster:
-        return Cluster(context_of(data), device.worker_environment())
+        return Cluster(context_of(data), device.worker_environment)
 
     def _archive(self) -> ModelArchive:
         models.check_model(self.model)
@@ -392,7 +393,9 @@ class SparkModel:
         metrics.prepare(self.model, sample)
 
 
-def load_spark_model(path: str, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True) -> SparkModel:
+def load_spark_model(
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+) -> SparkModel:
     """Load what `SparkModel.save` wrote, or any ``.keras`` file of a compiled model.
 
     Args:

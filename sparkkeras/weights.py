@@ -95,26 +95,25 @@ class Layout:
 def average(flats: Iterable[tuple[Flat, float]]) -> Flat:
     """The weighted mean of the vectors and the largest of the counters.
 
-    Sums are formed in float64 and in the order given, so that the same replicas give the same mean to the last bit, and
-    the mean of equal replicas is that replica.
+    Formed in float64 and in the order given, as the first replica plus the mean of the differences from it: the same
+    replicas give the same mean to the last bit, and equal replicas give themselves.
 
     Args:
         flats: Pairs of a replica and its weight. At least one weight is positive.
     """
-    total: Array | None = None
+    first: Flat | None = None
+    total: Array = np.empty(0)
     counters: tuple[Array, ...] = ()
     weight_sum = 0.0
-    dtype = np.dtype(np.float32)
     for flat, weight in flats:
-        if total is None:
-            dtype = flat.vector.dtype
-            total = np.multiply(flat.vector, weight, dtype=np.float64)
-            counters = flat.counters
+        if first is None:
+            first, total, counters = flat, np.zeros(flat.vector.shape, np.float64), flat.counters
         else:
-            total += np.multiply(flat.vector, weight, dtype=np.float64)
+            total += weight * np.subtract(flat.vector, first.vector, dtype=np.float64)
             counters = tuple(np.maximum(mine, other) for mine, other in zip(counters, flat.counters, strict=True))
         weight_sum += weight
-    if total is None or weight_sum <= 0:
+    if first is None or weight_sum <= 0:
         raise ValueError("an average needs at least one replica with a positive weight")
     total /= weight_sum
-    return Flat(total.astype(dtype), counters)
+    total += first.vector
+    return Flat(total.astype(first.vector.dtype), counters)

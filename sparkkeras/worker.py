@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,15 +141,16 @@ class LocalTrainer:
         models.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
-        history = model.fit(
-            device.feed(spec, options.batch_size, pieces),
-            initial_epoch=stretch.epoch,
-            epochs=stretch.epoch + 1,
-            callbacks=[*(options.callbacks.fresh() if options.callbacks else ()), end],
-            steps_per_epoch=last - stretch.first,
-            shuffle=False,
-            verbose=0,
-        )
+        with device.feed(spec, options.batch_size, pieces) as batches:
+            history = model.fit(
+                batches,
+                initial_epoch=stretch.epoch,
+                epochs=stretch.epoch + 1,
+                callbacks=[*(options.callbacks.fresh() if options.callbacks else ()), end],
+                steps_per_epoch=last - stretch.first,
+                shuffle=False,
+                verbose=0,
+            )
         return Replica(
             worker=self.context.worker,
             rows=rows,
@@ -173,7 +175,6 @@ class LocalTrainer:
             ranges = union(ranges, found)
             return piece
 
-        device.prepare(self.context.cores, self.context.accelerators)
         pieces = map(noted, self._pieces(blocks, options))
         first = next(pieces, None)
         if first is None:
@@ -181,8 +182,8 @@ class LocalTrainer:
         models.schema_of(self.archive.cached()).check_features(first.spec)
         model = self._model(first.spec.zeros())
         state.put(model)
-        with _streaming():
-            model.evaluate(device.feed(first.spec, options.batch_size, lambda: _chained(first, pieces)), verbose=0)
+        with device.feed(first.spec, options.batch_size, lambda: chain([first], pieces)) as batches, _streaming():
+            model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
     def predict(self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema) -> Iterator[Any]:
@@ -194,9 +195,10 @@ class LocalTrainer:
                 schema.check_features(first.spec)
                 model = self._model(None)
                 state.put(model)
-            feed = device.feed(first.spec, options.batch_size, lambda: _up_to(PREDICTION_BYTES, first, pieces))  # noqa: B023
-            with _single_steps(model), _streaming():
-                yield model.predict(feed, verbose=0)
+            some = _up_to(PREDICTION_BYTES, first, pieces)
+            with device.feed(first.spec, options.batch_size, lambda: some) as batches:  # noqa: B023
+                with _single_steps(model), _streaming():
+                    yield model.predict(batches, verbose=0)
 
     def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
         for block in blocks:
@@ -204,7 +206,6 @@ class LocalTrainer:
                 yield _transformed(piece, options)
 
     def _model(self, sample: Block | None) -> Any:
-        device.prepare(self.context.cores, self.context.accelerators)
         model = self.archive.cached()
         if sample is not None and not getattr(model, "_sparkkeras_ready", False):
             model.steps_per_execution = device.steps_per_execution(model)
@@ -236,11 +237,6 @@ def _seed_globals(seed: Sequence[int]) -> None:
     drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
     random.seed(drawn)
     np.random.seed(drawn)
-
-
-def _chained(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
-    yield first
-    yield from rest
 
 
 def _up_to(size: int, first: Block, rest: Iterator[Block]) -> Iterator[Block]:

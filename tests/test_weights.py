@@ -172,7 +172,7 @@ def test_sums_are_formed_in_the_order_given():
     for replica, weight in replicas:
         expected += replica.vector * weight
     expected /= sum(weight for _, weight in replicas)
-    assert np.allclose(average(replicas).vector, expected, rtol=1e-13, atol=0)
+    assert np.allclose(average(replicas).vector, expected, rtol=1e-9, atol=0)
     assert same(average(replicas).vector, average(iter(replicas)).vector)
 
 

@@ -303,7 +303,9 @@ def test_class_weights_of_one_hot_labels(classes):
     assert close(replica.state, trained(given.anew(), X, hot, class_weight=weights))
 
 
-@pytest.mark.parametrize("labels", [np.where(NUMBERS > 1, 1.0, -1.0), np.where(NUMBERS > 1, 0.9, 0.1)], ids=["-1 and 1", "soft"])
+@pytest.mark.parametrize(
+    "labels", [np.where(NUMBERS > 1, 1.0, -1.0), np.where(NUMBERS > 1, 0.9, 0.1)], ids=["-1 and 1", "soft"]
+)
 def test_class_weights_of_labels_that_are_no_class_numbers_as_keras_has_them(linear, labels):
     labels = labels.astype(np.float32)[:, None]
     options = FitOptions(BATCH, shuffle=False, class_weight={0: 0.25, 1: 3.0})

@@ -22,7 +22,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.rdd import OpenFiles, SparkDataset, SparkResults, StoredSparkDataset
+from sparkkeras.data.rdd import Deferred, OpenFiles, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ArraysOnDisk(SparkDataset):
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, over the files."""
-        return SparkResults(self.cluster, self.handle_rdd, OpenFiles(task, self.cluster.task_cores))
+        return SparkResults(self.cluster, self.handle_rdd, OpenFiles(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:

@@ -8,6 +8,7 @@ driver has that partition computed from its source; the task leaves the files be
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from sparkkeras import device
 from sparkkeras.cluster import Cluster
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
@@ -57,7 +59,7 @@ class SparkDataset:
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, in one pass over the source."""
-        return SparkResults(self.cluster, self.blocks, _Pass(task, self.cluster.task_cores))
+        return SparkResults(self.cluster, self.blocks, _Pass(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
@@ -114,8 +116,8 @@ class StoredSparkDataset:
         return SparkResults(
             self.cluster,
             self.handle_rdd,
-            OpenFiles(task, cores),
-            repair=(self.blocks, _StoreAndRun(self.name, task, cores)),
+            OpenFiles(Deferred(task), cores),
+            repair=(self.blocks, _StoreAndRun(self.name, Deferred(task), cores)),
         )
 
     @contextmanager
@@ -211,6 +213,26 @@ def _context(partition: int, cores: int) -> TaskContext:
         return TaskContext(partition, cores=cores)
     gpus = task.resources().get("gpu")
     return TaskContext(partition, task.attemptNumber(), cores, tuple(gpus.addresses) if gpus else ())
+
+
+class Deferred(Generic[R]):
+    """A task on its way: unpickled where it runs, once the process is ready for what it imports."""
+
+    def __init__(self, task: Task[R]) -> None:
+        self._task = task
+        self._payload = b""
+
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self._task)
+
+    def __setstate__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[R]:
+        """Make this process ready, and run the task."""
+        device.prepare(context.cores, context.accelerators)
+        task: Task[R] = pickle.loads(self._payload)
+        return task(context, blocks)
 
 
 @dataclass(frozen=True)
