@@ -1,0 +1,548 @@
+"""Averaging in rounds, over the plain twin of a dataset: no Spark. A new strategy joins by a line in ``STRATEGIES``."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import metrics
+from sparkkeras.callbacks import DriverCallbacks, Progress
+from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.local import LocalDataset
+from sparkkeras.errors import DivergenceError
+from sparkkeras.job import Job, Shares, Validation
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.parameter.rules import Average, SlowMo
+from sparkkeras.strategy import averaging
+from sparkkeras.strategy.averaging import AveragingStrategy, Mean, Report, merge, tree_groups
+from sparkkeras.strategy.base import MODES, make_strategy
+from sparkkeras.weights import Flat
+from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+
+STRATEGIES = [AveragingStrategy]
+
+BATCH = 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(size=(60, 1))).astype(np.float32)
+
+
+class Model:
+    """A model and its beginning."""
+
+    def __init__(self, *layers, optimizer, **compiled):
+        keras.utils.set_random_seed(1)
+        self.model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+        self.model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **compiled)
+        metrics.prepare(self.model, rows(X[:1], Y[:1]).spec.zeros())
+        self.state = ModelState.take(self.model)
+        self.archive = ModelArchive.pack(self.model)
+
+    def anew(self):
+        """The model at its beginning."""
+        self.state.put(self.model)
+        self.model.stop_training = False
+        return self.model
+
+
+@pytest.fixture(scope="module")
+def linear_adam():
+    return Model(optimizer=keras.optimizers.Adam(0.05))
+
+
+@pytest.fixture(scope="module")
+def normalized():
+    return Model(keras.layers.BatchNormalization(), optimizer=keras.optimizers.SGD(0.05, momentum=0.5))
+
+
+@pytest.fixture
+def linear(linear_adam):
+    """A linear model, trained by Adam, at its beginning."""
+    linear_adam.anew()
+    return linear_adam
+
+
+def rows(x, y, weight=None):
+    """Rows of a task's own."""
+    return from_arrays(x.copy(), y.copy(), weight)
+
+
+def partitions(*sizes):
+    """Consecutive rows in partitions; ``None`` is one without rows."""
+    stops = np.cumsum([size or 0 for size in sizes])
+    assert stops[-1] <= 60
+    return LocalDataset(
+        tuple(
+            None if size is None else rows(X[stop - size : stop], Y[stop - size : stop])
+            for size, stop in zip(sizes, stops, strict=True)
+        )
+    )
+
+
+class Heard(Progress):
+    """Notes rounds instead of telling of them."""
+
+    def __init__(self):
+        super().__init__(0, 1, 1)
+        self.rounds = []
+
+    def on_round_end(self, rows, done):
+        self.rounds.append((rows, done))
+
+
+def fit(
+    given,
+    dataset,
+    strategy=AveragingStrategy,
+    *,
+    epochs=1,
+    initial_epoch=0,
+    frequency="epoch",
+    rule=None,
+    rule_state=None,
+    shuffle=False,
+    seed=1,
+    callbacks=(),
+    steps_per_epoch=None,
+    validation=None,
+    shares=None,
+    histories=None,
+    transform=None,
+):
+    """Train; the history and what was heard of rounds."""
+    sizes = tuple(handle.rows for handle in dataset.handles)
+    job = Job(
+        model=given.model,
+        archive=ModelArchive.pack(given.model),
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        frequency=frequency,
+        rule=rule or Average(),
+        rule_state={} if rule_state is None else rule_state,
+        shares=shares or Shares(sizes, (0,) * len(sizes)),
+        options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed),
+        steps_per_epoch=steps_per_epoch,
+        validation=validation,
+        histories=[] if histories is None else histories,
+    )
+    heard = Heard()
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, heard)
+    strategy().fit(job, dataset, driver)
+    return driver.history, heard.rounds
+
+
+def close(model, weights, optimizer=None, atol=1e-6):
+    state = ModelState.take(model)
+    assert np.allclose(state.weights.vector, weights, rtol=0, atol=atol)
+    if optimizer is not None:
+        assert np.allclose(state.optimizer.vector, optimizer, rtol=0, atol=atol)
+    return True
+
+
+# What every strategy keeps to
+
+
+@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.__name__)
+def strategy(request):
+    return request.param
+
+
+def test_every_mode_has_a_strategy_under_test():
+    assert {type(make_strategy(mode)) for mode in MODES} <= set(STRATEGIES)
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 1, 2])
+def test_training_learns(linear, strategy, frequency):
+    history, _ = fit(linear, partitions(20, 20, 20), strategy, epochs=12, frequency=frequency, shuffle=True)
+    losses = history.history["loss"]
+    assert losses[-1] < 0.3 * losses[0]
+    final = linear.model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert final["loss"] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 1, 3])
+def test_one_worker_is_plain_keras(linear, strategy, frequency):
+    history, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
+    found = ModelState.take(linear.model)
+    plain = linear.anew()
+    expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
+    assert close(plain, found.weights.vector, found.optimizer.vector)
+    assert int(plain.optimizer.iterations) == 18
+    assert [int(counter) for counter in found.optimizer.counters] == [18]
+    assert set(history.history) == set(expected)
+    assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+
+
+def test_history_has_a_value_an_epoch(linear, strategy):
+    history, _ = fit(linear, partitions(20, 10), strategy, epochs=5, initial_epoch=2)
+    assert history.epoch == [2, 3, 4]
+    assert {name: len(values) for name, values in history.history.items()} == {"loss": 3, "mae": 3}
+    assert linear.model.history is history
+    assert all(type(value) is float for values in history.history.values() for value in values)
+
+
+def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, strategy):
+    def run(seed):
+        linear.anew()
+        fit(linear, partitions(20, 13, 27), strategy, epochs=2, frequency=2, shuffle=True, seed=seed)
+        return ModelState.take(linear.model).weights.vector.tobytes()
+
+    assert run(7) == run(7)
+    assert run(7) != run(8)
+
+
+@pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), (1, 1, 1), (3, 40), (1, None, 2)], ids=str)
+@pytest.mark.parametrize("frequency", ["epoch", 1])
+def test_partitions_with_few_rows_or_none(linear, strategy, sizes, frequency):
+    histories = []
+    history, _ = fit(linear, partitions(*sizes), strategy, epochs=2, frequency=frequency, histories=histories)
+    assert np.isfinite(history.history["loss"]).all()
+    filled = [number for number, size in enumerate(sizes) if size]
+    assert [entry["worker"] for entry in histories] == filled * 2
+    assert [entry["rows"] for entry in histories] == [sizes[number] for number in filled] * 2
+    total = sum(size or 0 for size in sizes)
+    for epoch in (0, 1):
+        seen = [entry for entry in histories if entry["epoch"] == epoch]
+        mean = sum(entry["loss"] * entry["rows"] for entry in seen) / total
+        assert history.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
+
+
+def test_workers_keep_histories_of_their_own(linear, strategy):
+    histories = [{"worker": "of an earlier fit"}]
+    fit(linear, partitions(20, 10), strategy, epochs=4, initial_epoch=2, frequency=2, histories=histories)
+    assert histories.pop(0) == {"worker": "of an earlier fit"}
+    assert [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories] == [
+        (2, 0, 20),
+        (2, 1, 10),
+        (3, 0, 20),
+        (3, 1, 10),
+    ]
+    assert all(set(entry) == {"worker", "epoch", "rows", "seconds", "loss", "mae"} for entry in histories)
+    assert all(entry["seconds"] > 0 for entry in histories)
+
+
+def test_a_callback_may_stop_training(linear, strategy):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    history, _ = fit(linear, partitions(20, 10), strategy, epochs=9, callbacks=[Stop()])
+    assert history.epoch == [0, 1]
+
+
+def test_callbacks_are_called_as_by_keras(linear, strategy):
+    calls = []
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            calls.append("train begins")
+
+        def on_epoch_begin(self, epoch, logs=None):
+            calls.append(f"epoch {epoch} begins")
+
+        def on_epoch_end(self, epoch, logs=None):
+            calls.append((f"epoch {epoch} ends", sorted(logs)))
+
+        def on_train_end(self, logs=None):
+            calls.append("train ends")
+
+    fit(linear, partitions(20, 10), strategy, epochs=2, frequency=2, callbacks=[Notes()])
+    begins_and_ends = [(f"epoch {epoch} begins", (f"epoch {epoch} ends", ["loss", "mae"])) for epoch in (0, 1)]
+    assert calls == ["train begins", *begins_and_ends[0], *begins_and_ends[1], "train ends"]
+
+
+def test_a_learning_rate_that_a_callback_sets_reaches_the_workers(linear, strategy):
+    def halved(epoch, rate):
+        return 0.05 / 2**epoch
+
+    callback = keras.callbacks.LearningRateScheduler(halved)
+    fit(linear, partitions(20), strategy, epochs=3, callbacks=[callback])
+    found = ModelState.take(linear.model).weights.vector
+    plain = linear.anew()
+    plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[callback], verbose=0)
+    assert close(plain, found)
+
+
+class Snapshots(keras.callbacks.Callback):
+    """The weights at the end of each epoch; from ``blow_up`` on, a learning rate beyond all bounds."""
+
+    def __init__(self, blow_up=None):
+        super().__init__()
+        self.blow_up = blow_up
+        self.weights = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.blow_up is not None and epoch >= self.blow_up:
+            self.model.optimizer.learning_rate = 1e38
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(ModelState.take(self.model).weights.vector)
+
+
+def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear, strategy):
+    blocks = list(partitions(20, 10, 10).blocks)
+    snapshots = Snapshots(blow_up=2)
+    with pytest.raises(DivergenceError) as caught:
+        fit(linear, LocalDataset(tuple(blocks)), strategy, epochs=5, callbacks=[snapshots])
+    assert str(caught.value).startswith("training diverged in epoch 3 on worker 0: weights or loss are not finite (loss ")
+    assert "smaller learning rate" in str(caught.value)
+    assert len(snapshots.weights) == 2
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, snapshots.weights[-1])
+    assert np.isfinite(snapshots.weights[-1]).all()
+
+
+def test_divergence_names_the_worker_whose_rows_are_bad(linear, strategy):
+    blocks = list(partitions(20, 10, 10).blocks)
+    blocks[1] = rows(blocks[1].x, np.full_like(blocks[1].y, np.nan))
+    with pytest.raises(DivergenceError, match=r"in epoch 1 on worker 1: .*\(loss nan\)"):
+        fit(linear, LocalDataset(tuple(blocks)), strategy)
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+
+
+def test_validation_rows_of_the_same_partitions(linear, strategy):
+    dataset = partitions(20, 10)
+    shares = Shares.split(dataset.handles, 0.2)
+    assert shares.train == (16, 8)
+    validation = Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
+    validated = []
+
+    class Validated(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            x, y = (np.concatenate([side[16:20], side[28:30]]) for side in (X, Y))
+            if (epoch + 1) % 2 == 0:
+                validated.append(self.model.evaluate(x, y, verbose=0))
+            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
+
+    history, _ = fit(
+        linear, dataset, strategy, epochs=4, shares=shares, validation=validation, callbacks=[Validated()], shuffle=True
+    )
+    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
+    assert len(found) == 2
+    assert np.allclose(found, validated, rtol=1e-5)
+
+
+def test_rows_that_validate_do_not_train(linear, strategy):
+    dataset = partitions(20, 10)
+    shares = Shares.split(dataset.handles, 0.2)
+    fit(linear, dataset, strategy, shares=shares, epochs=2)
+    found = ModelState.take(linear.model).weights.vector
+    linear.anew()
+    fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), strategy, epochs=2)
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
+
+
+def test_validation_on_rows_of_its_own(linear, strategy):
+    held_out = LocalDataset((rows(X[40:48], Y[40:48]), None, rows(X[48:], Y[48:])))
+    history, _ = fit(linear, partitions(20, 20), strategy, validation=Validation(held_out, BatchOptions(BATCH)))
+    expected = linear.model.evaluate(X[40:], Y[40:], verbose=0, return_dict=True)
+    assert history.history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)
+    assert history.history["val_mae"] == pytest.approx([expected["mae"]], rel=1e-5)
+
+
+# A round, against replicas trained one by one
+
+
+def replicas(given, state, dataset, epoch=0, first=0, last=99, batch=BATCH):
+    """What each worker makes of a stretch."""
+    options = FitOptions(batch, shuffle=False, seed=1)
+    found = []
+    for number, block in enumerate(dataset.blocks):
+        if block is not None:
+            own = Block(block.form, tuple(np.array(array) for array in block.arrays))
+            trainer = LocalTrainer(given.archive, TaskContext(number))
+            found.append(trainer.fit(state, own, Stretch(epoch, block.rows, first, last), options))
+    return [replica for replica in found if replica is not None]
+
+
+def mean_of(found):
+    """Weights and slots, averaged by rows."""
+    shares = np.array([replica.rows for replica in found], float)
+    return [
+        np.average([getattr(replica.state, part).vector for replica in found], axis=0, weights=shares)
+        for part in ("weights", "optimizer")
+    ]
+
+
+def test_a_round_is_the_mean_of_replicas_by_their_rows(linear):
+    dataset = partitions(20, 7, None, 13)
+    found = replicas(linear, linear.state, dataset)
+    weights, slots = mean_of(found)
+    history, rounds = fit(linear, dataset)
+    assert close(linear.model, weights, slots)
+    assert int(linear.model.optimizer.iterations) == 5  # the steps of the busiest worker
+    assert rounds == [(40, 1.0)]
+    losses = [replica.logs["loss"] for replica in found]
+    assert history.history["loss"] == pytest.approx([np.average(losses, weights=[20, 7, 13])], rel=1e-5)
+
+
+def test_the_next_round_goes_on_from_the_mean(linear):
+    dataset = partitions(20, 7)
+    fit(linear, dataset)
+    middle = ModelState.take(linear.model)
+    weights, slots = mean_of(replicas(linear, middle, dataset, epoch=1))
+    linear.anew()
+    fit(linear, dataset, epochs=2)
+    assert close(linear.model, weights, slots)
+    assert int(linear.model.optimizer.iterations) == 10
+
+
+def test_statistics_are_averaged_like_weights(normalized):
+    given = normalized
+    model = given.anew()
+    dataset = partitions(20, 8)
+    weights, slots = mean_of(replicas(given, given.state, dataset))
+    fit(given, dataset, rule=SlowMo(momentum=0.5, alpha=0.5))
+    trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    statistics = np.concatenate([weight.numpy() for weight in model.non_trainable_weights])
+    assert statistics.size == 6
+    assert not np.allclose(statistics, given.state.weights.vector[trainable:], atol=1e-3)
+    assert np.allclose(statistics, weights[trainable:], rtol=0, atol=1e-6)  # whatever the rule
+    assert np.allclose(ModelState.take(model).optimizer.vector, slots, rtol=0, atol=1e-6)
+    trained = (given.state.weights.vector[:trainable] + weights[:trainable]) / 2  # alpha is a half
+    assert np.allclose(ModelState.take(model).weights.vector[:trainable], trained, rtol=0, atol=1e-6)
+
+
+def test_a_number_of_batches_between_exchanges(linear):
+    dataset = partitions(18, 7)  # five batches, and two
+    state, expected_rounds = linear.state, []
+    for first, last in ((0, 2), (2, 4), (4, 5)):
+        found = replicas(linear, state, dataset, first=first, last=last)
+        weights, slots = mean_of(found)
+        steps = max(int(replica.state.optimizer.counters[0]) for replica in found)
+        state = ModelState(Flat(weights.astype(np.float32)), Flat(slots.astype(np.float32), (np.array(steps),)))
+        expected_rounds.append((sum(replica.rows for replica in found), pytest.approx(last / 5)))
+    history, rounds = fit(linear, dataset, frequency=2)
+    assert rounds == expected_rounds
+    assert [seen for seen, _ in rounds] == [8 + 7, 8, 2]
+    assert close(linear.model, state.weights.vector, state.optimizer.vector)
+    assert int(linear.model.optimizer.iterations) == 5
+    assert len(history.history["loss"]) == 1
+
+
+def test_windows_start_anew_each_epoch(linear):
+    _, rounds = fit(linear, partitions(18, 7), frequency=3, epochs=2)
+    assert [seen for seen, _ in rounds] == [12 + 7, 6, 12 + 7, 6]
+    assert [done for _, done in rounds] == pytest.approx([0.6, 1.0, 0.6, 1.0])
+
+
+@pytest.mark.parametrize(("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (99, "epoch", [18 + 7])])
+def test_an_epoch_may_be_cut_short(linear, steps, frequency, seen):
+    _, rounds = fit(linear, partitions(18, 7), frequency=frequency, steps_per_epoch=steps)
+    assert [rows for rows, _ in rounds] == seen
+
+
+def test_the_rule_folds_once_a_round_and_remembers(linear):
+    folded = []
+
+    class Noting(Average):
+        def init(self, center):
+            return {"folds": np.zeros_like(center)}
+
+        def fold(self, center, state, update, staleness):
+            folded.append((update.steps, update.rows, update.num_workers, staleness, update.learning_rate))
+            state["folds"] += 1
+            assert update.weights.shape == center.shape == (4,)
+            assert not np.array_equal(center, update.weights)
+            super().fold(center, state, update, staleness)
+
+    state = {}
+    fit(linear, partitions(18, 7), frequency=3, epochs=2, rule=Noting(), rule_state=state)
+    rate = pytest.approx(0.05)
+    assert folded == [(3, 19, 2, 0, rate), (2, 6, 1, 0, rate)] * 2
+    assert state["folds"].tolist() == [4, 4, 4, 4]
+    fit(linear, partitions(18, 7), rule=Noting(), rule_state=state)
+    assert state["folds"].tolist() == [5, 5, 5, 5]
+
+
+def test_a_moving_average_of_weights_is_put_in_at_the_end():
+    given = Model(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5))
+    dataset = partitions(20)
+    fit(given, dataset, epochs=2)
+    found = ModelState.take(given.model).weights.vector
+    plain = given.anew()
+    plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    assert close(plain, found)
+
+
+# Means of means, by hand
+
+
+def replica(worker, weights, rows, slots=(0.0,), steps=1, sums=(0.0,), finite=True):
+    report = Report(worker, rows, steps, 0.5, 0.1, {"loss": 1.0}, finite)
+    return Mean(
+        rows,
+        Flat(np.array(weights, np.float32)),
+        Flat(np.array(slots, np.float32), (np.array(steps),)),
+        tuple(np.array(value, np.float32) for value in sums),
+        (report,),
+    )
+
+
+def test_merge_weighs_by_rows():
+    mean = merge([replica(0, [1, 2], 10, [4], 3, [5]), replica(2, [5, -2], 30, [0], 8, [7])])
+    assert mean.rows == 40
+    assert mean.weights.vector.tolist() == [4, -1]  # (10 + 150) / 40, (20 - 60) / 40
+    assert mean.optimizer.vector.tolist() == [1]  # 40 / 40
+    assert [int(counter) for counter in mean.optimizer.counters] == [8]
+    assert [float(value) for value in mean.metrics] == [12]
+    assert [report.worker for report in mean.reports] == [0, 2]
+
+
+def test_merges_of_merges_are_one_merge():
+    parts = [replica(0, [8, 0], 10), replica(1, [0, 4], 20), replica(2, [-4, 8], 10), replica(3, [0, 0], 40)]
+    whole = merge(parts)
+    assert whole.weights.vector.tolist() == [0.5, 2]  # (80 - 40) / 80, (80 + 80) / 80
+    for cut in (1, 2, 3):
+        nested = merge([merge(parts[:cut]), merge(parts[cut:])])
+        assert nested.rows == 80
+        assert np.allclose(nested.weights.vector, whole.weights.vector, rtol=0, atol=1e-7)
+        assert nested.reports == whole.reports
+
+
+def test_one_replica_is_its_own_mean():
+    one = replica(0, np.random.default_rng(0).normal(size=99), 13)
+    assert merge([one]).weights.vector.tobytes() == one.weights.vector.tobytes()
+
+
+# In a tree
+
+MB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("workers", "replica_bytes", "max_result_bytes", "groups"),
+    [
+        (1, 1000, 0, None),
+        (64, 1000, 0, None),
+        (65, 1000, 0, 8),
+        (100, 1000, 1024 * MB, 10),
+        (2, 128 * MB, 0, None),
+        (2, 129 * MB, 0, 1),
+        (16, 60 * MB, 0, 4),
+        (16, 100 * MB, 0, 2),  # no more than two of them make 256 MB
+        (4, 1000 * MB, 0, 1),
+        (4, 10 * MB, 80 * MB, None),
+        (4, 10 * MB, 79 * MB, 2),
+        (16, 10 * MB, 60 * MB, 3),  # half of what Spark lets a job return
+        (100, 0, 0, 10),
+    ],
+)
+def test_how_many_partial_means_come_to_the_driver(workers, replica_bytes, max_result_bytes, groups):
+    assert tree_groups(workers, replica_bytes, max_result_bytes) == groups
+
+
+@pytest.mark.parametrize("sizes", [(20, 7, 13), (20, None, None, 7, 13), (None, None, 20, 7, 13)], ids=str)
+def test_a_tree_gives_the_same_mean(linear, monkeypatch, sizes):
+    dataset = partitions(*sizes)
+    history, _ = fit(linear, dataset, epochs=2)
+    found = ModelState.take(linear.model)
+    linear.anew()
+    monkeypatch.setattr(averaging, "TREE_WORKERS", 0)
+    asked = []
+    monkeypatch.setattr(averaging, "tree_groups", lambda *given: asked.append(given) or 3)
+    in_tree, _ = fit(linear, dataset, epochs=2)
+    assert len(asked) == 2
+    assert asked[0][0] == 3
+    assert asked[0][1] == found.nbytes
+    assert close(linear.model, found.weights.vector, found.optimizer.vector)
+    assert in_tree.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
