@@ -6,6 +6,8 @@ installed package travels by name. Only pickles that this process made for its o
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
 import pickle
 import site
@@ -130,12 +132,13 @@ def code_of(model: Any) -> dict[str, Any]:
     return found
 
 
-def custom_objects(code: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+def custom_objects(code: Mapping[str, Any], names: set[str], bare_names: set[str]) -> dict[str, Any]:
     """Those of ``code`` that Keras will look up by name when it loads the model.
 
     Args:
         code: As from `code_of`.
         names: Every string in the model's configuration.
+        bare_names: The losses and metrics of Keras's that the model was compiled with by name.
 
     Raises:
         CustomObjectError: Two different objects go by one name, or a lambda stands where it would lose its meaning.
@@ -151,6 +154,12 @@ def custom_objects(code: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
                     f"{_told(path)} is a lambda, which Keras saves without the variables that it uses, so it could load "
                     "as something else. Define it with def and a name of its own."
                 )
+            outside = sorted(_globals_of(value.__code__) - vars(builtins).keys())
+            if outside:
+                raise CustomObjectError(
+                    f"{_told(path)} is a lambda that uses {', '.join(outside)} from around it, which Keras does not save. "
+                    "Define it with def and a name of its own."
+                )
             continue
         for name in lookup_names(value):
             if name not in names:
@@ -161,9 +170,21 @@ def custom_objects(code: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
                     "Keras finds custom code by its name and would load one of them for both. Give each a name of its "
                     f"own (for instance set __name__ of the function {name})."
                 )
+            if name in bare_names:
+                raise CustomObjectError(
+                    f"{_told(path)} is called {name!r}, and so is one of Keras's own, which the model uses by that name: a "
+                    "copy of the model would load with one of them for both. Give yours a name of its own."
+                )
             needed[name] = value
             places.setdefault(name, path)
     return needed
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The names that code looks up outside its function, in functions inside it too."""
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return names.union(*map(_globals_of, inner))
 
 
 def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ class Shares:
         wanted = total - int(total * (1.0 - validation_split))
         if validation_split == 0.0:
             return cls(tuple(sizes), (0,) * len(sizes))
-        quotas = [wanted * size / total for size in sizes]
+        quotas = [wanted * size / max(total, 1) for size in sizes]
         counts = [min(int(quota), max(size - 1, 0)) for quota, size in zip(quotas, sizes, strict=True)]
         by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - quotas[i], i))
         while sum(counts) < wanted:

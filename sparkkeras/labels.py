@@ -74,7 +74,10 @@ def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tup
 def _name(loss: Any) -> str:
     """The snake-case name of a loss given as a name, a function or an object; empty for an own one."""
     if isinstance(loss, str):
-        return loss
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:  # the person's own, by name
+            return ""
     for name in ("sparse_categorical_crossentropy", "categorical_crossentropy", "binary_crossentropy"):
         kind = "".join(part.capitalize() for part in name.split("_"))
         if loss is getattr(keras.losses, name) or type(loss) is getattr(keras.losses, kind):

@@ -74,8 +74,9 @@ class ModelState:
 
 
 def floatx() -> str:
-    """The dtype of Keras's floating data."""
-    return str(keras.backend.floatx())
+    """The dtype of Keras's floating data, or float32 where it is one that NumPy does not know (bfloat16)."""
+    name = str(keras.backend.floatx())
+    return name if name in {"float16", "float32", "float64"} else "float32"
 
 
 def weight_variables(model: keras.Model) -> list[Any]:
@@ -169,15 +170,16 @@ class ModelArchive:
             ModelError: It does not survive the round trip for another reason.
         """
         code = custom_code.code_of(model)
-        key = _fingerprint(model, code, custom_objects or {})
+        config = _config(model)
+        needed = custom_code.custom_objects(code, _strings(config), _bare_names(model))
+        objects = {**needed, **(custom_objects or {})}
+        key = _fingerprint(model, config, objects)
         if key not in _packed:
             data = save_bytes(model)
-            found = custom_code.custom_objects(code, _strings(json.loads(_member(data, "config.json"))))
-            objects = {**found, **(custom_objects or {})}
             custom = ByValue.dump(objects, "the model's custom code")
             _verify(model, code, load_bytes(data, objects, safe_mode=False))
-            # The code is kept, so that no other object can take the place in memory that the key stands for.
-            _packed[key] = cls(data, custom, _digest(data, custom, key)), code
+            # The objects are kept, so that no other can take the place in memory that the key stands for.
+            _packed[key] = cls(data, custom, _digest(data, custom, key)), objects
             if len(_packed) > KEPT_MODELS:
                 _packed.popitem(last=False)
         _packed.move_to_end(key)
@@ -202,12 +204,17 @@ _kept: OrderedDict[str, keras.Model] = OrderedDict()
 
 
 def save_bytes(model: keras.Model) -> bytes:
-    """A model, with its optimizer, as the bytes of a ``.keras`` archive."""
+    """A model, with its optimizer, as the bytes of a ``.keras`` archive.
+
+    Raises:
+        ModelError: Keras cannot save it.
+    """
     optimizer_variables(model)  # makes the slots, so that they are in the archive
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
+            _config(model)  # says what cannot be saved
             model.save(path)
         return path.read_bytes()
 
@@ -265,17 +272,39 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
             raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
 
 
-def _fingerprint(model: keras.Model, code: Mapping[str, Any], custom_objects: Mapping[str, Any]) -> str:
-    """What tells one model from another in this process, its trained weights aside.
+def _config(model: keras.Model) -> Any:
+    """Architecture and compile arguments, as Keras writes them down.
 
-    Architecture and compile arguments, which objects its code is, and what preprocessing layers adapted to: they turn
-    their variables into constants when they are loaded, so setting weights does not reach those.
+    Raises:
+        ModelError: Something in the model has no form that Keras can write.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
-        config = json.dumps(keras.saving.serialize_keras_object(model), sort_keys=True, default=repr)
-    digest = hashlib.sha256(config.encode())
-    digest.update(repr([(path, id(value)) for path, value in {**code, **custom_objects}.items()]).encode())
+        try:
+            return keras.saving.serialize_keras_object(model)
+        except Exception as error:
+            raise ModelError(
+                f"the model {model.name!r} cannot be saved, which is how it travels: {error} Losses and metrics must be "
+                "functions made with def, or Keras objects with a get_config."
+            ) from error
+
+
+def _bare_names(model: keras.Model) -> set[str]:
+    """The losses and metrics that the model was compiled with by their names."""
+    compiled = getattr(model, "_compile_config", None)
+    given = compiled.config if compiled is not None else {}
+    sides = [given.get(side) for side in ("loss", "metrics", "weighted_metrics")]
+    return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
+
+
+def _fingerprint(model: keras.Model, config: Any, objects: Mapping[str, Any]) -> str:
+    """What tells one model from another in this process, its trained weights aside.
+
+    Architecture and compile arguments, which objects its custom code is, and what preprocessing layers adapted to: they
+    turn their variables into constants when they are loaded, so setting weights does not reach those.
+    """
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
+    digest.update(repr(sorted((name, id(value)) for name, value in objects.items())).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
@@ -293,11 +322,6 @@ def _digest(data: bytes, custom: ByValue[Any], fingerprint: str) -> str:
             if name == "config.json" or name.startswith("assets/"):
                 digest.update(name.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
-
-
-def _member(data: bytes, name: str) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return archive.read(name)
 
 
 def _strings(value: Any) -> set[str]:

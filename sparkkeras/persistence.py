@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from sparkkeras.parameter.rules import State
 _SETTINGS = "sparkkeras.json"
 _RULE_STATE = "sparkkeras.npz"
 _FORMAT = 1
+_DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, KeyError, EOFError, RuntimeError)
 
 
 def pack(model: keras.Model, settings: Mapping[str, Any], rule_state: State) -> bytes:
@@ -47,12 +49,18 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
             members = set(archive.namelist())
             settings = json.loads(archive.read(_SETTINGS)) if _SETTINGS in members else {}
             stored = archive.read(_RULE_STATE) if _RULE_STATE in members else b""
-    except zipfile.BadZipFile as error:
-        raise ModelError("the file is no .keras archive: it may be damaged, or of another format.") from error
+            state = _state(stored)
+    except (*_DAMAGED, OSError) as error:
+        raise ModelError(
+            f"the file is no .keras archive, or is damaged ({type(error).__name__}: {error}). Save the model again."
+        ) from error
     if settings.pop("format", _FORMAT) > _FORMAT:
         raise ModelError("the file was written by a later version of sparkkeras: upgrade to read it.")
-    state: State = {}
-    if stored:
-        with np.load(io.BytesIO(stored), allow_pickle=False) as arrays:
-            state = {name: arrays[name] for name in arrays.files}
     return load_bytes(data, custom_objects, safe_mode=safe_mode), settings, state
+
+
+def _state(stored: bytes) -> State:
+    if not stored:
+        return {}
+    with np.load(io.BytesIO(stored), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}

@@ -62,7 +62,8 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
     except OSError as error:
         raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, there is nothing to remove
+            draft.unlink(missing_ok=True)
 
 
 def has_scheme(path: str) -> bool:

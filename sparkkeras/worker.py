@@ -215,9 +215,11 @@ class LocalTrainer:
 
 
 def _transformed(piece: Block, options: BatchOptions) -> Block:
+    """The piece as it is given to the backend, which may write into it, so it must not be the file or the person's."""
     if options.transform is None:
-        return piece
-    return piece.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+        return piece.owned()
+    changed = piece.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+    return Block(changed.form, tuple(np.array(array) for array in changed.arrays))
 
 
 def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
@@ -225,11 +227,10 @@ def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
     if class_weight is None or piece.form.y is None:
         return piece
     labels = piece.arrays[piece.form.span("y")][0]
-    classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels))
-    table = np.ones(max(int(classes.max(initial=0)), *class_weight) + 1, models.floatx())
-    table[list(class_weight)] = list(class_weight.values())
-    form = Form(piece.form.x, piece.form.y, Structure())
-    return Block(form, (*piece.arrays, table[classes.astype(np.int64)]))
+    classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else np.round(labels.reshape(len(labels)))
+    found, places = np.unique(classes, return_inverse=True)
+    weights = np.array([class_weight.get(int(number), 1.0) for number in found], models.floatx())
+    return Block(Form(piece.form.x, piece.form.y, Structure()), (*piece.arrays, weights[places]))
 
 
 def _seed_globals(seed: Sequence[int]) -> None:

@@ -37,7 +37,8 @@ def test_unpacked_arrays_are_those_that_were_packed(arrays):
     layout = Layout.of(arrays)
     unpacked = layout.unpack(layout.pack(arrays))
     assert len(unpacked) == len(arrays)
-    assert all(same(after, np.ascontiguousarray(before).reshape(before.shape)) for before, after in zip(arrays, unpacked))
+    copies = [np.ascontiguousarray(array).reshape(array.shape) for array in arrays]
+    assert all(same(before, after) for before, after in zip(copies, unpacked, strict=True))
 
 
 @settings(deadline=None, max_examples=60)

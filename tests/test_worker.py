@@ -168,7 +168,7 @@ def seen_rows(linear, seed=5, worker=0, epoch=0, shuffle=True):
 def test_which_rows_a_batch_holds_depends_on_seed_worker_and_epoch_alone(linear):
     batches = seen_rows(linear)
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
-    assert sorted(sum(batches, [])) == list(range(22))
+    assert sorted(row for batch in batches for row in batch) == list(range(22))
     assert seen_rows(linear) == batches
     others = [seen_rows(linear, seed=6), seen_rows(linear, worker=1), seen_rows(linear, epoch=1)]
     assert all(other != batches for other in others)
@@ -277,7 +277,9 @@ def normalizing():
 def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what):
     """They are the person's, or another task's, or a file that cannot be written: writing there ends the process."""
     x = RNG.normal(size=(rows, 16)).astype(np.float32)
-    given = from_arrays(*map(at_a_cache_line, (x, x.sum(1, keepdims=True))), at_a_cache_line(x[:, 0] ** 2) if weighted else None)
+    given = from_arrays(
+        *map(at_a_cache_line, (x, x.sum(1, keepdims=True))), at_a_cache_line(x[:, 0] ** 2) if weighted else None
+    )
     before = copied(given)
     trainer, options = normalizing.trainer(), FitOptions(batch_size, shuffle=False)
     for _ in range(3):

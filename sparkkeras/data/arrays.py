@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import whole_number
@@ -157,7 +156,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
         SparkModel(model).fit(rdd, epochs=5)
     """
     whole_number("num_slices", num_slices, optional=True)
-    block = from_arrays(_listed(x), _listed(y), _listed(sample_weight))
+    block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)
     }
@@ -166,9 +165,3 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
     if block.rows == 0:
         raise DataError("the arrays have no rows.")
     return ArraysRDD(sc, block, num_slices or sc.defaultParallelism, x, y, sample_weight)
-
-
-def _listed(value: Any) -> Any:
-    """A list of arrays (several inputs) as a tuple, which a row can be."""
-    several = isinstance(value, list) and value and all(isinstance(part, np.ndarray) and part.ndim for part in value)
-    return tuple(value) if several else value

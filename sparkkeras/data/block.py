@@ -33,7 +33,9 @@ class Structure:
             expected: How many arrays the model takes on this side; ``None`` where it does not say (a subclassed model).
         """
         if isinstance(value, Mapping):
-            return cls(len(value), tuple(str(name) for name in value), bare=False)
+            if not all(isinstance(name, str) for name in value):
+                raise ValueError(f"expected names as the keys of a dict, received {describe(value)}")
+            return cls(len(value), tuple(value), bare=False)
         if isinstance(value, (tuple, list)):
             arrays = all(isinstance(part, np.ndarray) and part.ndim > 0 for part in value) and len(value) > 0
             if expected is None and isinstance(value, tuple) and arrays:
@@ -191,6 +193,10 @@ class Block:
             return self
         return concatenate([_transform_batch(batch, transform) for batch in self.batches(batch_size)])
 
+    def owned(self) -> Block:
+        """The block with memory of its own, to give away: a backend may write into what it is given."""
+        return Block(self.form, tuple(np.array(array) if array.base is not None else array for array in self.arrays))
+
     def with_floats(self, dtype: str) -> Block:
         """The block with its floating arrays in one dtype."""
         return Block(self.form, tuple(a.astype(dtype, copy=False) if is_floating(a.dtype) else a for a in self.arrays))
@@ -232,7 +238,11 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
 
 
 def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = None, expected_y: int | None = None) -> Block:
-    """A block of arrays that have the rows on their first axis; structures are read off the values."""
+    """A block of arrays that have the rows on their first axis; structures are read off the values.
+
+    A list of arrays counts as a tuple of them: several inputs, outputs or weights.
+    """
+    x, y, sample_weight = (_tupled(side) for side in (x, y, sample_weight))
     form = Form(
         Structure.of(x, expected_x),
         None if y is None else Structure.of(y, expected_y),
@@ -245,3 +255,8 @@ def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = Non
         for leaf in structure.flatten(value)
     ]
     return Block(form, tuple(leaves))
+
+
+def _tupled(value: Any) -> Any:
+    several = isinstance(value, list) and value and all(isinstance(part, np.ndarray) and part.ndim for part in value)
+    return tuple(value) if several else value

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from sparkkeras.data.block import Block
@@ -37,8 +38,8 @@ class LocalResults(Generic[R]):
         """As `Results.reduce`."""
         partitions = self.partitions()
         size = -(-len(partitions) // groups)
-        members = [partitions[start : start + size] for start in range(0, len(partitions), size)]
-        return [combine([result for results in group for result in results]) for group in members]
+        members = [list(chain(*partitions[start : start + size])) for start in range(0, len(partitions), size)]
+        return [combine(results) for results in members if results]
 
     def lazy(self) -> Iterator[R]:
         """The results as an iterator."""

@@ -112,13 +112,16 @@ class Reader:
             raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
         values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
         inputs = self.schema.expected_x
-        several = isinstance(x, (tuple, list)) and len(x) > 0 and all(np.ndim(part) > 1 for part in x)
-        if several and inputs is not None and len(x) != inputs and all(isinstance(part, np.ndarray) for part in x):
+        several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
+        if several and inputs is not None and len(x) != inputs:
             raise DataError(f"the model has {inputs} input(s), but x is a {type(x).__name__} of {len(x)} arrays.")
         if self.labelled and y is None:
             raise DataError("labels are missing: give y= along with the arrays, or an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
-        structures = {side: Structure.of(value, counts[side]) for side, value in values.items() if value is not None}
+        try:
+            structures = {s: Structure.of(value, counts[s]) for s, value in values.items() if value is not None}
+        except ValueError as error:
+            raise DataError(f"{error}.") from error
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
         leaves = []
         for side, structure in form.sides:
@@ -171,11 +174,14 @@ class Reader:
             )
         x, y, weight = sides
         schema = self.schema
-        return Form(
-            Structure.of(x, schema.expected_x),
-            Structure.of(y, schema.expected_y) if self.labelled else None,
-            None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
-        )
+        try:
+            return Form(
+                Structure.of(x, schema.expected_x),
+                Structure.of(y, schema.expected_y) if self.labelled else None,
+                None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
+            )
+        except ValueError as error:
+            raise DataError(f"row 0 of partition {partition}: {error}.") from error
 
     def _leaves(self, row: Any, form: Form) -> list[Any]:
         sides = self._sides(row)
@@ -201,27 +207,25 @@ class Reader:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
             return len(row) == len(inputs) and not nested
         rank = len(inputs[0].shape) if inputs and inputs[0].shape is not None else 1
-        return np.ndim(row[0]) < rank
+        shape = _shape(row[0])
+        return shape is not None and len(shape) < rank
 
     def _stack(self, column: list[Any], label: str, partition: int, first: int) -> Array:
-        if hasattr(column[0], "toArray"):
-            column = [leaf.toArray() for leaf in column]
+        column = [leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column]
         try:
             stacked = np.asarray(column)
             if stacked.dtype != object:
                 return stacked
         except ValueError:
             pass  # ragged: which row it is, is told below
-        shape = np.shape(column[0]) if column[0] is not None else None
+        shape = _shape(column[0])
         for offset, leaf in enumerate(column):
             where = f"row {first + offset} of partition {partition}"
-            if leaf is None or (isinstance(leaf, (list, tuple)) and any(part is None for part in leaf)):
+            if _holds_none(leaf):
                 raise DataError(f"{label} of {where} is or holds None: fill it in or filter the row out.")
-            try:
-                ragged = np.shape(leaf) != shape
-            except ValueError:
-                ragged = True
-            if ragged:
+            if _shape(leaf) is None:
+                raise DataError(f"{label} of {where} is ragged in itself ({describe(leaf)}): it must have a shape.")
+            if _shape(leaf) != shape:
                 raise DataError(
                     f"{label} of {where} has another shape than row {first} ({shape}): every row must have the same "
                     "shape. Pad sequences, for instance with keras.utils.pad_sequences."
@@ -259,6 +263,20 @@ class Reader:
                 )
             bad |= ~finite
         return block[~bad] if bad.any() else block
+
+
+def _shape(leaf: Any) -> tuple[int, ...] | None:
+    """The shape of what can become an array; ``None`` where it is ragged."""
+    try:
+        return tuple(np.shape(leaf))
+    except ValueError:
+        return None
+
+
+def _holds_none(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype == object and any(_holds_none(part) for part in leaf.ravel())
+    return leaf is None or (isinstance(leaf, (list, tuple)) and any(_holds_none(part) for part in leaf))
 
 
 def _has_finite_sum(array: Array) -> bool:

@@ -223,10 +223,14 @@ def rule_from_config(config: dict[str, Any], custom_objects: dict[str, Any]) -> 
 
 
 def _positive(rule: str, name: str, value: float) -> None:
-    if not value > 0:
+    if not _is_number(value) or not value > 0:
         raise ConfigurationError(f"{rule}({name}={value!r}): expected a positive number.")
 
 
 def _in_unit_interval(rule: str, name: str, value: float) -> None:
-    if not 0 <= value < 1:
+    if not _is_number(value) or not 0 <= value < 1:
         raise ConfigurationError(f"{rule}({name}={value!r}): expected a number in [0, 1).")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

@@ -91,21 +91,6 @@ def test_floats_get_the_dtype_that_the_model_says():
     assert read([(np.ones(3, np.float32), 1.5)], reader).x.dtype == np.float64
 
 
-def test_a_worker_that_only_reads_rows_knows_bfloat16():
-    """Nothing but this module is imported there: no Keras, and with it no one who teaches NumPy that dtype."""
-    code = (
-        "from sparkkeras.data.schema import Reader, Schema\n"
-        "reader = Reader(Schema(floatx='bfloat16'))\n"
-        "rows = [([1.0, 2.0], 0.5)]\n"
-        "block = reader.read_rows(rows, reader.form_of(rows[0], 0), 0, 0)\n"
-        "assert block.spec.leaves[0].dtype == 'bfloat16', block.spec\n"
-        "assert block.spec.row_bytes == 6, block.spec\n"
-    )
-    home = Path(sparkkeras.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_several_inputs_as_tuples_and_dicts():
     as_tuple = read([((1.0, np.ones((2, 2))), (0, np.zeros(4)))] * 2, Reader(TWO))
     assert as_tuple.form == Form(PAIR, PAIR)

@@ -227,7 +227,7 @@ def test_a_fold_is_in_place(rule):
     draw = np.random.default_rng(0)
     center = some(draw)
     state = rule.init(center)
-    before = {name: array for name, array in state.items()}
+    before = dict(state)
     old = center.copy()
     assert rule.fold(center, state, update(some(draw)), 0) is None
     assert not np.array_equal(center, old)

@@ -425,7 +425,9 @@ def test_windows_start_anew_each_epoch(linear):
     assert [done for _, done in rounds] == pytest.approx([0.6, 1.0, 0.6, 1.0])
 
 
-@pytest.mark.parametrize(("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (99, "epoch", [18 + 7])])
+@pytest.mark.parametrize(
+    ("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (99, "epoch", [18 + 7])]
+)
 def test_an_epoch_may_be_cut_short(linear, steps, frequency, seen):
     _, rounds = fit(linear, partitions(18, 7), frequency=frequency, steps_per_epoch=steps)
     assert [rows for rows, _ in rounds] == seen
