@@ -14,7 +14,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +132,7 @@ def code_of(model: Any) -> dict[str, Any]:
     return found
 
 
-def custom_objects(code: Mapping[str, Any], names: set[str], bare_names: set[str]) -> dict[str, Any]:
+def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str] = frozenset()) -> dict[str, Any]:
     """Those of ``code`` that Keras will look up by name when it loads the model.
 
     Args:
@@ -149,7 +149,7 @@ def custom_objects(code: Mapping[str, Any], names: set[str], bare_names: set[str
         if is_builtin(value):
             continue
         if _is_lambda(value):
-            if "_compile" in path or "optimizer" in path:
+            if path.startswith(("model.loss", "model._compile", "model.optimizer")):
                 raise CustomObjectError(
                     f"{_told(path)} is a lambda, which Keras saves without the variables that it uses, so it could load "
                     "as something else. Define it with def and a name of its own."
@@ -270,4 +270,9 @@ def _qualified(value: Any) -> str:
 
 
 def _told(path: str) -> str:
-    return path.replace(".__class__", " (its class)").replace("model._compile_", "compiled ").replace("._user_", " ")
+    return (
+        path.replace(".__class__", " (its class)")
+        .replace("model._compile_", "compiled ")
+        .replace("model.loss", "compiled loss")
+        .replace("._user_", " ")
+    )

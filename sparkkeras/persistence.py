@@ -52,7 +52,7 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
             state = _state(stored)
     except (*_DAMAGED, OSError) as error:
         raise ModelError(
-            f"the file is no .keras archive, or is damaged ({type(error).__name__}: {error}). Save the model again."
+            f"the file is no .keras archive: it may be damaged, or of another format ({type(error).__name__}: {error})."
         ) from error
     if settings.pop("format", _FORMAT) > _FORMAT:
         raise ModelError("the file was written by a later version of sparkkeras: upgrade to read it.")

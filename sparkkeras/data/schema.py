@@ -223,7 +223,7 @@ class Reader:
             where = f"row {first + offset} of partition {partition}"
             if _holds_none(leaf):
                 raise DataError(f"{label} of {where} is or holds None: fill it in or filter the row out.")
-            if _shape(leaf) is None:
+            if shape is None:
                 raise DataError(f"{label} of {where} is ragged in itself ({describe(leaf)}): it must have a shape.")
             if _shape(leaf) != shape:
                 raise DataError(

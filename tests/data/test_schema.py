@@ -1,13 +1,8 @@
 """Rows and arrays become checked blocks; what is wrong with them is told in words, with partition and row."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-import sparkkeras
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
 from sparkkeras.data.schema import LabelRange, Reader, Schema, Slot, label_ranges, union
 from sparkkeras.errors import DataError

@@ -87,19 +87,19 @@ def test_workers_of_another_python_are_told_apart(tmp_path):
 def test_spark_is_started_for_arrays_with_this_python(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys; sys.path.insert(0, %r)\n"
+        "import os, sys; sys.path.insert(0, os.environ['SPARKKERAS_ROOT'])\n"
         "import keras, numpy as np\n"
         "from sparkkeras import SparkModel\n"
         "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
         "model.compile('sgd', 'mse')\n"
         "x = np.ones((20, 3), np.float32)\n"
-        "print(SparkModel(model).fit(x, x[:, 0], verbose=0).history)\n" % str(ROOT)
+        "print(SparkModel(model).fit(x, x[:, 0], verbose=0).history)\n"
     )
     bare = tmp_path / "bin"
     bare.mkdir()
     (bare / "python3").write_text("#!/bin/sh\necho wrong python >&2\nexit 9\n")
     (bare / "python3").chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYSPARK_PYTHON"}}
-    kept["PATH"] = f"{bare}:{kept['PATH']}"
+    kept |= {"PATH": f"{bare}:{kept['PATH']}", "SPARKKERAS_ROOT": str(ROOT)}
     done = subprocess.run([sys.executable, str(script)], env=kept, capture_output=True, text=True, timeout=250)
     assert "loss" in done.stdout, done.stderr[-3000:]

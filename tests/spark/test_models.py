@@ -203,7 +203,8 @@ TRAIN = """
     print("losses", history.history["loss"], sorted(history.history))
     assert history.history["loss"][1] < history.history["loss"][0]
     assert np.allclose(spark_model.predict(x), model.predict(x, verbose=0), atol=1e-5)
-    assert abs(spark_model.evaluate(x, x.sum(1, keepdims=True))[0] - model.evaluate(x, x.sum(1, keepdims=True), verbose=0)[0]) < 1e-4
+    y = x.sum(1, keepdims=True)
+    assert abs(spark_model.evaluate(x, y)[0] - model.evaluate(x, y, verbose=0)[0]) < 1e-4
     print("done")
 """
 

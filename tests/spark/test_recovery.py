@@ -240,7 +240,8 @@ def test_a_partition_larger_than_memory_trains(sc):
     def limit():
         import resource
 
-        used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
+        status = Path("/proc/self/status").read_text().splitlines()
+        used = next(int(line.split()[1]) for line in status if line.startswith("VmData")) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, resource.RLIM_INFINITY))
 
     def unlimit():
