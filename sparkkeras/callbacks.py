@@ -21,6 +21,8 @@ _BATCH_HOOKS = (
     "on_test_batch_end",
 )
 
+_SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+
 
 def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
     """The callbacks as a list.
@@ -35,7 +37,7 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
         name = type(callback).__name__
         if not isinstance(callback, keras.callbacks.Callback):
             raise ConfigurationError(f"callbacks: expected keras.callbacks.Callback objects, received {callback!r}.")
-        if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
+        if isinstance(callback, _SAVING) and callback.save_freq != "epoch":
             raise ConfigurationError(
                 f"{name}(save_freq={callback.save_freq!r}) counts batches, but batches run on the workers: use "
                 'save_freq="epoch".'
@@ -91,6 +93,12 @@ class DriverCallbacks:
         """What `on_epoch_end` was told so far."""
         history: keras.callbacks.History = self._model.history
         return history
+
+    @property
+    def restored_epoch(self) -> int | None:
+        """The epoch that a callback (BackupAndRestore) wants training to go on at, once training has begun."""
+        epoch: int | None = self._model._initial_epoch
+        return epoch
 
     def on_train_begin(self) -> None:
         """Training begins."""

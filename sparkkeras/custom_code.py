@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import os
 import pickle
 import site
 import sys
@@ -17,7 +18,6 @@ import types
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sparkkeras.errors import CustomObjectError
@@ -107,7 +107,7 @@ def is_own(module: object) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or module.__name__.split(".")[0] in _BY_NAME:
         return False
-    return not any(Path(file).is_relative_to(folder) for folder in _installed_folders())
+    return not file.startswith(_installed_folders())
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def _installed_folders() -> tuple[str, ...]:
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
     folders |= {entry for entry in sys.path if entry.endswith((".zip", "site-packages", "dist-packages"))}
-    return tuple(sorted(folders))
+    return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in folders))
 
 
 # Finding custom code in a model

@@ -239,6 +239,7 @@ def test_the_registry_of_modules_is_left_as_it_was(beside):
     before = set(cloudpickle.list_registry_pickle_by_value())
     ByValue.dump(beside.scaled, "it")
     assert set(cloudpickle.list_registry_pickle_by_value()) == before
+    assert "beside_the_script" not in before
     cloudpickle.register_pickle_by_value(beside)
     try:
         ByValue.dump(beside.scaled, "it")

@@ -62,7 +62,10 @@ class Handle:
         shape = (self.rows, *leaf.shape)
         if leaf.row_bytes == 0:
             return np.empty(shape, leaf.dtype)
-        return np.memmap(directory / f"{index}.bin", dtype=np.dtype(leaf.dtype), mode="r", shape=shape)
+        path = directory / f"{index}.bin"
+        if path.stat().st_size != self.rows * leaf.row_bytes:
+            raise FileNotFoundError(f"{path} has another size: the source gave other rows when it was read again")
+        return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", shape=shape)
 
 
 def home(dataset: str) -> Path:
@@ -74,8 +77,8 @@ def home(dataset: str) -> Path:
 def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
     """Write a partition's blocks below ``folder``, holding one block in memory at a time.
 
-    Another attempt at the same partition may have written it before, or may do so now: whoever is first wins, since both
-    wrote the same.
+    Another attempt at the same partition may have written it before, or may do so now: the later one takes the place of
+    the earlier, and who has mapped that keeps it.
 
     Raises:
         DataError: The blocks do not have the same shapes and dtypes.

@@ -64,8 +64,10 @@ class SparkDataset:
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """As `Dataset.stored`: one job that writes the files. They are removed when the context ends."""
+        from pyspark import StorageLevel
+
         name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.mapPartitionsWithIndex(_Store(name)).cache()
+        handles = self.blocks.mapPartitionsWithIndex(_Store(name)).persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:
             found = tuple(_checked(self.cluster.collect(handles)))

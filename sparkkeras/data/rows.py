@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.cluster import Cluster
 from sparkkeras.data.block import Block, Form, piece_rows
-from sparkkeras.data.rdd import SparkDataset, by_key
+from sparkkeras.data.rdd import SparkDataset
 from sparkkeras.data.schema import Reader
 
 if TYPE_CHECKING:
@@ -47,18 +47,21 @@ class RowsToBlocks:
 
 @dataclass(frozen=True)
 class Deal:
-    """Deal the rows of blocks out to ``parts`` parts, one row to each in turn, and yield (part, block)."""
+    """Deal the rows of blocks out to ``parts`` parts, one row to each in turn.
+
+    Yields ((part, partition, number), block), so that a part can put its blocks in order whichever came first.
+    """
 
     parts: int
 
-    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[tuple[int, int, int], Block]]:
         """Deal a partition out."""
         turn = partition  # so that the odd rows of all partitions do not go to the same part
-        for block in blocks:
+        for number, block in enumerate(blocks):
             for part in range(self.parts):
                 dealt = block[slice((part - turn) % self.parts, None, self.parts)]
                 if dealt.rows:
-                    yield part, dealt
+                    yield (part, partition, number), dealt
             turn += block.rows
 
 
@@ -66,5 +69,10 @@ def from_rows(cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int
     """Rows of an RDD, in its partitions, or dealt out evenly to ``num_workers`` by one shuffle where it has others."""
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
-        blocks = blocks.mapPartitionsWithIndex(Deal(num_workers)).partitionBy(num_workers, by_key).values()
+        dealt = blocks.mapPartitionsWithIndex(Deal(num_workers))
+        blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
     return SparkDataset(cluster, blocks)
+
+
+def _part(key: tuple[int, int, int]) -> int:
+    return key[0]

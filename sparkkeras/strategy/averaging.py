@@ -97,9 +97,11 @@ class RoundTask:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Mean]:
         """Train from the common state on; yields nothing where there are no rows."""
-        stretch = Stretch(self.epoch, self.shares[context.worker], self.first, self.last)
         trainer = LocalTrainer(self.archive.value, context)
         for block in blocks:
+            # A source that is not deterministic may give fewer rows when a lost partition is read again.
+            rows = min(self.shares[context.worker], block.rows)
+            stretch = Stretch(self.epoch, rows, self.first, self.last)
             replica = trainer.fit(self.state.value, block, stretch, self.options)
             if replica is not None:
                 yield Mean.of(replica)
@@ -113,7 +115,7 @@ class AveragingStrategy:
         model = job.model
         with dataset.share(job.archive) as archive:
             callbacks.on_train_begin()
-            for epoch in range(job.initial_epoch, job.epochs):
+            for epoch in range(callbacks.restored_epoch or job.initial_epoch, job.epochs):
                 callbacks.on_epoch_begin(epoch)
                 means = [self._round(job, dataset, archive, callbacks, epoch, first) for first in _round_starts(job)]
                 logs = metrics.results(model, metrics.merge(mean.metrics for mean in means))

@@ -136,6 +136,11 @@ def test_a_window_of_a_large_partition_comes_from_all_over_it_and_is_mixed():
     assert np.count_nonzero(np.abs(np.diff(window)) <= 1) < 50
 
 
+def test_no_two_windows_are_mixed_alike():
+    one, other = (np.argsort(np.argsort(numbers(large(), first, first + 100))) for first in (0, 100))
+    assert np.count_nonzero(one == other) < 20
+
+
 def test_a_run_is_no_larger_than_it_should_be():
     """Wide rows: a window has many runs all the same."""
     window = np.sort(numbers(RowOrder(20_000, RUN_BYTES // 2, 10, (3,), shuffle_bytes=RUN_BYTES * 500), 0, 100))

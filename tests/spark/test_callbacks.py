@@ -72,6 +72,19 @@ def test_csv_logger_and_tensorboard(fit, tmp_path):
     assert list((tmp_path / "board" / "validation").glob("events*"))
 
 
+def test_backup_and_restore(fit, tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("interrupted")
+
+    model = classifier()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        fit([keras.callbacks.BackupAndRestore(tmp_path), Interrupt()], model)
+    _, history = fit(keras.callbacks.BackupAndRestore(tmp_path), classifier())
+    assert history.epoch == [2, 3]
+
+
 def test_callbacks_hear_of_every_epoch_once(fit):
     heard = []
 

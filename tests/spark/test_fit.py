@@ -105,6 +105,17 @@ def test_num_workers_deals_rows_out_evenly(sc, digits):
         assert max(counts) - min(counts) <= 2
 
 
+def test_rows_that_are_dealt_out_train_the_same_every_time(sc, digits):
+    x, y, *_ = digits
+    rows = sc.parallelize(list(zip(x[:200], y[:200], strict=True)), 5)
+    weights = []
+    for _ in range(2):
+        model = classifier()
+        SparkModel(model, num_workers=2, seed=1).fit(rows, verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_array_equal(*weights)
+
+
 def test_arrays_are_cut_evenly(sc, digits):
     x, y, *_ = digits
     spark_model = SparkModel(classifier(), num_workers=3)
