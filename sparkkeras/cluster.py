@@ -17,6 +17,7 @@ import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,12 +42,20 @@ class Cluster:
         context: The context that the data lives in; ``None`` takes the active one, or starts one on this machine.
         environment: Gives the environment variables for workers that train on so many CPU cores.
 
+    Attributes:
+        context: The SparkContext.
+        task_cores: CPU cores for each task (``spark.task.cpus``).
+        max_result_bytes: What the results of one job may have altogether (``spark.driver.maxResultSize``); 0 is no bound.
+
     Raises:
         ClusterError: The context was stopped.
     """
 
     def __init__(self, context: SparkContext | None, environment: Callable[[int], Mapping[str, str]]) -> None:
         self.context = _running(context)
+        settings = _settings_of(self.context)
+        self.task_cores = settings.task_cores
+        self.max_result_bytes = settings.max_result_bytes
         self._environment = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
 
@@ -65,17 +74,6 @@ class Cluster:
             return max(1, int(scala.maxNumConcurrentTasks(profile)))
         except Exception:  # internal to Spark, so it may go or move
             return max(1, self.context.defaultParallelism)
-
-    @property
-    def task_cores(self) -> int:
-        """CPU cores for each task."""
-        return int(self.context.getConf().get("spark.task.cpus", "1") or 1)
-
-    @property
-    def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether (``spark.driver.maxResultSize``); 0 is no bound."""
-        text = self.context.getConf().get("spark.driver.maxResultSize", _DEFAULT_RESULT_SIZE)
-        return int(self.context._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(text))  # type: ignore[union-attr]
 
     @contextmanager
     def training_workers(self) -> Iterator[None]:
@@ -121,6 +119,27 @@ class Cluster:
             raise translated(error, self.context) from error
         finally:
             _quietly(lambda: self.context.removeJobTag(tag))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    task_cores: int
+    max_result_bytes: int
+
+
+_settings: weakref.WeakKeyDictionary[SparkContext, _Settings] = weakref.WeakKeyDictionary()
+
+
+def _settings_of(context: SparkContext) -> _Settings:
+    """What a context was started with. Reading its configuration takes milliseconds, so it is read once."""
+    if context not in _settings:
+        conf = context.getConf()
+        jvm: Any = context._jvm
+        size = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(
+            conf.get("spark.driver.maxResultSize", _DEFAULT_RESULT_SIZE)
+        )
+        _settings[context] = _Settings(int(conf.get("spark.task.cpus", "1") or 1), int(size))
+    return _settings[context]
 
 
 def _each(rows: Iterable[R]) -> Iterable[R]:

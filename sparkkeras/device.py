@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from sparkkeras.data.block import Block, BlockSpec
 
 AUTO_STEPS_PER_EXECUTION = 32
@@ -128,6 +130,21 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Iterator[Any]:
 
 def _nothing() -> Iterator[Block]:
     return iter(())
+
+
+def given_away(block: Block) -> Block:
+    """The block as a backend may have it: in memory that it may write into, copied where that is needed.
+
+    TensorFlow and JAX take memory that begins at a multiple of 64 bytes as it is, and may compute in place there; all
+    other memory they copy. PyTorch takes any. Rows that lie in a file, or that the person holds, must stay as they are.
+    """
+    import keras
+
+    copies = keras.backend.backend() in {"tensorflow", "jax"}
+    arrays = (
+        array if array.base is None or (copies and array.ctypes.data % 64) else np.array(array) for array in block.arrays
+    )
+    return Block(block.form, tuple(arrays))
 
 
 def _packed(block: Block) -> tuple[Any, ...]:

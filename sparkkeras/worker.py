@@ -141,6 +141,7 @@ class LocalTrainer:
         models.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
+        before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with device.feed(spec, options.batch_size, pieces) as batches:
             history = model.fit(
                 batches,
@@ -151,10 +152,13 @@ class LocalTrainer:
                 shuffle=False,
                 verbose=0,
             )
+        steps = last - stretch.first
+        if model.stop_training and model.optimizer is not None:  # a callback has ended it early
+            steps = min(steps, int(model.optimizer.iterations) - before)
         return Replica(
             worker=self.context.worker,
-            rows=rows,
-            steps=last - stretch.first,
+            rows=min(rows, steps * options.batch_size),
+            steps=steps,
             seconds=time.perf_counter() - started,
             learning_rate=models.learning_rate(model),
             state=end.state,
@@ -217,7 +221,7 @@ class LocalTrainer:
 def _transformed(piece: Block, options: BatchOptions) -> Block:
     """The piece as it is given to the backend, which may write into it, so it must not be the file or the person's."""
     if options.transform is None:
-        return piece.owned()
+        return device.given_away(piece)
     changed = piece.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
     return Block(changed.form, tuple(np.array(array) for array in changed.arrays))
 

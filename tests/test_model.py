@@ -419,6 +419,59 @@ def test_a_lambda_layer_that_uses_a_variable_around_it():
     assert np.array_equal(ModelArchive.pack(model).unpack().predict(X, verbose=0), model.predict(X, verbose=0))
 
 
+class Softened(keras.layers.Layer):
+    """Makes a lambda of its own, anew wherever it is made."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: keras.ops.tanh(GLOBAL * x)
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Lowered(Falling):
+    def __init__(self, start):
+        super().__init__(start)
+        self.function = lambda rate: GLOBAL * rate
+
+    def __call__(self, step):
+        return self.function(super().__call__(step))
+
+
+class Cubic(keras.losses.Loss):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: keras.ops.abs(x) ** GLOBAL
+
+    def call(self, y, prediction):
+        return keras.ops.mean(self.function(y - prediction), axis=-1)
+
+
+class Negated(Largest):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: GLOBAL - x
+
+    def result(self):
+        return self.function(super().result())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: dense(Softened()),
+        lambda: dense(optimizer=keras.optimizers.SGD(Lowered(0.5))),
+        lambda: dense(loss=Cubic()),
+        lambda: dense(metrics=[Negated()]),
+    ],
+    ids=["layer", "schedule", "loss", "metric"],
+)
+def test_a_class_may_keep_a_lambda_that_it_makes_itself(build):
+    """It is not saved but made anew, with all that it uses."""
+    makes_the_round_trip(build(), X, Y)
+
+
 class Called:
     """A loss that is neither a function nor one of Keras's objects."""
 

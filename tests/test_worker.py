@@ -231,6 +231,21 @@ def test_callbacks_run_here_in_new_copies(linear):
     assert close(replica.state, trained(plain, X, Y))
 
 
+def test_a_callback_that_ends_training_early_ends_the_count_of_rows(linear):
+    """A replica counts by the rows that it saw."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch >= 1
+
+    model = keras.models.clone_model(linear.model)
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], run_eagerly=True)
+    options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Stop()], "worker_callbacks"))
+    replica = Model(model).fit(state=linear.state, options=options)
+    assert close(replica.state, trained(linear.anew(), X[:8], Y[:8]))
+    assert (replica.rows, replica.steps) == (8, 2)
+
+
 def test_the_learning_rate_comes_with_the_state(linear):
     plain = linear.anew()
     plain.optimizer.learning_rate = 0.2

@@ -193,10 +193,6 @@ class Block:
             return self
         return concatenate([_transform_batch(batch, transform) for batch in self.batches(batch_size)])
 
-    def owned(self) -> Block:
-        """The block with memory of its own, to give away: a backend may write into what it is given."""
-        return Block(self.form, tuple(np.array(array) if array.base is not None else array for array in self.arrays))
-
     def with_floats(self, dtype: str) -> Block:
         """The block with its floating arrays in one dtype."""
         return Block(self.form, tuple(a.astype(dtype, copy=False) if is_floating(a.dtype) else a for a in self.arrays))

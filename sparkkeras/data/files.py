@@ -24,6 +24,9 @@ from sparkkeras.data.schema import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
+_HEAD = bytes(32)
+"""Arrays begin this far into their file, where a backend copies them itself; see `sparkkeras.device.given_away`."""
+
 
 @dataclass(frozen=True)
 class Handle:
@@ -63,9 +66,9 @@ class Handle:
         if leaf.row_bytes == 0:
             return np.empty(shape, leaf.dtype)
         path = directory / f"{index}.bin"
-        if path.stat().st_size != self.rows * leaf.row_bytes:
+        if path.stat().st_size != len(_HEAD) + self.rows * leaf.row_bytes:
             raise FileNotFoundError(f"{path} has another size: the source gave other rows when it was read again")
-        return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", shape=shape)
+        return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", offset=len(_HEAD), shape=shape)
 
 
 def home(dataset: str) -> Path:
@@ -115,6 +118,8 @@ def _write_arrays(
             if spec is None:
                 spec = block.spec
                 files = [(directory / f"{index}.bin").open("wb") for index in range(len(spec.leaves))]
+                for file in files:
+                    file.write(_HEAD)
             elif block.spec != spec:
                 raise DataError(_changed(spec, block.spec, partition, rows))
             for file, array in zip(files, block.arrays, strict=True):

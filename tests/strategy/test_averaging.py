@@ -339,6 +339,41 @@ def test_validation_on_rows_of_its_own(linear, strategy):
     assert history.history["val_mae"] == pytest.approx([expected["mae"]], rel=1e-5)
 
 
+@keras.saving.register_keras_serializable(package="tests_of_averaging")
+class OwnStep(keras.Model):
+    """Figures of its own, beside Keras's metrics."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"largest": keras.ops.max(keras.ops.abs(data[1]))}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
+def test_figures_of_an_own_train_step_reach_the_history(strategy):
+    keras.utils.set_random_seed(1)
+    model = OwnStep()
+    model(X)
+    model.compile(optimizer="sgd", loss="mse")
+    given = type("Given", (), {"model": model})
+    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
+    state = ModelState.take(model)
+    history, _ = fit(given, partitions(4), strategy, epochs=2)
+    found = ModelState.take(model).weights.vector
+    state.put(model)
+    expected = model.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    assert set(expected) == {"largest"}
+    assert close(model, found)
+    assert set(history.history) == {"largest"}
+    assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
+
+
 # A round, against replicas trained one by one
 
 
