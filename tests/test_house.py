@@ -40,7 +40,7 @@ DOORS = {
     "pyspark": {"cluster", "custom_code", "data"},
     "keras": {
         "callbacks", "custom_code", "device", "inference", "job", "labels", "metrics", "model", "persistence",
-        "spark_model", "worker",
+        "spark_model", "strategy", "worker",
     },
     "tensorflow": {"device"},
     "torch": {"device"},

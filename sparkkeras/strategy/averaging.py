@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkkeras import inference, metrics
@@ -118,8 +119,9 @@ class AveragingStrategy:
             for epoch in range(callbacks.restored_epoch or job.initial_epoch, job.epochs):
                 callbacks.on_epoch_begin(epoch)
                 means = [self._round(job, dataset, archive, callbacks, epoch, first) for first in _round_starts(job)]
-                logs = metrics.results(model, metrics.merge(mean.metrics for mean in means))
-                _note_workers(job, epoch, [report for mean in means for report in mean.reports])
+                reports = [report for mean in means for report in mean.reports]
+                logs = _figures(model, metrics.merge(mean.metrics for mean in means), reports)
+                _note_workers(job, epoch, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive)
                 callbacks.on_epoch_end(epoch, logs)
@@ -216,12 +218,24 @@ def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive]) -
     return {f"val_{name}": value for name, value in metrics.results(job.model, found.metrics).items()}
 
 
+def _figures(model: keras.Model, state: MetricState, reports: Sequence[Report]) -> dict[str, Any]:
+    """The figures of an epoch, from the metrics' state.
+
+    An own ``train_step`` may return figures that are no metrics of the model. Keras then shows those of the last batch;
+    here they are averaged over the workers by rows.
+    """
+    figures = metrics.results(model, state)
+    return figures if set(figures) == set(reports[0].logs) else _mean_logs(reports)
+
+
+def _mean_logs(reports: Sequence[Report]) -> dict[str, Any]:
+    rows = sum(report.rows for report in reports)
+    return {name: sum(report.logs[name] * report.rows for report in reports) / rows for name in reports[0].logs}
+
+
 def _note_workers(job: Job, epoch: int, reports: Sequence[Report]) -> None:
     """Write down what each worker saw in an epoch: its figures are the mean of its rounds, by rows."""
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
-        rows = sum(report.rows for report in rounds)
-        names = rounds[0].logs
-        figures = {name: sum(report.logs[name] * report.rows for report in rounds) / rows for name in names}
-        seconds = sum(report.seconds for report in rounds)
-        job.histories.append({"worker": worker, "epoch": epoch, "rows": rows, "seconds": seconds, **figures})
+        total = {"rows": sum(report.rows for report in rounds), "seconds": sum(report.seconds for report in rounds)}
+        job.histories.append({"worker": worker, "epoch": epoch, **total, **_mean_logs(rounds)})
