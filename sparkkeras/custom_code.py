@@ -237,8 +237,10 @@ def _walk(value: Any, path: str, found: dict[str, Any], seen: set[int]) -> None:
             _walk(member, f"{path}[{index}]", found, seen)
     elif isinstance(value, _keras_kinds(keras)):
         found[f"{path}.__class__"] = type(value)
+        own = not is_builtin(type(value))
         for name, member in list(vars(value).items()):
-            if name not in _SKIPPED:
+            # A lambda that an own class keeps is made by its constructor, on the workers too.
+            if name not in _SKIPPED and not (own and _is_lambda(member)):
                 _walk(member, f"{path}.{name}", found, seen)
 
 

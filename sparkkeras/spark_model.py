@@ -18,7 +18,7 @@ from sparkkeras.callbacks import DriverCallbacks, Progress, check_callbacks, tol
 from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.data.dataset import Dataset, all_labels, common_spec
+from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, context_of, read_on_driver
 from sparkkeras.errors import ConfigurationError, DataError
@@ -156,14 +156,6 @@ class SparkModel:
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round.
             WorkerError: A task failed for good; the message has its traceback.
         """
-        options = FitOptions(
-            batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
-            transform=_by_value(transform, "transform"),
-            shuffle=bool(shuffle),
-            seed=self._next_seed(),
-            class_weight=_class_weight(class_weight),
-            callbacks=_by_value(worker_callbacks, "worker_callbacks"),
-        )
         arguments.whole_number("epochs", epochs)
         arguments.whole_number("initial_epoch", initial_epoch, low=0)
         arguments.whole_number("validation_freq", validation_freq)
@@ -174,24 +166,29 @@ class SparkModel:
         if validation_split and validation_data is not None:
             raise ConfigurationError("give validation_split or validation_data, not both.")
         given = check_callbacks(callbacks)
-        validation_options = BatchOptions(
-            self._batch_size("validation_batch_size", validation_batch_size, options.batch_size), options.transform
+        options = FitOptions(
+            batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
+            transform=_by_value(transform, "transform"),
+            shuffle=bool(shuffle),
+            seed=self._seed_of_fit(),
+            class_weight=_class_weight(class_weight),
+            callbacks=_by_value(worker_callbacks, "worker_callbacks"),
         )
+        validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
+        validation_options = BatchOptions(validation_size, options.transform)
         reader = Reader(models.schema_of(self.model), True, on_nan)
         block = self._read(data, y, sample_weight, reader, options)
-        held_out = None if validation_data is None else _unpacked(validation_data)
+        held_out = _unpacked(validation_data)
         held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
         archive = self._archive()
         with ExitStack() as stack:
-            stored = stack.enter_context(stack.enter_context(self._dataset(data, block, reader, shuffle=True)).stored())
-            self._check_data(common_spec(stored.handles), all_labels(stored.handles), options)
+            stored = self._stored(stack, self._dataset(data, block, reader, shuffle=True), options)
             shares = Shares.split(stored.handles, validation_split)
             validation = None
             if validation_split:
                 validation = Validation(stored, validation_options, validation_freq, shares.validation_spans)
             elif held_out is not None:
-                rows = stack.enter_context(stack.enter_context(self._dataset(held_out[0], held_out_block, reader)).stored())
-                self._check_data(common_spec(rows.handles), all_labels(rows.handles), validation_options)
+                rows = self._stored(stack, self._dataset(held_out[0], held_out_block, reader), validation_options)
                 validation = Validation(rows, validation_options, validation_freq)
             job = Job(
                 model=self.model,
@@ -209,6 +206,7 @@ class SparkModel:
             )
             progress = Progress(1 if verbose == "auto" else verbose, epochs, job.num_workers)
             driver_callbacks = DriverCallbacks(given, self.model, epochs, job.batches, progress)
+            self._fits += 1
             make_strategy(self.mode).fit(job, stored, driver_callbacks)
         return driver_callbacks.history
 
@@ -353,11 +351,15 @@ class SparkModel:
         arguments.whole_number(name, value, optional=True)
         return default if value is None else value
 
-    def _next_seed(self) -> int:
-        """A seed for one call of `fit`, so that a second call does not repeat the first one's shuffles."""
-        seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])
-        self._fits += 1
-        return seed
+    def _seed_of_fit(self) -> int:
+        """The seed of the next call of `fit`: another for each, so that none repeats the shuffles of one before."""
+        return int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])
+
+    def _stored(self, stack: ExitStack, dataset: AbstractContextManager[Dataset], options: BatchOptions) -> StoredDataset:
+        """The dataset's rows, stored until ``stack`` ends, once they are found to fit the model."""
+        stored = stack.enter_context(stack.enter_context(dataset).stored())
+        self._check_data(common_spec(stored.handles), all_labels(stored.handles), options)
+        return stored
 
     def _read(self, data: Any, y: Any, sample_weight: Any, reader: Reader, options: BatchOptions) -> Block | None:
         """Arrays as a block that the model can take; ``None`` for an RDD."""
@@ -421,8 +423,10 @@ def load_spark_model(
     return spark_model
 
 
-def _unpacked(validation_data: Any) -> tuple[Any, Any, Any]:
-    """Validation data as (data, y, sample_weight)."""
+def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
+    """Validation data as (data, y, sample_weight); ``None`` where there is none."""
+    if validation_data is None:
+        return None
     if not isinstance(validation_data, tuple):
         return validation_data, None, None
     if len(validation_data) not in (2, 3):

@@ -64,10 +64,10 @@ class Largest(keras.metrics.Metric):
         self.value = self.add_weight(name="value", initializer="zeros")
 
     def update_state(self, y, prediction, sample_weight=None):
-        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y)))
+        self.value.assign(keras.ops.maximum(keras.ops.convert_to_tensor(self.value), keras.ops.max(y)))
 
     def result(self):
-        return self.value
+        return keras.ops.convert_to_tensor(self.value)
 
 
 class Falling(keras.optimizers.schedules.LearningRateSchedule):
@@ -673,6 +673,8 @@ def test_state_has_the_learning_rate_and_the_size_of_it_all():
     ("policy", "vector"), [("float64", "float64"), ("bfloat16", "float32"), ("mixed_float16", "float32")]
 )
 def test_state_of_other_dtypes(policy, vector):
+    if policy == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no float64 unless it is told to")
     keras.config.set_dtype_policy(policy)
     try:
         model = dense()

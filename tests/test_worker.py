@@ -438,6 +438,7 @@ PARTITIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU under JAX, in plain Keras too
 @pytest.mark.parametrize("partitions", PARTITIONS.values(), ids=PARTITIONS)
 def test_evaluate_is_keras_evaluate(measured, partitions):
     found = []
@@ -454,6 +455,7 @@ def test_evaluate_is_keras_evaluate(measured, partitions):
     assert metrics.in_order(plain, merged) == pytest.approx(metrics.in_order(plain, expected), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
 def test_evaluate_is_keras_evaluate_wherever_partitions_are_cut(measured):
     plain = measured.anew()
     expected = plain.evaluate(MANY_X, MANY_Y, batch_size=8, verbose=0, return_dict=True)

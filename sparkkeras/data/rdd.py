@@ -80,7 +80,7 @@ class SparkDataset:
     def _remove(self, name: str, handles: RDD[Any], found: Sequence[Handle]) -> None:
         for folder in {Path(handle.directory).parent for handle in found if handle.directory}:
             shutil.rmtree(folder, ignore_errors=True)
-        if not self.cluster.is_local:
+        if not self.cluster.is_local or not found:
             tasks = max(self.cluster.slots, 1)
             sweep = self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(_Sweep(name))
             self.cluster.collect(sweep)

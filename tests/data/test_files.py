@@ -153,6 +153,14 @@ def test_files_that_are_not_here_are_missed(tmp_path, monkeypatch):
         Handle(0, "/nowhere/data/part-0", 3, numbered(3).spec).open()
 
 
+def test_files_of_another_size_are_missed(tmp_path):
+    """They are there, but hold other rows than the handle knows: the source was read again and gave others."""
+    handle = files.write([numbered(5)], 0, tmp_path)
+    files.write([numbered(4)], 0, tmp_path)
+    with pytest.raises(FileNotFoundError, match="another size"):
+        handle.open()
+
+
 def test_files_in_this_executors_own_folder_count(tmp_path, monkeypatch):
     """Written by one executor, read by another, which has written the same partition into a folder of its own."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'one'},{tmp_path / 'more'}")

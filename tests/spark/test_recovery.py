@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import SparkModel, WorkerError
+from sparkkeras import DataError, SparkModel, WorkerError
 from sparkkeras.strategy import averaging
 from tests.conftest import SOAK
 from tests.models import classifier
@@ -193,6 +193,8 @@ def test_nothing_is_left_behind(sc, arrays):
         train([rows(sc, arrays)], worker_callbacks=[Fail()])
     with pytest.raises(WorkerError):
         train(arrays, worker_callbacks=[Fail()])
+    with pytest.raises(DataError):
+        train([rows(sc, arrays).map(lambda row: (row[0] * np.nan, row[1]))])
     SparkModel(classifier()).predict(arrays[0])
     SparkModel(classifier()).evaluate(*arrays)
     assert leftovers(sc) == before

@@ -468,6 +468,18 @@ def test_an_epoch_may_be_cut_short(linear, steps, frequency, seen):
     assert [rows for rows, _ in rounds] == seen
 
 
+def test_rows_that_a_source_no_longer_gives_are_not_counted(linear):
+    """A partition that was read again, and has fewer rows than when they were shared out."""
+    histories = []
+    _, rounds = fit(linear, partitions(18, 7), shares=Shares((18, 13), (0, 0)), histories=histories)
+    assert [entry["rows"] for entry in histories] == [18, 7]
+    found = ModelState.take(linear.model).weights.vector
+    linear.anew()
+    fit(linear, partitions(18, 7))
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
+    assert rounds == [(25, 1.0)]
+
+
 def test_the_rule_folds_once_a_round_and_remembers(linear):
     folded = []
 
