@@ -11,15 +11,7 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import ConfigurationError
-
-_BATCH_HOOKS = (
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-)
+from sparkkeras.worker import batch_hooks
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
@@ -30,13 +22,9 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
     Raises:
         ConfigurationError: One is no callback, or would need batches on the driver.
     """
-    if callbacks is None:
-        return []
-    given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = as_callbacks("callbacks", callbacks)
     for callback in given:
         name = type(callback).__name__
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise ConfigurationError(f"callbacks: expected keras.callbacks.Callback objects, received {callback!r}.")
         if isinstance(callback, _SAVING) and callback.save_freq != "epoch":
             raise ConfigurationError(
                 f"{name}(save_freq={callback.save_freq!r}) counts batches, but batches run on the workers: use "
@@ -47,7 +35,7 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
                 f"{name}(update_freq={callback.update_freq!r}) writes batches, but batches run on the workers: use "
                 'update_freq="epoch".'
             )
-        hooks = [hook for hook in _BATCH_HOOKS if _is_overridden(callback, hook)]
+        hooks = batch_hooks(callback)
         if hooks:
             warnings.warn(
                 f"{name}.{hooks[0]} is never called: callbacks run on the driver, once an epoch, and batches run on the "
@@ -57,9 +45,17 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
     return given
 
 
-def _is_overridden(callback: keras.callbacks.Callback, hook: str) -> bool:
-    method = vars(callback).get(hook) or getattr(type(callback), hook)
-    return not str(method.__module__).startswith("keras.")
+def as_callbacks(name: str, callbacks: object) -> list[keras.callbacks.Callback]:
+    """One callback or several as a list.
+
+    Raises:
+        ConfigurationError: One is no callback.
+    """
+    given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+    for callback in given:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigurationError(f"{name}: expected keras.callbacks.Callback objects, received {callback!r}.")
+    return given
 
 
 class DriverCallbacks:
@@ -103,6 +99,7 @@ class DriverCallbacks:
     def on_train_begin(self) -> None:
         """Training begins."""
         self._model.stop_training = False
+        self._model._initial_epoch = None
         self._list.on_train_begin()
 
     def on_train_end(self) -> None:
@@ -117,6 +114,14 @@ class DriverCallbacks:
         """An epoch has ended, with the figures of the whole data."""
         self._logs = logs
         self._list.on_epoch_end(epoch, logs)
+
+    def on_test_begin(self) -> None:
+        """Validation begins; callbacks may exchange the weights now."""
+        self._list.on_test_begin()
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """Validation has ended, with its figures."""
+        self._list.on_test_end(logs)
 
     def on_round_end(self, rows: int, done: float) -> None:
         """A round has ended: ``rows`` went through it, and ``done`` of the epoch is behind us."""

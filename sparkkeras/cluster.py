@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import uuid
 import weakref
 import zipfile
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
 R = TypeVar("R")
+_environment_lock = threading.RLock()
 _log = logging.getLogger(__name__)
 
 _DEFAULT_RESULT_SIZE = "1g"
@@ -78,13 +80,14 @@ class Cluster:
     @contextmanager
     def training_workers(self) -> Iterator[None]:
         """RDDs whose Java side is made in here run in the Python workers that train."""
-        before = dict(self.context.environment)
-        self.context.environment.update(self._environment)
-        try:
-            yield
-        finally:
-            self.context.environment.clear()
-            self.context.environment.update(before)
+        with _environment_lock:
+            before = dict(self.context.environment)
+            self.context.environment.update(self._environment)
+            try:
+                yield
+            finally:
+                self.context.environment.clear()
+                self.context.environment.update(before)
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
@@ -111,7 +114,8 @@ class Cluster:
         try:
             if partitions is None:
                 return rdd.collect()
-            return list(self.context.runJob(rdd, _each, partitions))
+            with self.training_workers():
+                return list(self.context.runJob(rdd, _each, partitions))
         except KeyboardInterrupt:
             _quietly(lambda: self.context.cancelJobsWithTag(tag))
             raise

@@ -14,6 +14,7 @@ import pickle
 import site
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from typing import Any, Generic, TypeVar
 from sparkkeras.errors import CustomObjectError
 
 T = TypeVar("T")
+
+_lock = threading.RLock()
 
 _BY_NAME = {"sparkkeras", "pyspark", "keras", "tensorflow", "jax", "torch", "numpy"}
 
@@ -42,7 +45,7 @@ class ByValue(Generic[T]):
         """
         from pyspark import cloudpickle
 
-        with _own_modules_by_value():
+        with _lock, _own_modules_by_value():
             try:
                 return cls(cloudpickle.dumps(value))
             except Exception as error:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.block import Block, BlockSpec, changed
+from sparkkeras.errors import DataError
 
 AUTO_STEPS_PER_EXECUTION = 32
 """Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
@@ -32,6 +33,8 @@ def worker_environment(cores: int) -> dict[str, str]:
     return {
         "KERAS_BACKEND": keras.backend.backend(),
         "SPARKKERAS_FLOATX": keras.config.floatx(),
+        "SPARKKERAS_DTYPE_POLICY": keras.config.dtype_policy().name,
+        "SPARKKERAS_IMAGE_DATA_FORMAT": keras.config.image_data_format(),
         "NPROC": str(cores),  # the threads of JAX on the CPU
         "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
@@ -58,6 +61,8 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
         import keras
 
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
+        keras.config.set_dtype_policy(os.environ["SPARKKERAS_DTYPE_POLICY"])
+        keras.config.set_image_data_format(os.environ["SPARKKERAS_IMAGE_DATA_FORMAT"])
         backend = keras.backend.backend()
         if backend == "tensorflow":
             import tensorflow
@@ -90,12 +95,17 @@ def _hushed() -> Iterator[None]:
             os.close(kept)
 
 
-def steps_per_execution(model: Any) -> int:
-    """How many steps a compiled call of this model runs: the person's choice, or ours where there is none."""
+def steps_per_execution(model: Any, chosen: int, single: bool) -> int:
+    """How many steps a compiled call of this model runs.
+
+    Args:
+        model: The model.
+        chosen: What it was compiled with. 1 is Keras's default, so it leaves the choice to us.
+        single: Whether somebody listens to every batch.
+    """
     import keras
 
-    chosen = int(getattr(model, "steps_per_execution", 1) or 1)
-    if chosen > 1 or keras.backend.backend() != "tensorflow" or model.run_eagerly:
+    if chosen > 1 or single or keras.backend.backend() != "tensorflow" or model.run_eagerly:
         return chosen
     return AUTO_STEPS_PER_EXECUTION
 
@@ -119,13 +129,24 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Iterator[Any]:
 
     if keras.backend.backend() == "tensorflow":
         source = _tensorflow_source(spec, batch_size)
-        source.pieces = pieces
+        source.pieces, source.error = pieces, None
         try:
             yield source.dataset
+        except Exception as error:
+            if source.error is not None:  # TensorFlow tells of it in words of its own
+                raise source.error from error
+            raise
         finally:
-            source.pieces = _nothing
+            source.pieces, source.error = _nothing, None
     else:
-        yield (_packed(batch) for piece in pieces() for batch in piece.batches(batch_size))
+        yield (_packed(batch) for piece in _alike(pieces(), spec) for batch in piece.batches(batch_size))
+
+
+def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
+    for piece in pieces:
+        if piece.spec != spec:
+            raise DataError(changed(spec, piece.spec))
+        yield piece
 
 
 def _nothing() -> Iterator[Block]:
@@ -163,10 +184,15 @@ class _TensorFlowSource:
         import tensorflow as tf
 
         self.pieces: Pieces = _nothing
+        self.error: Exception | None = None
         specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
 
         def generate() -> Iterator[Any]:
-            return (_packed(piece) for piece in self.pieces())
+            try:
+                yield from (_packed(piece) for piece in _alike(self.pieces(), spec))
+            except Exception as error:
+                self.error = error
+                raise
 
         # No prefetch: a worker has one core for most, and a second thread only gets in the first one's way.
         dataset = tf.data.Dataset.from_generator(generate, output_signature=_packed(Block(spec.form, specs)))

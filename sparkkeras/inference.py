@@ -41,7 +41,7 @@ class EvaluateTask:
 
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
-    options: BatchOptions
+    options: Shared[BatchOptions]
     spans: tuple[tuple[int, int], ...] | None = None
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Evaluated]:
@@ -49,7 +49,7 @@ class EvaluateTask:
         if self.spans is not None:
             start, stop = self.spans[context.worker]
             blocks = (block[start:stop] for block in blocks)
-        found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options)
+        found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options.value)
         if found is not None:
             yield Evaluated(*found)
 
@@ -60,14 +60,14 @@ class PredictTask:
 
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
-    options: BatchOptions
+    options: Shared[BatchOptions]
     schema: Schema
     rows: bool = False
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
         """Predict."""
         trainer = LocalTrainer(self.archive.value, context)
-        parts = trainer.predict(self.state.value, blocks, self.options, self.schema)
+        parts = trainer.predict(self.state.value, blocks, self.options.value, self.schema)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
 
 
@@ -79,7 +79,8 @@ def evaluate(
     spans: tuple[tuple[int, int], ...] | None = None,
 ) -> Evaluated | None:
     """Evaluate all rows of a dataset; ``None`` where there are none."""
-    found = dataset.run(EvaluateTask(archive, state, options, spans)).collect()
+    with dataset.share(options) as how:
+        found = dataset.run(EvaluateTask(archive, state, how, spans)).collect()
     if not found:
         return None
     ranges: tuple[LabelRange, ...] = ()
@@ -99,7 +100,7 @@ def lazily(
 ) -> Any:
     """An RDD with one prediction a row; it computes them when it is asked for, as often as it is asked."""
     dataset = lazy_dataset(data, block, cluster, reader)
-    task = PredictTask(cluster.keep(archive), cluster.keep(state), options, reader.schema, rows=True)
+    task = PredictTask(cluster.keep(archive), cluster.keep(state), cluster.keep(options), reader.schema, rows=True)
     return dataset.run(task).lazy()
 
 

@@ -35,11 +35,17 @@ def prepare(model: keras.Model, sample: Block) -> None:
     own_step = type(model).train_step is not keras.Model.train_step
     try:
         prediction = model(x, training=False)
-        model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
-        model.compute_metrics(x, y, prediction, weight)
+        for make in (
+            lambda: model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False),
+            lambda: model.compute_metrics(x, y, prediction, weight),
+        ):
+            try:
+                make()
+            except Exception:
+                if not own_step:  # an own train_step need not use both
+                    raise
     except Exception as error:
-        if not own_step:  # an own train_step need not use any of these
-            raise DataError(_misfit(sample, error)) from error
+        raise DataError(_misfit(sample, error)) from error
     finally:
         model.reset_metrics()
 

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,15 @@ def schema_of(model: keras.Model) -> Schema:
     outputs = _slots(getattr(model, "outputs", None))
     names = getattr(model, "output_names", None)
     if names and len(names) == len(outputs):
-        outputs = tuple(Slot(name, slot.shape) for name, slot in zip(names, outputs, strict=True))
+        outputs = tuple(replace(slot, name=name) for name, slot in zip(names, outputs, strict=True))
     return Schema(inputs, outputs, floatx())
 
 
 def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
-    return tuple(Slot(str(tensor.name), tuple(tensor.shape[1:])) for tensor in tensors or ())
+    return tuple(
+        Slot(str(tensor.name), tuple(tensor.shape[1:]), "float" in keras.backend.standardize_dtype(tensor.dtype))
+        for tensor in tensors or ()
+    )
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,13 @@ class ModelArchive:
         custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
         digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
             weights do not enter.
+        undecayed: The weights that the optimizer leaves out of weight decay.
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
+    undecayed: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -173,21 +178,23 @@ class ModelArchive:
         config = _config(model)
         needed = custom_code.custom_objects(code, _strings(config), _bare_names(model))
         objects = {**needed, **(custom_objects or {})}
-        key = _fingerprint(model, config, objects)
+        custom = ByValue.dump(objects, "the model's custom code")
+        key = _fingerprint(model, config, custom)
         if key not in _packed:
             data = save_bytes(model)
-            custom = ByValue.dump(objects, "the model's custom code")
             _verify(model, code, load_bytes(data, objects, safe_mode=False))
-            # The objects are kept, so that no other can take the place in memory that the key stands for.
-            _packed[key] = cls(data, custom, _digest(data, custom, key)), objects
+            _packed[key] = cls(data, custom, _digest(data, key), _undecayed(model))
             if len(_packed) > KEPT_MODELS:
                 _packed.popitem(last=False)
         _packed.move_to_end(key)
-        return _packed[key][0]
+        return _packed[key]
 
     def unpack(self) -> keras.Model:
         """A new model, compiled."""
-        return load_bytes(self.data, self.custom.load(), safe_mode=False)
+        model = load_bytes(self.data, self.custom.load(), safe_mode=False)
+        for name, given in self.undecayed:
+            setattr(model.optimizer, name, list(given))
+        return model
 
     def cached(self) -> keras.Model:
         """This process's model with this digest: unpacked the first time, and the same one ever after."""
@@ -199,7 +206,7 @@ class ModelArchive:
         return _kept[self.digest]
 
 
-_packed: OrderedDict[str, tuple[ModelArchive, dict[str, Any]]] = OrderedDict()
+_packed: OrderedDict[str, ModelArchive] = OrderedDict()
 _kept: OrderedDict[str, keras.Model] = OrderedDict()
 
 
@@ -267,6 +274,11 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
             "other shapes: a custom layer must create its weights in __init__ or build(), from the arguments that its "
             "get_config returns."
         )
+    if _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded)):
+        raise ModelError(
+            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
+            "frozen or unfrozen, or added, after compile. Call model.compile(...) again."
+        )
     for before, after in zip(mine, other, strict=True):
         if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
             raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
@@ -297,14 +309,18 @@ def _bare_names(model: keras.Model) -> set[str]:
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 
 
-def _fingerprint(model: keras.Model, config: Any, objects: Mapping[str, Any]) -> str:
+def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     """What tells one model from another in this process, its trained weights aside.
 
-    Architecture and compile arguments, which objects its custom code is, and what preprocessing layers adapted to: they
+    Architecture and compile arguments, its custom code with what that refers to, and what preprocessing layers adapted to: they
     turn their variables into constants when they are loaded, so setting weights does not reach those.
     """
+    config = json.loads(json.dumps(config, default=repr))
+    optimizer = ((config.get("compile_config") or {}).get("optimizer") or {}).get("config") or {}
+    if isinstance(optimizer.get("learning_rate"), float):
+        optimizer["learning_rate"] = None  # it is a variable, and travels with the state
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
-    digest.update(repr(sorted((name, id(value)) for name, value in objects.items())).encode())
+    digest.update(custom.payload + repr(_undecayed(model)).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
@@ -314,14 +330,23 @@ def _fingerprint(model: keras.Model, config: Any, objects: Mapping[str, Any]) ->
     return digest.hexdigest()
 
 
-def _digest(data: bytes, custom: ByValue[Any], fingerprint: str) -> str:
-    digest = hashlib.sha256(custom.payload + fingerprint.encode())
-    digest.update(keras.backend.backend().encode())
+def _digest(data: bytes, fingerprint: str) -> str:
+    kinds = (keras.backend.backend(), keras.config.dtype_policy().name, keras.config.floatx())
+    digest = hashlib.sha256("/".join((fingerprint, *kinds)).encode())
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in sorted(archive.namelist()):
-            if name == "config.json" or name.startswith("assets/"):
+            if name.startswith("assets/"):
                 digest.update(name.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
+
+
+_UNDECAYED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+
+
+def _undecayed(model: keras.Model) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What ``optimizer.exclude_from_weight_decay`` was told, which Keras does not save."""
+    told = ((name, getattr(model.optimizer, name, None)) for name in _UNDECAYED)
+    return tuple((name, tuple(given)) for name, given in told if given)
 
 
 def _strings(value: Any) -> set[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from sparkkeras import arguments, device, inference, labels, metrics, persistence, storage
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import DriverCallbacks, Progress, check_callbacks, told
+from sparkkeras.callbacks import DriverCallbacks, Progress, as_callbacks, check_callbacks, told
 from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec
@@ -121,7 +121,7 @@ class SparkModel:
         steps_per_epoch: int | None = None,
         transform: Transform | None = None,
         on_nan: OnNan = "error",
-        worker_callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
         """Train the model on Spark. Called again, it goes on from where it stood.
 
@@ -172,7 +172,7 @@ class SparkModel:
             shuffle=bool(shuffle),
             seed=self._seed_of_fit(),
             class_weight=_class_weight(class_weight),
-            callbacks=_by_value(worker_callbacks, "worker_callbacks"),
+            callbacks=_by_value(as_callbacks("worker_callbacks", worker_callbacks) or None, "worker_callbacks"),
         )
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
@@ -304,7 +304,8 @@ class SparkModel:
         with ExitStack() as stack:
             dataset = stack.enter_context(self._dataset(data, block, reader))
             shared = stack.enter_context(dataset.share(archive))
-            task = inference.PredictTask(shared, stack.enter_context(dataset.share(state)), options, reader.schema)
+            shared_state, how = (stack.enter_context(dataset.share(value)) for value in (state, options))
+            task = inference.PredictTask(shared, shared_state, how, reader.schema)
             return inference.concatenated(dataset.run(task).collect(), self.model)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

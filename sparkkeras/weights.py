@@ -89,6 +89,8 @@ class Layout:
             size = int(np.prod(shape, dtype=np.int64))
             arrays.append(flat.vector[start : start + size].reshape(shape).astype(dtype, copy=False))
             start += size
+        if start != flat.vector.size or next(counters, None) is not None:
+            raise ValueError(f"a vector of {flat.vector.size} values does not fit a layout of {start}")
         return arrays
 
 

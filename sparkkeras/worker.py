@@ -136,7 +136,8 @@ class LocalTrainer:
         seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
         started = time.perf_counter()
         spec = next(pieces()).spec
-        model = self._model(spec.zeros())
+        callbacks = list(options.callbacks.fresh()) if options.callbacks else []
+        model = self._model(spec.zeros(), single_steps=any(batch_hooks(callback) for callback in callbacks))
         state.put(model)
         models.reseed(model, seed)
         _seed_globals(seed)
@@ -147,7 +148,7 @@ class LocalTrainer:
                 batches,
                 initial_epoch=stretch.epoch,
                 epochs=stretch.epoch + 1,
-                callbacks=[*(options.callbacks.fresh() if options.callbacks else ()), end],
+                callbacks=[*callbacks, end],
                 steps_per_epoch=last - stretch.first,
                 shuffle=False,
                 verbose=0,
@@ -186,6 +187,7 @@ class LocalTrainer:
         models.schema_of(self.archive.cached()).check_features(first.spec)
         model = self._model(first.spec.zeros())
         state.put(model)
+        models.reseed(model, (self.context.worker,))
         with device.feed(first.spec, options.batch_size, lambda: chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
@@ -199,6 +201,7 @@ class LocalTrainer:
                 schema.check_features(first.spec)
                 model = self._model(None)
                 state.put(model)
+                models.reseed(model, (self.context.worker,))
             some = _up_to(PREDICTION_BYTES, first, pieces)
             with device.feed(first.spec, options.batch_size, lambda: some) as batches:  # noqa: B023
                 with _single_steps(model), _streaming():
@@ -209,20 +212,49 @@ class LocalTrainer:
             for piece in block.pieces(PIECE_BYTES, options.batch_size):
                 yield _transformed(piece, options)
 
-    def _model(self, sample: Block | None) -> Any:
+    def _model(self, sample: Block | None, single_steps: bool = False) -> Any:
+        """The process's model; with its metrics made and its steps chosen where ``sample`` says what rows look like."""
         model = self.archive.cached()
-        if sample is not None and not getattr(model, "_sparkkeras_ready", False):
-            model.steps_per_execution = device.steps_per_execution(model)
+        if sample is None:
+            return model
+        if not getattr(model, "_sparkkeras_ready", False):
+            model._sparkkeras_steps = int(model.steps_per_execution)
             metrics.prepare(model, sample)
             model._sparkkeras_ready = True
+        steps = device.steps_per_execution(model, model._sparkkeras_steps, single_steps)
+        if steps != model.steps_per_execution:
+            model.steps_per_execution = steps
+            model.make_train_function(force=True)
+            model.make_test_function(force=True)
         return model
+
+
+def batch_hooks(callback: Any) -> list[str]:
+    """The hooks for batches that a callback has of its own."""
+    return [hook for hook in _BATCH_HOOKS if _is_overridden(callback, hook)]
+
+
+_BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
+
+
+def _is_overridden(callback: Any, hook: str) -> bool:
+    method = vars(callback).get(hook) or getattr(type(callback), hook)
+    return not str(method.__module__).startswith("keras.")
 
 
 def _transformed(piece: Block, options: BatchOptions) -> Block:
     """The piece as it is given to the backend, which may write into it, so it must not be the file or the person's."""
     if options.transform is None:
         return device.given_away(piece)
-    changed = piece.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+    own = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
+    changed = own.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
     return Block(changed.form, tuple(np.array(array) for array in changed.arrays))
 
 

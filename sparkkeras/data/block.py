@@ -211,6 +211,19 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     return Block(blocks[0].form, tuple(np.concatenate(column) for column in columns))
 
 
+def changed(before: BlockSpec, after: BlockSpec) -> str:
+    """How two specs differ, and what to do about it, for messages."""
+    if before.form != after.form:
+        return f"the structure changes from {before.form.labels} to {after.form.labels}: every row must have the same."
+    for label, one, two in zip(before.form.labels, before.leaves, after.leaves, strict=True):
+        if one != two:
+            return (
+                f"{label} changes from shape {one.shape}, {one.dtype} to shape {two.shape}, {two.dtype}: every row must "
+                "have the same shape and type. Convert it, for instance with float() or numpy.asarray(..., dtype)."
+            )
+    return "they are the same."
+
+
 def describe(value: Any) -> str:
     """A value in a few words, for messages."""
     if isinstance(value, np.ndarray):

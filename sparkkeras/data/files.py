@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.schema import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
@@ -54,9 +54,12 @@ class Handle:
         """
         if self.spec is None or self.rows == 0:
             return None
-        for directory in (Path(self.directory), home(Path(self.directory).parent.name) / Path(self.directory).name):
-            if directory.is_dir():
+        here = home(Path(self.directory).parent.name).glob(f"part-{self.partition}-*")
+        for directory in (Path(self.directory), *sorted(here)):
+            try:
                 return Block(self.spec.form, tuple(self._map(directory, i) for i in range(len(self.spec.leaves))))
+            except FileNotFoundError:
+                continue
         raise FileNotFoundError(self.directory)
 
     def _map(self, directory: Path, index: int) -> Array:
@@ -80,25 +83,19 @@ def home(dataset: str) -> Path:
 def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
     """Write a partition's blocks below ``folder``, holding one block in memory at a time.
 
-    Another attempt at the same partition may have written it before, or may do so now: the later one takes the place of
-    the earlier, and who has mapped that keeps it.
+    Every attempt writes to a folder of its own, which gets its name when it is whole, so attempts at the same time, and who
+    reads meanwhile, do not get in each other's way.
 
     Raises:
         DataError: The blocks do not have the same shapes and dtypes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"part-{partition}"
-    draft = folder / f".part-{partition}-{uuid.uuid4().hex}"
+    name = f"part-{partition}-{uuid.uuid4().hex}"
+    target, draft = folder / name, folder / f".{name}"
     draft.mkdir()
     try:
         rows, spec, labels = _write_arrays(blocks, partition, draft)
-        try:
-            draft.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-            shutil.rmtree(target, ignore_errors=True)
-            draft.rename(target)
+        draft.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Handle(partition, str(target), rows, spec, labels)
@@ -121,7 +118,7 @@ def _write_arrays(
                 for file in files:
                     file.write(_HEAD)
             elif block.spec != spec:
-                raise DataError(_changed(spec, block.spec, partition, rows))
+                raise DataError(f"partition {partition}, from row {rows} on: {changed(spec, block.spec)}")
             for file, array in zip(files, block.arrays, strict=True):
                 np.ascontiguousarray(array).tofile(file)
             labels = union(labels, label_ranges(block))
@@ -130,15 +127,3 @@ def _write_arrays(
         for file in files:
             file.close()
     return rows, spec, labels
-
-
-def _changed(spec: BlockSpec, other: BlockSpec, partition: int, row: int) -> str:
-    if spec.form != other.form:
-        return f"partition {partition} changes its structure at row {row}: from {spec.form.labels} to {other.form.labels}."
-    for label, before, after in zip(spec.form.labels, spec.leaves, other.leaves, strict=True):
-        if before != after:
-            return (
-                f"{label} of partition {partition} changes at row {row} from shape {before.shape}, {before.dtype} to "
-                f"shape {after.shape}, {after.dtype}: every row must have the same shape and type."
-            )
-    raise AssertionError("the specs are equal")

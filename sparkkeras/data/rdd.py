@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,12 +24,15 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import StoredDataset, Task, TaskContext
 from sparkkeras.data.files import Handle
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ClusterError, DataError
 
 if TYPE_CHECKING:
     from pyspark import RDD
 
 R = TypeVar("R")
+
+SWEEP_SECONDS = 0.1
+"""How long a task that removes files waits, so that each executor gets one."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,15 @@ class SparkDataset:
             yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
         finally:
             with suppress(Exception):  # Spark may be gone, and its temporary folders with it
-                self._remove(name, handles, found)
+                self._remove(name, found)
                 handles.unpersist()
 
-    def _remove(self, name: str, handles: RDD[Any], found: Sequence[Handle]) -> None:
+    def _remove(self, name: str, found: Sequence[Handle]) -> None:
         for folder in {Path(handle.directory).parent for handle in found if handle.directory}:
             shutil.rmtree(folder, ignore_errors=True)
         if not self.cluster.is_local or not found:
-            tasks = max(self.cluster.slots, 1)
-            sweep = self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(_Sweep(name))
-            self.cluster.collect(sweep)
-            if handles.is_cached:
-                self.cluster.collect(handles.mapPartitions(_Sweep(name)))
+            tasks = self.cluster.slots
+            self.cluster.collect(self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(_Sweep(name)))
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,13 @@ class SparkResults(Generic[R]):
         return rdd
 
     def _repaired(self, missing: list[int]) -> dict[int, list[R]]:
-        if not missing or self.repair is None:
+        if not missing:
             return {}
+        if self.repair is None:
+            raise ClusterError(
+                "the files of the arrays are gone from Spark's temporary folder (spark.local.dir) while they were in use. "
+                "Call again, and keep what cleans that folder away from it."
+            )
         source, call = self.repair
         keyed = self._on_workers(source, _Numbered(call))
         results: dict[int, list[R]] = {partition: [] for partition in missing}
@@ -343,6 +349,7 @@ class _Sweep:
         """Remove them."""
         for _ in rows:
             pass
+        time.sleep(SWEEP_SECONDS)
         shutil.rmtree(files.home(self.name), ignore_errors=True)
         return iter(())
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4 * 1024 * 1024
 """Rows are gathered into blocks of about this size."""
 
+FIRST_ROWS = 16
+"""Rows in the first block, which tells how many bytes a row takes."""
+
 
 @dataclass(frozen=True)
 class RowsToBlocks:
@@ -28,7 +31,7 @@ class RowsToBlocks:
         """The blocks of a partition."""
         first = 0
         form: Form | None = None
-        size = 1
+        size = FIRST_ROWS
         chunk: list[Any] = []
         for row in rows:
             chunk.append(row)
@@ -37,7 +40,7 @@ class RowsToBlocks:
             form = form or self.reader.form_of(chunk[0], partition)
             block = self.reader.read_rows(chunk, form, partition, first)
             first += len(chunk)
-            size = piece_rows(max(1, block.spec.row_bytes), CHUNK_BYTES) if size == 1 else size
+            size = piece_rows(max(1, block.spec.row_bytes), CHUNK_BYTES) if first == len(chunk) else size
             chunk = []
             yield block
         if chunk:

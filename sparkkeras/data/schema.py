@@ -17,10 +17,17 @@ OnNan = Literal["error", "drop", "allow"]
 
 @dataclass(frozen=True)
 class Slot:
-    """One input or output of a model: its name and its shape without the batch axis, ``None`` where any size fits."""
+    """One input or output of a model.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape without the batch axis, ``None`` where any size fits.
+        floating: Whether it takes floating numbers.
+    """
 
     name: str
     shape: tuple[int | None, ...] | None
+    floating: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether rows of this shape fit. A trailing axis of size 1 may be there or not, as in Keras."""
@@ -129,6 +136,7 @@ class Reader:
                 self._as_array(leaf, label, "the arrays")
                 for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
             ]
+        leaves = self._as_the_model_takes_them(form, leaves)
         lengths = {label: leaf.shape[0] if leaf.ndim else None for label, leaf in zip(form.labels, leaves, strict=True)}
         if None in lengths.values() or len(set(lengths.values())) > 1:
             told = ", ".join(f"{label} has {'no' if rows is None else rows} rows" for label, rows in lengths.items())
@@ -158,6 +166,7 @@ class Reader:
         place = f"partition {partition}"
         arrays = [self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)]
         arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
+        arrays = self._as_the_model_takes_them(form, arrays)
         return self._finite(Block(form, tuple(arrays)), f"row {{row}} of partition {partition}", first)
 
     def form_of(self, row: Any, partition: int) -> Form:
@@ -246,6 +255,15 @@ class Reader:
                 "instance with keras.layers.StringLookup outside the model."
             )
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
+
+    def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
+        """Whole numbers as floating ones where the model's input is: rows of JSON or CSV mix them. Bytes stay."""
+        inputs = {slot.name: slot for slot in self.schema.inputs}
+        slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
+        for index, slot in enumerate(slots[: form.x.count]):
+            if slot is not None and slot.floating and arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
+                arrays[index] = arrays[index].astype(self.schema.floatx)
+        return arrays
 
     def _finite(self, block: Block, where: str, first: int) -> Block:
         if self.on_nan == "allow":

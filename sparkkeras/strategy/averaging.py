@@ -20,7 +20,7 @@ from sparkkeras import inference, metrics
 from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Results, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import DivergenceError
+from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.job import Job, Validation
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState, trainable_size
@@ -90,7 +90,7 @@ class RoundTask:
 
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
-    options: FitOptions
+    options: Shared[FitOptions]
     shares: tuple[int, ...]
     epoch: int
     first: int
@@ -103,7 +103,7 @@ class RoundTask:
             # A source that is not deterministic may give fewer rows when a lost partition is read again.
             rows = min(self.shares[context.worker], block.rows)
             stretch = Stretch(self.epoch, rows, self.first, self.last)
-            replica = trainer.fit(self.state.value, block, stretch, self.options)
+            replica = trainer.fit(self.state.value, block, stretch, self.options.value)
             if replica is not None:
                 yield Mean.of(replica)
 
@@ -114,16 +114,18 @@ class AveragingStrategy:
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
         """As `Strategy.fit`."""
         model = job.model
-        with dataset.share(job.archive) as archive:
+        with dataset.share(job.archive) as archive, dataset.share(job.options) as options:
             callbacks.on_train_begin()
             for epoch in range(callbacks.restored_epoch or job.initial_epoch, job.epochs):
                 callbacks.on_epoch_begin(epoch)
-                means = [self._round(job, dataset, archive, callbacks, epoch, first) for first in _round_starts(job)]
+                means = [
+                    self._round(job, dataset, (archive, options), callbacks, epoch, first) for first in _round_starts(job)
+                ]
                 reports = [report for mean in means for report in mean.reports]
                 logs = _figures(model, metrics.merge(mean.metrics for mean in means), reports)
                 _note_workers(job, epoch, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
-                    logs |= _validate(job, job.validation, archive)
+                    logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
                 if model.stop_training:
                     break
@@ -135,7 +137,7 @@ class AveragingStrategy:
         self,
         job: Job,
         dataset: StoredDataset,
-        archive: Shared[ModelArchive],
+        shared: tuple[Shared[ModelArchive], Shared[FitOptions]],
         callbacks: DriverCallbacks,
         epoch: int,
         first: int,
@@ -144,10 +146,10 @@ class AveragingStrategy:
         last = min(first + _window(job), job.batches)
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
-            task = RoundTask(archive, state, job.options, job.shares.train, epoch, first, last)
+            task = RoundTask(shared[0], state, shared[1], job.shares.train, epoch, first, last)
             mean = _gathered(dataset.run(task), job, dataset, before)
         _check_finite(mean.reports, epoch)
-        _fold(job, before, mean).put(job.model)
+        _folded(job, before, mean, epoch).put(job.model)
         callbacks.on_round_end(mean.rows, last / job.batches)
         return mean
 
@@ -191,13 +193,20 @@ def _check_finite(reports: Sequence[Report], epoch: int) -> None:
             )
 
 
-def _fold(job: Job, before: ModelState, mean: Mean) -> ModelState:
-    """The next common state: the trainable weights as the rule has them, all else as the mean has it."""
+def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
+    """The next common state: the trainable weights as the rule has them, all else as the mean has it.
+
+    Raises:
+        DivergenceError: The rule made a weight that is not finite.
+        ConfigurationError: The rule did not work in place.
+    """
     trainable = trainable_size(job.model)
     vector = mean.weights.vector.copy()
     center = before.weights.vector[:trainable].copy()
-    if not job.rule_state:
-        job.rule_state.update(job.rule.init(center))
+    state = {name: value.copy() for name, value in job.rule_state.items()}
+    fresh = job.rule.init(center)
+    if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in fresh.items()}:
+        state = fresh  # the first round, or other weights train than in the last fit
     update = Update(
         weights=vector[:trainable],
         steps=max(report.steps for report in mean.reports),
@@ -205,17 +214,26 @@ def _fold(job: Job, before: ModelState, mean: Mean) -> ModelState:
         learning_rate=float(np.mean([report.learning_rate for report in mean.reports])),
         num_workers=len(mean.reports),
     )
-    job.rule.fold(center, job.rule_state, update, 0)
+    if job.rule.fold(center, state, update, 0) is not None:
+        raise ConfigurationError(f"the rule {job.rule!r} returned something from fold: it must change center in place.")
+    if not np.isfinite(center).all():
+        raise DivergenceError(
+            f"the rule {job.rule!r} made weights that are not finite in epoch {epoch + 1}. The model keeps the weights of "
+            "the last finished round. Try a smaller learning rate or momentum in the rule."
+        )
+    job.rule_state.clear()
+    job.rule_state.update(state)
     vector[:trainable] = center
     return ModelState(Flat(vector, mean.weights.counters), mean.optimizer)
 
 
-def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive]) -> dict[str, Any]:
+def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:
+    callbacks.on_test_begin()
     with validation.dataset.share(ModelState.take(job.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
-    if found is None:
-        return {}
-    return {f"val_{name}": value for name, value in metrics.results(job.model, found.metrics).items()}
+    figures = {} if found is None else metrics.results(job.model, found.metrics)
+    callbacks.on_test_end(figures)
+    return {f"val_{name}": value for name, value in figures.items()}
 
 
 def _figures(model: keras.Model, state: MetricState, reports: Sequence[Report]) -> dict[str, Any]:

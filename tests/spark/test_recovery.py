@@ -66,7 +66,7 @@ class RemoveFiles(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
-            found = [path for name in self.names for path in Path(self.temporary).rglob(f"{name}/part-0")]
+            found = [path for name in self.names for path in Path(self.temporary).rglob(f"{name}/part-0-*")]
             for path in found:
                 shutil.rmtree(path)
             self.removed += found
