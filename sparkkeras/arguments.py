@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
 
 P = ParamSpec("P")
@@ -28,13 +30,21 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def whole_number(name: str, value: Any, low: int = 1, optional: bool = False) -> None:
-    """Refuse what is no whole number of at least ``low``."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int,)) or value < low:
+def whole_number(name: str, value: Any, low: int = 1) -> int:
+    """The value as an int; refuse what is no whole number of at least ``low``."""
+    return _whole_number(name, value, low, "")
+
+
+def optional_number(name: str, value: Any, low: int = 1) -> int | None:
+    """As `whole_number`; ``None`` may stand for no number."""
+    return None if value is None else _whole_number(name, value, low, " or None")
+
+
+def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         told = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
-        raise ConfigurationError(f"{name}={value!r}: expected {told}{' or None' if optional else ''}.")
+        raise ConfigurationError(f"{name}={value!r}: expected {told}{otherwise}.")
+    return int(value)
 
 
 def fraction(name: str, value: Any) -> None:
@@ -55,8 +65,8 @@ def frequency(value: Any) -> str | int:
         return "epoch"
     if value == "batch":
         return 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ConfigurationError(
             f'frequency={value!r}: expected "epoch", "batch", or a positive whole number of batches between exchanges.'
         )
-    return value
+    return int(value)

@@ -156,14 +156,15 @@ def _nothing() -> Iterator[Block]:
 def given_away(block: Block) -> Block:
     """The block as a backend may have it: in memory that it may write into, copied where that is needed.
 
-    TensorFlow and JAX take memory that begins at a multiple of 64 bytes as it is, and may compute in place there; all
-    other memory they copy. PyTorch takes any. Rows that lie in a file, or that the person holds, must stay as they are.
+    TensorFlow and JAX take memory that begins at a multiple of 64 bytes (16 in older builds) as it is, and may compute in
+    place there; all other memory they copy. PyTorch takes any. Rows that lie in a file, or that the person holds, must stay
+    as they are.
     """
     import keras
 
     copies = keras.backend.backend() in {"tensorflow", "jax"}
     arrays = (
-        array if array.base is None or (copies and array.ctypes.data % 64) else np.array(array) for array in block.arrays
+        array if array.base is None or (copies and array.ctypes.data % 16) else np.array(array) for array in block.arrays
     )
     return Block(block.form, tuple(arrays))
 

@@ -8,6 +8,7 @@ returns one number for a batch is, as in Keras, a mean over batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import keras
@@ -35,15 +36,11 @@ def prepare(model: keras.Model, sample: Block) -> None:
     own_step = type(model).train_step is not keras.Model.train_step
     try:
         prediction = model(x, training=False)
-        for make in (
-            lambda: model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False),
-            lambda: model.compute_metrics(x, y, prediction, weight),
-        ):
-            try:
-                make()
-            except Exception:
-                if not own_step:  # an own train_step need not use both
-                    raise
+        # An own train_step need not use both.
+        with suppress(Exception) if own_step else nullcontext():
+            model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
+        with suppress(Exception) if own_step else nullcontext():
+            model.compute_metrics(x, y, prediction, weight)
     except Exception as error:
         raise DataError(_misfit(sample, error)) from error
     finally:

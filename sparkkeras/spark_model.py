@@ -73,18 +73,16 @@ class SparkModel:
         seed: int | None = None,
     ) -> None:
         arguments.one_of("mode", mode, MODES)
-        arguments.whole_number("num_workers", num_workers, optional=True)
-        arguments.whole_number("batch_size", batch_size)
-        arguments.whole_number("seed", seed, low=0, optional=True)
         models.check_model(model)
         self.model = model
         self.mode = mode
         self.frequency = arguments.frequency(frequency)
-        self.num_workers = num_workers
+        self.num_workers = arguments.optional_number("num_workers", num_workers)
         self.rule = make_rule(rule, mode)
         self.custom_objects = dict(custom_objects or {})
-        self.batch_size = batch_size
-        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        self.batch_size = arguments.whole_number("batch_size", batch_size)
+        given_seed = arguments.optional_number("seed", seed, low=0)
+        self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
         self.training_histories: list[dict[str, Any]] = []
         self._rule_state: State = {}
         self._fits = 0
@@ -156,10 +154,10 @@ class SparkModel:
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round.
             WorkerError: A task failed for good; the message has its traceback.
         """
-        arguments.whole_number("epochs", epochs)
-        arguments.whole_number("initial_epoch", initial_epoch, low=0)
-        arguments.whole_number("validation_freq", validation_freq)
-        arguments.whole_number("steps_per_epoch", steps_per_epoch, optional=True)
+        epochs = arguments.whole_number("epochs", epochs)
+        initial_epoch = arguments.whole_number("initial_epoch", initial_epoch, low=0)
+        validation_freq = arguments.whole_number("validation_freq", validation_freq)
+        steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
         arguments.fraction("validation_split", validation_split)
         arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
@@ -304,7 +302,8 @@ class SparkModel:
         with ExitStack() as stack:
             dataset = stack.enter_context(self._dataset(data, block, reader))
             shared = stack.enter_context(dataset.share(archive))
-            shared_state, how = (stack.enter_context(dataset.share(value)) for value in (state, options))
+            shared_state = stack.enter_context(dataset.share(state))
+            how = stack.enter_context(dataset.share(options))
             task = inference.PredictTask(shared, shared_state, how, reader.schema)
             return inference.concatenated(dataset.run(task).collect(), self.model)
 
@@ -349,8 +348,7 @@ class SparkModel:
         return as_dataset(data, block, self._cluster(data), reader, num_workers)
 
     def _batch_size(self, name: str, value: int | None, default: int) -> int:
-        arguments.whole_number(name, value, optional=True)
-        return default if value is None else value
+        return default if value is None else arguments.whole_number(name, value)
 
     def _seed_of_fit(self) -> int:
         """The seed of the next call of `fit`: another for each, so that none repeats the shuffles of one before."""

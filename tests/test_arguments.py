@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkkeras.arguments import fraction, frequency, known_arguments, one_of, whole_number
+from sparkkeras.arguments import fraction, frequency, known_arguments, one_of, optional_number, whole_number
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 
 
@@ -58,9 +58,9 @@ def test_what_is_no_positive_whole_number(value):
 
 def test_a_lower_bound_and_none():
     whole_number("seed", 0, low=0)
-    whole_number("seed", None, optional=True)
+    assert optional_number("seed", None) is None
     with pytest.raises(ConfigurationError, match=r"^seed=-1: expected a whole number of at least 0 or None\.$"):
-        whole_number("seed", -1, low=0, optional=True)
+        optional_number("seed", -1, low=0)
     with pytest.raises(ConfigurationError, match="at least 2"):
         whole_number("seed", 1, low=2)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.core.rdd import PipelinedRDD
 
-from sparkkeras.arguments import whole_number
+from sparkkeras.arguments import optional_number
 from sparkkeras.cluster import Cluster
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, from_arrays
@@ -155,7 +155,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
         rdd = to_simple_rdd(spark.sparkContext, x_train, y_train)
         SparkModel(model).fit(rdd, epochs=5)
     """
-    whole_number("num_slices", num_slices, optional=True)
+    num_slices = optional_number("num_slices", num_slices)
     block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)

@@ -24,7 +24,7 @@ from sparkkeras.data.schema import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
-_HEAD = bytes(32)
+_HEAD = bytes(8)
 """Arrays begin this far into their file, where a backend copies them itself; see `sparkkeras.device.given_away`."""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras.arguments import whole_number
+from sparkkeras.arguments import optional_number, whole_number
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -57,7 +57,7 @@ def from_labeled_point(
     Raises:
         DataError: There are no rows, or labels are no class numbers below ``nb_classes``.
     """
-    whole_number("nb_classes", nb_classes, optional=True)
+    nb_classes = optional_number("nb_classes", nb_classes)
     points = rdd.collect()
     if not points:
         raise DataError("the RDD has no rows.")
@@ -77,7 +77,7 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
         categorical: Whether labels become one-hot rows.
         nb_classes: How many classes; ``None`` looks for the largest label, which is a Spark job.
     """
-    whole_number("nb_classes", nb_classes, optional=True)
+    nb_classes = optional_number("nb_classes", nb_classes)
     if not categorical:
         return lp_rdd.map(_pair)
     classes = nb_classes or int(lp_rdd.map(_label).max()) + 1

@@ -9,7 +9,7 @@ the largest, so they count one worker's steps. What becomes of the trainable mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,7 +214,8 @@ def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
         learning_rate=float(np.mean([report.learning_rate for report in mean.reports])),
         num_workers=len(mean.reports),
     )
-    if job.rule.fold(center, state, update, 0) is not None:
+    fold: Callable[..., Any] = job.rule.fold
+    if fold(center, state, update, 0) is not None:
         raise ConfigurationError(f"the rule {job.rule!r} returned something from fold: it must change center in place.")
     if not np.isfinite(center).all():
         raise DivergenceError(
