@@ -1,0 +1,205 @@
+"""Where a worker could quietly do something else than plain Keras would."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel
+from sparkkeras.model import ModelArchive
+from tests.models import classifier, regression
+
+
+@pytest.fixture
+def arrays():
+    generator = np.random.default_rng(0)
+    x = generator.random((96, 3)).astype(np.float32)
+    return x, x.sum(1, keepdims=True)
+
+
+def test_whole_numbers_in_the_first_rows_do_not_round_the_rest(sc):
+    rows = [[0, 1, 2]] * 20 + [[0.5, 1.7, 2.9]] * 3
+    model = regression()
+    spark_model = SparkModel(model)
+    expected = model.predict(np.array(rows, np.float32), verbose=0)
+    np.testing.assert_allclose(spark_model.predict(sc.parallelize(rows, 1)), expected, rtol=1e-5)
+    labelled = sc.parallelize([(row, 1.0) for row in rows], 1)
+    figures = spark_model.evaluate(labelled)
+    np.testing.assert_allclose(figures, model.evaluate(np.array(rows, np.float32), np.ones(23), verbose=0), rtol=1e-5)
+    mixed = sc.parallelize([(row, 1 if i < 20 else 0.5) for i, row in enumerate(rows)], 1)
+    with pytest.raises(DataError, match="y changes from shape .., int64 to shape .., float32.*Convert it"):
+        spark_model.evaluate(mixed)
+
+
+def test_mixed_precision(sc, arrays):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+        history = SparkModel(model, num_workers=2).fit(*arrays, epochs=3, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_a_layer_frozen_after_compile_says_so(sc, arrays):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    spark_model = SparkModel(model, num_workers=2)
+    spark_model.fit(*arrays, verbose=0)
+    model.layers[0].trainable = False
+    with pytest.raises(ModelError, match=r"frozen or unfrozen.*compile"):
+        spark_model.fit(*arrays, verbose=0)
+    frozen = model.layers[0].get_weights()[0]
+    model.compile("adam", "mse")
+    spark_model.fit(*arrays, verbose=0)
+    np.testing.assert_array_equal(model.layers[0].get_weights()[0], frozen)
+
+
+SCALE = 1.0
+
+
+def scaled(y_true, y_pred):
+    return SCALE * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def test_a_changed_global_of_custom_code_travels(sc, arrays):
+    global SCALE
+    model = regression(loss=scaled)
+    first = SparkModel(model).evaluate(*arrays)
+    SCALE = 100.0
+    try:
+        np.testing.assert_allclose(SparkModel(model).evaluate(*arrays), 100 * first, rtol=1e-4)
+    finally:
+        SCALE = 1.0
+
+
+def test_what_is_left_out_of_weight_decay(sc, arrays):
+    weights = []
+    for spark in (True, False):
+        optimizer = keras.optimizers.SGD(0.05, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        model = regression(optimizer=optimizer)
+        if spark:
+            SparkModel(model, num_workers=1).fit(*arrays, shuffle=False, verbose=0)
+        else:
+            model.fit(*arrays, shuffle=False, verbose=0)
+        weights.append(np.concatenate([weight.ravel() for weight in model.get_weights()]))
+    np.testing.assert_allclose(*weights, rtol=1e-5)
+
+
+def test_worker_callbacks_hear_of_every_batch(sc, arrays, tmp_path):
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            (tmp_path / str(batch)).touch()
+
+    spark_model = SparkModel(regression(), num_workers=1)
+    spark_model.fit(*arrays, batch_size=8, verbose=0)
+    spark_model.fit(*arrays, batch_size=8, verbose=0, worker_callbacks=Note())
+    assert len(list(tmp_path.iterdir())) == 12
+    with pytest.raises(ConfigurationError, match="worker_callbacks: expected"):
+        spark_model.fit(*arrays, worker_callbacks=[print])
+
+
+def test_a_transform_may_work_in_place(sc, arrays):
+    def doubled(x, y):
+        x *= 2
+        return x, y
+
+    spark_model = SparkModel(regression(), num_workers=2)
+    before = arrays[0].copy()
+    spark_model.fit(*arrays, transform=doubled, validation_split=0.2, shuffle=False, verbose=0)
+    spark_model.evaluate(*arrays, transform=doubled)
+    np.testing.assert_array_equal(arrays[0], before)
+
+
+def test_a_learning_rate_is_no_other_model(arrays):
+    model = regression()
+    digest = ModelArchive.pack(model).digest
+    model.optimizer.learning_rate = 0.001
+    assert ModelArchive.pack(model).digest == digest
+
+
+def test_rules_are_held_to_their_word(sc, arrays):
+    class Poison:
+        modes = frozenset({"synchronous"})
+
+        def init(self, center):
+            return {}
+
+        def fold(self, center, state, update, staleness):
+            center[...] = np.nan
+
+    class NotInPlace(Poison):
+        def fold(self, center, state, update, staleness):
+            return update.weights
+
+    model = regression()
+    before = model.get_weights()
+    with pytest.raises(DivergenceError, match="the rule .*Poison"):
+        SparkModel(model, rule=Poison()).fit(*arrays, verbose=0)
+    with pytest.raises(ConfigurationError, match="must change center in place"):
+        SparkModel(model, rule=NotInPlace()).fit(*arrays, verbose=0)
+    for mine, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_a_rule_begins_anew_where_other_weights_train(sc, arrays):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    spark_model = SparkModel(model, num_workers=2, rule="slowmo")
+    spark_model.fit(*arrays, verbose=0)
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    spark_model.fit(*arrays, verbose=0)
+
+
+def test_fits_in_threads_leave_the_environment_alone(sc, arrays):
+    before = dict(sc.environment)
+    failures = []
+
+    def fit():
+        try:
+            SparkModel(regression(), num_workers=1).fit(*arrays, epochs=2, verbose=0)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=fit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert dict(sc.environment) == before
+
+
+def test_large_functions_leave_no_files(sc, arrays):
+    from pathlib import Path
+
+    table = np.zeros(800_000)
+
+    def transform(x, y):
+        return x + table[0].astype(np.float32), y
+
+    spark_model = SparkModel(regression(), num_workers=2)
+    before = sorted(path.name for path in Path(sc._temp_dir).iterdir())
+    spark_model.fit(*arrays, epochs=2, transform=transform, validation_split=0.1, verbose=0)
+    spark_model.predict(arrays[0], transform=transform)
+    spark_model.evaluate(*arrays, transform=transform)
+    assert sorted(path.name for path in Path(sc._temp_dir).iterdir()) == before
+
+
+def test_validation_tells_the_callbacks(sc, arrays):
+    heard = []
+
+    class Listen(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            heard.append("begin")
+
+        def on_test_end(self, logs=None):
+            heard.append(sorted(logs))
+
+    SparkModel(classifier(width=3)).fit(arrays[0], np.zeros(96, int), validation_split=0.2, callbacks=Listen(), verbose=0)
+    assert heard == ["begin", ["accuracy", "loss"]]
