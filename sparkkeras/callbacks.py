@@ -16,11 +16,19 @@ from sparkkeras.worker import batch_hooks
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
 
-def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
+_SETTING_RATES = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+
+
+def _has_schedule(model: keras.Model) -> bool:
+    schedule = getattr(model.optimizer, "_learning_rate", None)
+    return isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbacks.Callback]:
     """The callbacks as a list.
 
     Raises:
-        ConfigurationError: One is no callback, or would need batches on the driver.
+        ConfigurationError: One is no callback, would need batches on the driver, or cannot work on this model.
     """
     given = as_callbacks("callbacks", callbacks)
     for callback in given:
@@ -34,6 +42,11 @@ def check_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
             raise ConfigurationError(
                 f"{name}(update_freq={callback.update_freq!r}) writes batches, but batches run on the workers: use "
                 'update_freq="epoch".'
+            )
+        if isinstance(callback, _SETTING_RATES) and _has_schedule(model):
+            raise ConfigurationError(
+                f"{name} sets the learning rate, but the optimizer has a schedule ({type(model.optimizer).__name__} with "
+                f"{type(model.optimizer._learning_rate).__name__}), which sets it too: give the optimizer a number."
             )
         hooks = batch_hooks(callback)
         if hooks:

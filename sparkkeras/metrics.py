@@ -75,7 +75,7 @@ def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     for variable, value in zip(variables, state, strict=True):
         variable.assign(value.astype(keras.backend.standardize_dtype(variable.dtype)))
     try:
-        return {name: _plain(value) for name, value in model.get_metrics_result().items()}
+        return {name: _plain(value) for name, value in _figures(model).items()}
     finally:
         model.reset_metrics()
 
@@ -86,7 +86,22 @@ def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    return [variable for metric in model.metrics for variable in metric.variables]
+    return [variable for metric in _live(model) for variable in metric.variables]
+
+
+def _live(model: keras.Model) -> list[Any]:
+    """The metrics of a model, without those of an earlier ``compile`` that Keras keeps where the last one gave none."""
+    compiled = getattr(model, "_compile_config", None)
+    given = compiled.config if compiled is not None else {"metrics": True}
+    stale = None if given.get("metrics") or given.get("weighted_metrics") else model._compile_metrics
+    return [metric for metric in model.metrics if stale is None or metric is not stale]
+
+
+def _figures(model: keras.Model) -> dict[str, Any]:
+    live = _live(model)
+    if len(live) == len(model.metrics):
+        return dict(model.get_metrics_result())
+    return {metric.name: metric.result() for metric in live}
 
 
 def _plain(value: Any) -> Any:

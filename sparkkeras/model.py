@@ -199,18 +199,25 @@ class ModelArchive:
             setattr(model.optimizer, name, given)
         return model
 
-    def cached(self) -> keras.Model:
-        """This process's model with this digest: unpacked the first time, and the same one ever after."""
-        if self.digest not in _kept:
-            _kept[self.digest] = self.unpack()
+    def cached(self, variant: str | None = None) -> keras.Model:
+        """This process's model with this digest: unpacked the first time, and the same one ever after.
+
+        Args:
+            variant: What else the model must have been used for all along, such as labels of one rank: Keras makes a loss
+                for what it sees first. ``None`` takes any.
+        """
+        fitting = [key for key in _kept if key[0] == self.digest and variant in (None, key[1])]
+        key = fitting[-1] if fitting else (self.digest, variant)
+        if key not in _kept:
+            _kept[key] = self.unpack()
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
-        _kept.move_to_end(self.digest)
-        return _kept[self.digest]
+        _kept.move_to_end(key)
+        return _kept[key]
 
 
 _packed: OrderedDict[str, ModelArchive] = OrderedDict()
-_kept: OrderedDict[str, keras.Model] = OrderedDict()
+_kept: OrderedDict[tuple[str, str | None], keras.Model] = OrderedDict()
 
 
 def save_bytes(model: keras.Model) -> bytes:

@@ -17,11 +17,11 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import DriverCallbacks, Progress, as_callbacks, check_callbacks, told
 from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
-from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, context_of, read_on_driver
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.job import Job, Shares, Validation
 from sparkkeras.model import ModelArchive, ModelState
 from sparkkeras.parameter.rules import State, UpdateRule, make_rule, rule_config, rule_from_config
@@ -139,7 +139,8 @@ class SparkModel:
             class_weight: A weight for each class, as in ``keras.Model.fit``. Not together with sample weights.
             sample_weight: Weights that go with arrays, shape (samples,).
             initial_epoch: The epoch to begin at.
-            steps_per_epoch: At most so many batches of each worker in an epoch. ``None``: all of its rows.
+            steps_per_epoch: At most so many batches of each worker in an epoch; a worker that has fewer ends earlier.
+                ``None``: all of its rows.
             transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers.
             on_nan: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` them, or ``"allow"``.
             worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker.
@@ -163,7 +164,7 @@ class SparkModel:
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if validation_split and validation_data is not None:
             raise ConfigurationError("give validation_split or validation_data, not both.")
-        given = check_callbacks(callbacks)
+        given = check_callbacks(callbacks, self.model)
         options = FitOptions(
             batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
             transform=_by_value(transform, "transform"),
@@ -412,7 +413,11 @@ def load_spark_model(
         ModelError: It holds no model that can be trained, or code that ``safe_mode`` refuses.
     """
     objects = dict(custom_objects or {})
-    model, settings, rule_state = persistence.unpack(storage.read_bytes(str(path)), objects, safe_mode)
+    data = storage.read_bytes(str(path))
+    try:
+        model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
+    except ModelError as error:
+        raise type(error)(f"{str(path)!r}: {error}") from error
     fits = settings.pop("fits", 0)
     if "rule" in settings:
         settings["rule"] = rule_from_config(settings["rule"], objects)
@@ -426,6 +431,12 @@ def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
     """Validation data as (data, y, sample_weight); ``None`` where there is none."""
     if validation_data is None:
         return None
+    if isinstance(validation_data, list):
+        validation_data = tuple(validation_data)
+    if not isinstance(validation_data, tuple) and not hasattr(validation_data, "context"):
+        raise ConfigurationError(
+            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight) or an RDD."
+        )
     if not isinstance(validation_data, tuple):
         return validation_data, None, None
     if len(validation_data) not in (2, 3):

@@ -214,9 +214,9 @@ class LocalTrainer:
 
     def _model(self, sample: Block | None, single_steps: bool = False) -> Any:
         """The process's model; with its metrics made and its steps chosen where ``sample`` says what rows look like."""
-        model = self.archive.cached()
         if sample is None:
-            return model
+            return self.archive.cached()
+        model = self.archive.cached(repr([array.ndim for array in sample.arrays]))
         if not getattr(model, "_sparkkeras_ready", False):
             model._sparkkeras_steps = int(model.steps_per_execution)
             metrics.prepare(model, sample)

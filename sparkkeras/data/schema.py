@@ -88,10 +88,12 @@ class Schema:
                 f"{len(leaves)} array(s): give x as a tuple or a dict of {len(slots)} arrays."
             )
         for label, slot, leaf in zip(labels, slots, leaves, strict=True):
-            if not slot.takes(leaf.shape):
+            if slot.shape is not None and not slot.takes(leaf.shape):
                 raise DataError(
                     f"{label} does not fit the model's input {slot.name!r}: it expects rows of shape {slot.shape}, "
-                    f"received rows of shape {leaf.shape}. Reshape the data, or give transform= that does."
+                    f"received rows of shape {leaf.shape}. "
+                    + ("A single sample needs an axis for rows: x[None]. " if leaf.shape == slot.shape[1:] else "")
+                    + "Reshape the data, or give transform= that does."
                 )
 
 

@@ -180,7 +180,9 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
         if rule not in RULES:
             raise ConfigurationError(f"rule={rule!r} is not known. {known_names(rule, RULES)}")
         rule = RULES[rule]()
-    if isinstance(rule, type) or not isinstance(rule, UpdateRule):
+    if isinstance(rule, type):
+        raise ConfigurationError(f"rule is the class {rule.__name__}: make an object of it, rule={rule.__name__}().")
+    if not isinstance(rule, UpdateRule):
         raise ConfigurationError(
             f"rule={rule!r} is not an update rule: expected one of {sorted(RULES)} or an object with modes, init(center) "
             "and fold(center, state, update, staleness); see sparkkeras.UpdateRule."

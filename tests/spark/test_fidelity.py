@@ -203,3 +203,40 @@ def test_validation_tells_the_callbacks(sc, arrays):
 
     SparkModel(classifier(width=3)).fit(arrays[0], np.zeros(96, int), validation_split=0.2, callbacks=Listen(), verbose=0)
     assert heard == ["begin", ["accuracy", "loss"]]
+
+
+def test_recompiling_with_fewer_metrics(sc, arrays):
+    model = regression(metrics=["mse"])
+    spark_model = SparkModel(model, num_workers=2)
+    spark_model.fit(*arrays, verbose=0)
+    model.compile("sgd", "mae")
+    history = spark_model.fit(*arrays, validation_split=0.2, verbose=0)
+    assert set(history.history) == {"loss", "val_loss"}
+    predicted = model.predict(arrays[0], verbose=0)
+    np.testing.assert_allclose(spark_model.evaluate(*arrays), np.abs(predicted - arrays[1]).mean(), rtol=1e-5)
+
+
+def test_labels_of_another_rank(sc, arrays):
+    x, y = arrays
+    for labels in (y, y[:, 0], y):
+        model = regression()
+        history = SparkModel(model, num_workers=2, seed=1).fit(x, labels, verbose=0)
+        assert np.isfinite(history.history["loss"][0])
+        SparkModel(model).predict(x)
+
+
+def test_slips_of_the_pen(sc, arrays):
+    from sparkkeras import SlowMo
+
+    x, y = arrays
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+    with pytest.raises(ConfigurationError, match=r"rule=SlowMo\(\)"):
+        SparkModel(regression(), rule=SlowMo)
+    with pytest.raises(ConfigurationError, match="validation_data is str"):
+        SparkModel(regression()).fit(x, y, validation_data="foo")
+    scheduled = SparkModel(regression(optimizer=keras.optimizers.SGD(schedule)))
+    with pytest.raises(ConfigurationError, match="the optimizer has a schedule"):
+        scheduled.fit(x, y, callbacks=keras.callbacks.ReduceLROnPlateau("loss"))
+    with pytest.raises(DataError, match=r"x\[None\]"):
+        SparkModel(regression()).predict(x[0])
+    SparkModel(regression(), num_workers=2).fit(x, y, validation_data=[x, y], verbose=0)
