@@ -170,6 +170,120 @@ def _elephas_missing() -> str | None:
 
 
 @benchmark(
+    Figure("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.5),
+    Figure("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.5),
+    Figure("DataFrame -> blocks on disk, 60,000 x array of 784", "blocks_wide", None, None, "seconds"),
+    Figure("DataFrame -> blocks on disk, 600,000 x 10 columns", "blocks_narrow", None, None, "seconds"),
+    Figure("DataFrame -> its Arrow batches in Python, 60,000 x array of 784", "arrow_wide", None, None, "seconds"),
+    Figure("DataFrame -> its Arrow batches in Python, 600,000 x 10 columns", "arrow_narrow", None, None, "seconds"),
+)
+def frames(effort: Effort) -> Samples:
+    """A cached DataFrame through a model, and to the files that workers train from; batches of 1024, warm."""
+    from contestants import WORKERS, spark
+
+    from sparkkeras.ml import KerasTransformer
+
+    samples: Samples = {}
+    passes = max(2, effort.epochs // 2)
+    with spark() as session:
+        for shape, (model, x, columns) in _frames(effort).items():
+            frame = _cached(session, x, columns, WORKERS)
+            scorer = KerasTransformer(
+                model=model, featuresCol=columns, outputCol="output", inferenceBatchSize=PREDICT_BATCH_SIZE
+            )
+            scorer.setPredictionCol("").setProbabilityCol("")
+            calls = {
+                f"keras_{shape}": lambda model=model, x=x: model.predict(x, batch_size=PREDICT_BATCH_SIZE, verbose=0),
+                shape: lambda frame=frame, scorer=scorer: _exhaust(scorer.transform(frame).select("output")),
+                f"blocks_{shape}": lambda frame=frame, model=model, columns=columns: _store(frame, model, columns),
+                f"arrow_{shape}": lambda frame=frame: _exhaust(frame.mapInArrow(_counting(), "rows long")),
+            }
+            for call in calls.values():
+                timed(call, max(1, effort.warmup // 6))
+            samples |= alternate(
+                effort.turns, **{name: lambda call=call: timed(call, passes) for name, call in calls.items()}
+            )
+            frame.unpersist()
+    return samples
+
+
+@benchmark(
+    Figure("transform, 8,000 x 784, against Elephas's transformer", "wide", "elephas_wide", 0.1),
+    Figure("transform, 8,000 x 10, against Elephas's transformer", "narrow", "elephas_narrow", 0.1),
+    missing=_elephas_missing,
+)
+def elephas_frames(effort: Effort) -> Samples:
+    """Elephas 7.3.0's transformer on the same rows, which it takes as vectors."""
+    from contestants import WORKERS, Elephas, spark
+
+    from sparkkeras.ml import KerasTransformer
+
+    rows = effort.rows(SMALL)
+    samples: Samples = {}
+    for _ in range(-(-effort.turns // 3)):
+        for shape, seconds in Elephas().transforms(rows, max(2, effort.epochs // 3)).items():
+            samples.setdefault(f"elephas_{shape}", []).append(seconds)
+        with spark() as session:
+            for shape, (model, x, columns) in _frames(effort).items():
+                frame = _cached(session, x[:rows], columns, WORKERS)
+                scorer = KerasTransformer(model=model, featuresCol=columns)
+                _exhaust(scorer.transform(frame).select("prediction"))
+                run = timed(lambda frame=frame, scorer=scorer: _exhaust(scorer.transform(frame).select("prediction")), 5)
+                samples.setdefault(shape, []).append(run)
+    return samples
+
+
+def _frames(effort: Effort):
+    """Models with their rows as arrays, and the columns of their DataFrames."""
+    wide, _ = data.vectors(effort.rows(LARGE))
+    narrow = data.narrow(effort.rows(10 * LARGE))
+    return {
+        "wide": (_seeded(data.mlp), wide, "features"),
+        "narrow": (_seeded(data.narrow_mlp), narrow, [f"x{number}" for number in range(data.NARROW)]),
+    }
+
+
+def _cached(session, x, columns, partitions: int):
+    """Arrays as a DataFrame in Spark's memory."""
+    from sparkkeras import to_data_frame
+
+    sides = {"features": x} if columns == "features" else {name: x[:, index] for index, name in enumerate(columns)}
+    frame = to_data_frame(session, sides).repartition(partitions).cache()
+    frame.count()
+    return frame
+
+
+def _exhaust(frame) -> None:
+    """Have Spark compute all rows, and keep none."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _counting():
+    """A function that counts rows, and does nothing else with them; workers cannot import this file."""
+
+    def count(batches):
+        import pyarrow as pa
+
+        yield pa.record_batch([pa.array([sum(batch.num_rows for batch in batches)])], ["rows"])
+
+    return count
+
+
+def _store(frame, model, columns) -> None:
+    """Write the rows as `fit` would before it trains."""
+    from sparkkeras import device
+    from sparkkeras import model as models
+    from sparkkeras.data.frame import Named
+    from sparkkeras.data.schema import Reader
+    from sparkkeras.data.source import as_dataset, where_is
+
+    cluster = where_is(frame, device.worker_environment)
+    reader = Reader(models.schema_of(model), labelled=False)
+    with as_dataset(frame, None, cluster, reader, None, named=Named(columns)) as dataset, dataset.stored():
+        pass
+
+
+@benchmark(
     Figure("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 1 / 6),
     Figure("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict"),
     missing=_elephas_missing,
@@ -202,6 +316,98 @@ def elephas(effort: Effort) -> Samples:
             for name, seconds in turn.items():
                 samples.setdefault(name, []).append(seconds)
     return samples
+
+
+LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000
+
+
+@benchmark(
+    Figure("parameter server, socket: 100 MB pull, signed", "socket_pull", None, LARGE_BYTES / 2e9, "seconds"),
+    Figure("parameter server, socket: 100 MB push, signed", "socket_push", None, LARGE_BYTES / 2e9, "seconds"),
+    Figure("parameter server, http: 100 MB pull, signed", "http_pull", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Figure("parameter server, http: 100 MB push, signed", "http_push", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Figure("parameter server, socket: 100 MB pull, encrypted", "socket_encrypted_pull", None, None, "seconds"),
+    Figure("parameter server, socket: 1 MB pull", "socket_small_pull", None, 0.0015, "seconds"),
+    Figure("parameter server, http: 1 MB pull", "http_small_pull", None, 0.0015, "seconds"),
+)
+def parameter_server(effort: Effort) -> Samples:
+    """Pulls and pushes of one worker in another process, from the call to weights in memory or to the acknowledgement."""
+    from servers import exchanges
+
+    samples: Samples = {}
+    for _ in range(effort.turns):
+        for transport in ("socket", "http"):
+            _add(samples, f"{transport}_", exchanges(transport, LARGE_BYTES // effort.shrink, effort.epochs))
+            _add(samples, f"{transport}_small_", exchanges(transport, SMALL_BYTES // effort.shrink, 10 * effort.epochs))
+        encrypted = exchanges("socket", LARGE_BYTES // effort.shrink, effort.epochs, encrypt=True)
+        _add(samples, "socket_encrypted_", encrypted)
+    return samples
+
+
+def _add(samples: Samples, prefix: str, turns: dict[str, list[float]]) -> None:
+    for name, seconds in turns.items():
+        samples.setdefault(prefix + name, []).append(seconds)
+
+
+@benchmark(
+    Figure("100 MB pull, socket, against Elephas's socket server", "socket_pull", "elephas_socket_pull"),
+    Figure("100 MB push, socket, against Elephas's socket server", "socket_push", "elephas_socket_push"),
+    Figure("100 MB pull, http, against Elephas's HTTP server", "http_pull", "elephas_http_pull"),
+    Figure("100 MB push, http, against Elephas's HTTP server", "http_push", "elephas_http_push"),
+    Figure("asynchronous epoch, 8,000 rows, socket, against Elephas's", "socket_epoch", "elephas_socket_epoch"),
+    Figure("asynchronous epoch, 8,000 rows, http, against Elephas's", "http_epoch", "elephas_http_epoch"),
+    missing=_elephas_missing,
+)
+def elephas_servers(effort: Effort) -> Samples:
+    """Elephas 7.3.0's two servers, unsigned, and its asynchronous training with an exchange an epoch."""
+    from contestants import Elephas, OnSpark, spark
+    from servers import exchanges
+
+    rows = effort.rows(SMALL)
+    samples: Samples = {}
+    theirs = Elephas()
+    for _ in range(-(-effort.turns // 3)):
+        for transport, turns in theirs.servers(max(2, effort.epochs // 3)).items():
+            _add(samples, f"elephas_{transport}_", turns)
+            _add(samples, f"{transport}_", exchanges(transport, LARGE_BYTES, effort.epochs))
+        for name, seconds in theirs.asynchronous(rows, effort.epochs).items():
+            _add(samples, "elephas_", {name: [seconds]})
+        with spark():
+            for transport in ("socket", "http"):
+                ours = OnSpark(_seeded(data.mlp), *data.vectors(rows), mode="asynchronous", parameter_server_mode=transport)
+                ours.epochs(1)
+                _add(samples, f"{transport}_", {"epoch": ours.epochs(effort.epochs)})
+    return samples
+
+
+@benchmark(
+    Figure("asynchronous epoch, frequency 10, 60,000 rows, socket, against Keras", "socket", "keras", 0.6),
+    Figure("asynchronous epoch, frequency 10, 60,000 rows, http, against Keras", "http", "keras", 0.6),
+    Figure("hogwild epoch, frequency 10, 60,000 rows, socket, against Keras", "hogwild", "keras"),
+    Figure("asynchronous epoch, frequency 1, 60,000 rows, socket, against Keras", "every_batch", "keras"),
+    Figure("asynchronous epoch, frequency epoch, 60,000 rows, socket, against Keras", "every_epoch", "keras"),
+)
+def asynchronous(effort: Effort) -> Samples:
+    """Epochs through a parameter server, from the end of one on the driver to the end of the next."""
+    from contestants import OnSpark, PlainKeras, spark
+
+    x, y = data.vectors(effort.rows(LARGE))
+    ways = {
+        "socket": {"frequency": 10, "parameter_server_mode": "socket"},
+        "http": {"frequency": 10, "parameter_server_mode": "http"},
+        "hogwild": {"frequency": 10, "parameter_server_mode": "socket", "mode": "hogwild"},
+        "every_batch": {"frequency": 1, "parameter_server_mode": "socket"},
+        "every_epoch": {"frequency": "epoch", "parameter_server_mode": "socket"},
+    }
+    with spark():
+        plain = PlainKeras(_seeded(data.mlp), x, y)
+        plain.epochs(1)
+        runs = {"keras": plain}
+        for name, way in ways.items():
+            runs[name] = OnSpark(_seeded(data.mlp), x, y, **{"mode": "asynchronous", **way})
+            runs[name].epochs(1)
+        epochs = max(2, effort.epochs // 2)
+        return alternate(effort.turns, **{name: lambda run=run: run.epochs(epochs) for name, run in runs.items()})
 
 
 def _seeded(build, *arguments, seed: int = 0):

@@ -21,6 +21,7 @@ from sparkkeras import SparkModel
 
 WORKERS = 2
 SPARK_SETTINGS = {
+    "spark.driver.memory": "4g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
@@ -77,8 +78,8 @@ class OnSpark:
         added: For each call of `epochs`, what each epoch took longer than its slowest worker's ``fit``.
     """
 
-    def __init__(self, model: keras.Model, x: Any, y: Any) -> None:
-        self.spark_model, self.x, self.y = SparkModel(model, num_workers=WORKERS, seed=0), x, y
+    def __init__(self, model: keras.Model, x: Any, y: Any, **arguments: Any) -> None:
+        self.spark_model, self.x, self.y = SparkModel(model, num_workers=WORKERS, seed=0, **arguments), x, y
         self.added: list[Turn] = []
 
     def epochs(self, count: int) -> Turn:
@@ -106,7 +107,25 @@ class Elephas:
             "predicts": predicts,
             "workers": WORKERS,
         }
-        command = [ELEPHAS_PYTHON, Path(__file__).parent / "elephas_bench.py"]
-        command += [f"--{name}={value}" for name, value in options.items()]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        return json.loads(done.stdout.splitlines()[-1])
+        return _in_elephas("elephas_bench.py", options)
+
+    def transforms(self, rows: int, passes: int) -> dict[str, Turn]:
+        """The seconds of passes through its transformer, ``"wide"`` and ``"narrow"``."""
+        return _in_elephas("elephas_frames_bench.py", {"rows": rows, "passes": passes, "workers": WORKERS})
+
+    def servers(self, count: int) -> dict[str, dict[str, Turn]]:
+        """The seconds of ``count`` pulls and pushes of 100 MB, by server, ``"http"`` or ``"socket"``."""
+        return _in_elephas("elephas_servers_bench.py", {"count": count, "only": "servers"})
+
+    def asynchronous(self, rows: int, epochs: int) -> dict[str, float]:
+        """The seconds of an asynchronous epoch with each server, ``"http_epoch"`` and ``"socket_epoch"``."""
+        options = {"rows": rows, "epochs": epochs, "workers": WORKERS, "only": "training"}
+        return _in_elephas("elephas_servers_bench.py", options)
+
+
+def _in_elephas(script: str, options: dict[str, Any]) -> Any:
+    """What a script in Elephas's environment prints last."""
+    command = [ELEPHAS_PYTHON, Path(__file__).parent / script]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -49,6 +49,14 @@ def small_digits() -> Arrays:
     return (digits.data / 16.0).astype(np.float32), digits.target.astype(np.int64)
 
 
+NARROW = 10
+
+
+def narrow(rows: int, seed: int = 0) -> NDArray[np.float32]:
+    """Ten numbers a row, as tables have them, shape (rows, 10)."""
+    return np.random.default_rng(seed).normal(size=(rows, NARROW)).astype(np.float32)
+
+
 def mlp(steps_per_execution: int = 1) -> Any:
     """784-128-128-10: so small that what surrounds a step costs more than the step."""
     from keras import Input, Sequential, layers
@@ -64,6 +72,23 @@ def mlp(steps_per_execution: int = 1) -> Any:
             name="mlp",
         ),
         steps_per_execution,
+    )
+
+
+def narrow_mlp() -> Any:
+    """10-128-128-10, for `narrow`."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((NARROW,)),
+                layers.Dense(128, activation="relu", name="first"),
+                layers.Dense(128, activation="relu", name="second"),
+                layers.Dense(10, activation="softmax", name="class"),
+            ],
+            name="narrow_mlp",
+        )
     )
 
 

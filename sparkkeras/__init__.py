@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkkeras.data.arrays import to_simple_rdd
-    from sparkkeras.data.mllib import encode_label, from_labeled_point, lp_to_simple_rdd, to_labeled_point
+    from sparkkeras.data.images import image_loader
+    from sparkkeras.data.mllib import (
+        encode_label,
+        from_labeled_point,
+        from_matrix,
+        from_vector,
+        lp_to_simple_rdd,
+        to_labeled_point,
+        to_matrix,
+        to_vector,
+    )
+    from sparkkeras.data.tables import from_data_frame, to_data_frame
+    from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
     from sparkkeras.errors import (
         ClusterError,
         ConfigurationError,
@@ -26,17 +38,42 @@ if TYPE_CHECKING:
         DataError,
         DivergenceError,
         ModelError,
+        ParameterServerError,
         SparkKerasError,
         StorageError,
         UnknownArgumentError,
         WorkerError,
     )
-    from sparkkeras.parameter.rules import Average, DiLoCo, SlowMo, Update, UpdateRule
+    from sparkkeras.ml.image_featurizer import ImageFeaturizer
+    from sparkkeras.mllib_model import SparkMLlibModel
+    from sparkkeras.parameter.options import ParameterServerOptions
+    from sparkkeras.parameter.rules import (
+        AGN,
+        DCASGD,
+        EAMSGD,
+        EASGD,
+        AsynchronousRule,
+        Average,
+        DiLoCo,
+        Downpour,
+        DynSGD,
+        SlowMo,
+        Update,
+        UpdateRule,
+        Window,
+    )
+    from sparkkeras.parameter.service import ParameterServerStats
     from sparkkeras.spark_model import SparkModel, load_spark_model
+    from sparkkeras.sql import keras_udf, register_keras_udf
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AGN",
+    "DCASGD",
+    "EAMSGD",
+    "EASGD",
+    "AsynchronousRule",
     "Average",
     "ClusterError",
     "ConfigurationError",
@@ -44,28 +81,78 @@ __all__ = [
     "DataError",
     "DiLoCo",
     "DivergenceError",
+    "Downpour",
+    "DynSGD",
+    "ImageFeaturizer",
     "ModelError",
+    "ParameterServerError",
+    "ParameterServerOptions",
+    "ParameterServerStats",
     "SlowMo",
     "SparkKerasError",
+    "SparkMLlibModel",
     "SparkModel",
     "StorageError",
     "UnknownArgumentError",
     "Update",
     "UpdateRule",
+    "Window",
     "WorkerError",
     "encode_label",
+    "from_data_frame",
     "from_labeled_point",
+    "from_matrix",
+    "from_vector",
+    "image_loader",
+    "keras_udf",
     "load_spark_model",
+    "load_tfrecords",
     "lp_to_simple_rdd",
+    "register_keras_udf",
+    "save_as_tfrecords",
+    "to_data_frame",
     "to_labeled_point",
+    "to_matrix",
     "to_simple_rdd",
+    "to_vector",
 ]
 
 _HOMES = {
     "sparkkeras.data.arrays": ["to_simple_rdd"],
-    "sparkkeras.data.mllib": ["encode_label", "from_labeled_point", "lp_to_simple_rdd", "to_labeled_point"],
-    "sparkkeras.parameter.rules": ["Average", "DiLoCo", "SlowMo", "Update", "UpdateRule"],
+    "sparkkeras.data.images": ["image_loader"],
+    "sparkkeras.data.mllib": [
+        "encode_label",
+        "from_labeled_point",
+        "from_matrix",
+        "from_vector",
+        "lp_to_simple_rdd",
+        "to_labeled_point",
+        "to_matrix",
+        "to_vector",
+    ],
+    "sparkkeras.data.tables": ["from_data_frame", "to_data_frame"],
+    "sparkkeras.data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
+    "sparkkeras.ml.image_featurizer": ["ImageFeaturizer"],
+    "sparkkeras.mllib_model": ["SparkMLlibModel"],
+    "sparkkeras.parameter.options": ["ParameterServerOptions"],
+    "sparkkeras.parameter.rules": [
+        "AGN",
+        "AsynchronousRule",
+        "Average",
+        "DCASGD",
+        "DiLoCo",
+        "Downpour",
+        "DynSGD",
+        "EAMSGD",
+        "EASGD",
+        "SlowMo",
+        "Update",
+        "UpdateRule",
+        "Window",
+    ],
+    "sparkkeras.parameter.service": ["ParameterServerStats"],
     "sparkkeras.spark_model": ["SparkModel", "load_spark_model"],
+    "sparkkeras.sql": ["keras_udf", "register_keras_udf"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

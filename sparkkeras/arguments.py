@@ -24,10 +24,19 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known:
                 called = function.__qualname__.removesuffix(".__init__")
-                raise UnknownArgumentError(f"{called} takes no argument {name!r}. {known_names(name, known)}")
+                elsewhere = _ELSEWHERE.get(name, "")
+                raise UnknownArgumentError(f"{called} takes no argument {name!r}. {elsewhere}{known_names(name, known)}")
         return function(*args, **kwargs)
 
     return checked
+
+
+_OPTIONS = "It belongs in server_options=ParameterServerOptions(...) of SparkModel. "
+_MODEL = "It is an argument of SparkModel. "
+_ELSEWHERE = {
+    **dict.fromkeys(("host", "bind", "max_staleness", "encrypt", "lease_seconds", "timeout", "start_seconds"), _OPTIONS),
+    **dict.fromkeys(("mode", "frequency", "rule", "num_workers", "parameter_server_mode", "port", "server_options"), _MODEL),
+}
 
 
 def whole_number(name: str, value: Any, low: int = 1) -> int:
@@ -45,6 +54,21 @@ def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
         told = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
         raise ConfigurationError(f"{name}={value!r}: expected {told}{otherwise}.")
     return int(value)
+
+
+def port(value: Any) -> int:
+    """The value as a port; 0 stands for any."""
+    number = _whole_number("port", value, 0, "")
+    if number > 65535:
+        raise ConfigurationError(f"port={value!r}: expected a number from 0 to 65535; 0 takes any that is free.")
+    return number
+
+
+def instance(name: str, value: Any, kind: type[R]) -> R | None:
+    """The value, if it is one of ``kind`` or ``None``."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{name}={value!r}: expected sparkkeras.{kind.__name__}(...) or None.")
+    return value
 
 
 def fraction(name: str, value: Any) -> None:

@@ -11,17 +11,13 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.model import has_settable_rate, inner_optimizer
 from sparkkeras.worker import batch_hooks
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
 
 _SETTING_RATES = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-
-
-def _has_schedule(model: keras.Model) -> bool:
-    schedule = getattr(model.optimizer, "_learning_rate", None)
-    return isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbacks.Callback]:
@@ -43,10 +39,11 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
                 f"{name}(update_freq={callback.update_freq!r}) writes batches, but batches run on the workers: use "
                 'update_freq="epoch".'
             )
-        if isinstance(callback, _SETTING_RATES) and _has_schedule(model):
+        if isinstance(callback, _SETTING_RATES) and model.optimizer is not None and not has_settable_rate(model):
+            optimizer = inner_optimizer(model)
             raise ConfigurationError(
-                f"{name} sets the learning rate, but the optimizer has a schedule ({type(model.optimizer).__name__} with "
-                f"{type(model.optimizer._learning_rate).__name__}), which sets it too: give the optimizer a number."
+                f"{name} sets the learning rate, but the optimizer has a schedule ({type(optimizer).__name__} with "
+                f"{type(optimizer._learning_rate).__name__}), which sets it too: give the optimizer a number."
             )
         hooks = batch_hooks(callback)
         if hooks:
@@ -137,8 +134,12 @@ class DriverCallbacks:
         self._list.on_test_end(logs)
 
     def on_round_end(self, rows: int, done: float) -> None:
-        """A round has ended: ``rows`` went through it, and ``done`` of the epoch is behind us."""
+        """Training went on: by ``rows``, up to ``done`` of the epoch."""
         self._progress.on_round_end(rows, done)
+
+    def on_pace(self, rows: int, seconds: float, told: str) -> None:
+        """An epoch that ends now had so many rows in so many seconds; ``told`` is what else there is to say of it."""
+        self._progress.on_pace(rows, seconds, told)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
@@ -157,6 +158,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._verbose, self._epochs, self._num_workers = verbose, epochs, num_workers
         self._rows = 0
         self._started = 0.0
+        self._seconds: float | None = None
+        self._told = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Say what takes a while."""
@@ -166,6 +169,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Announce the epoch."""
         self._rows, self._started = 0, time.perf_counter()
+        self._seconds, self._told = None, ""
         if self._verbose:
             self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
 
@@ -176,6 +180,10 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
             filled = int(done * self._WIDTH)
             self._write(f"\r[{'=' * filled}{'.' * (self._WIDTH - filled)}] {self._pace()}")
 
+    def on_pace(self, rows: int, seconds: float, told: str) -> None:
+        """Take figures of the epoch that ends that are better than the ones counted here."""
+        self._rows, self._seconds, self._told = rows, seconds, f" - {told}"
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tell the figures."""
         if not self._verbose:
@@ -184,8 +192,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._write(f"{start}{self._pace()} - {told(logs or {})}\n")
 
     def _pace(self) -> str:
-        seconds = time.perf_counter() - self._started
-        return f"{self._workers()} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s"
+        seconds = time.perf_counter() - self._started if self._seconds is None else self._seconds
+        return f"{self._workers()} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._told}"
 
     def _workers(self) -> str:
         return f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"

@@ -7,12 +7,15 @@ and the backend is the driver's.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import pickle
 import re
 import sys
 import tempfile
 import threading
+import time
 import uuid
 import weakref
 import zipfile
@@ -23,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras import errors, probe
-from sparkkeras.data.dataset import Shared
+from sparkkeras.data.dataset import DriverAddress, Shared
+from sparkkeras.data.local import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError
 
 if TYPE_CHECKING:
@@ -31,10 +35,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _environment_lock = threading.RLock()
+equipping = threading.Lock()
+"""Held while workers are looked at: two threads may begin at once."""
+
 _log = logging.getLogger(__name__)
 
 _DEFAULT_RESULT_SIZE = "1g"
+_INLINE_BYTES = 64 * 1024
 _PROBED_SLOTS = 64
+_LOOKS, _LOOK_SECONDS = 5, 0.05
 
 
 class Cluster:
@@ -62,6 +71,11 @@ class Cluster:
         _equip(self)
 
     @property
+    def carried_environment(self) -> Mapping[str, str]:
+        """The environment variables that workers must be told with each task: none, Spark gives them theirs."""
+        return {}
+
+    @property
     def is_local(self) -> bool:
         """Whether the workers are on this machine and share its files (master ``local[...]``)."""
         master = self.context.master or ""
@@ -76,6 +90,34 @@ class Cluster:
             return max(1, int(scala.maxNumConcurrentTasks(profile)))
         except Exception:  # internal to Spark, so it may go or move
             return max(1, self.context.defaultParallelism)
+
+    @property
+    def free_slots(self) -> int:
+        """How many tasks could start at the same time now, at least 1."""
+        for _ in range(_LOOKS):  # Spark's books are kept by a thread of their own: what has just ended may still stand there
+            busy = self._running_tasks()
+            if not busy:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return max(1, self.slots - busy)
+
+    def _running_tasks(self) -> int:
+        tracker = self.context.statusTracker()
+        stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+    @property
+    def driver(self) -> DriverAddress:
+        """How tasks reach this process: Spark's own address for the driver, and the loopback where they run beside it."""
+        if self.is_local:
+            return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+        conf = self.context.getConf()
+        host = conf.get("spark.driver.host") or "127.0.0.1"
+        return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
+
+    def background(self, call: Callable[[], R]) -> SparkRunning[R]:
+        """Call something that runs jobs in a thread of its own."""
+        return SparkRunning(self.context, call)
 
     @contextmanager
     def training_workers(self) -> Iterator[None]:
@@ -99,8 +141,20 @@ class Cluster:
             _quietly(broadcast.destroy)
 
     def keep(self, value: R) -> Shared[R]:
-        """Broadcast a value for as long as something refers to it."""
-        return self.context.broadcast(value)
+        """Make a value available to tasks until the context stops: in their functions, or broadcast once if it is larger.
+
+        Nobody can tell when the last DataFrame that needs it is gone, and Spark keeps a file for each broadcast.
+        """
+        payload = pickle.dumps(value, 5)
+        if len(payload) <= _INLINE_BYTES:
+            return LocalShared(value)
+        for context in [context for context in _kept if context._jsc is None]:
+            del _kept[context]
+        kept = _kept.setdefault(self.context, {})
+        digest = hashlib.sha256(payload).digest()
+        if digest not in kept:
+            kept[digest] = self.context.broadcast(value)
+        return kept[digest]
 
     def collect(self, rdd: RDD[R], partitions: Sequence[int] | None = None) -> list[R]:
         """Run a job and bring its results here; if it is interrupted, it is cancelled.
@@ -125,12 +179,32 @@ class Cluster:
             _quietly(lambda: self.context.removeJobTag(tag))
 
 
+class SparkRunning(LocalRunning[R]):
+    """A thread whose jobs can be cancelled."""
+
+    def __init__(self, context: SparkContext, call: Callable[[], R]) -> None:
+        from pyspark import InheritableThread
+
+        self._context, self._tag = context, f"sparkkeras-{uuid.uuid4().hex}"
+
+        def tagged() -> R:
+            context.addJobTag(self._tag)
+            return call()
+
+        super().__init__(tagged, InheritableThread)
+
+    def cancel(self) -> None:
+        """As `Running.cancel`: the jobs are cancelled."""
+        _quietly(lambda: self._context.cancelJobsWithTag(self._tag))
+
+
 @dataclass(frozen=True)
 class _Settings:
     task_cores: int
     max_result_bytes: int
 
 
+_kept: dict[SparkContext, dict[bytes, Shared[Any]]] = {}
 _settings: weakref.WeakKeyDictionary[SparkContext, _Settings] = weakref.WeakKeyDictionary()
 
 
@@ -157,6 +231,11 @@ def active_context() -> SparkContext:
     active: SparkContext | None = SparkContext._active_spark_context
     if active is not None:
         return active
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        raise ClusterError(
+            "this needs a SparkContext, and Spark Connect has none: give a DataFrame (to_data_frame makes one of "
+            "arrays), and a path of this machine where a file is meant."
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
     return SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
@@ -180,9 +259,24 @@ def _equip(cluster: Cluster) -> None:
     Raises:
         ClusterError: Workers lack Keras or its backend, or run another Python.
     """
-    if cluster.context in _equipped:
-        return
-    found = _probe(cluster)
+    with equipping:
+        if cluster.context in _equipped:
+            return
+        found = _probe(cluster)
+        check_workers(found)
+        if not is_current(found):
+            # In the context's own temporary folder, which Spark removes.
+            folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)  # type: ignore[attr-defined]
+            cluster.context.addPyFile(pack_package(folder))
+        _equipped[cluster.context] = True
+
+
+def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse workers that cannot do what will be asked of them; ``found`` is what `sparkkeras.probe` says of each.
+
+    Raises:
+        ClusterError: Workers lack Keras or its backend.
+    """
     for worker in found:
         if worker["missing"]:
             raise ClusterError(
@@ -191,10 +285,12 @@ def _equip(cluster: Cluster) -> None:
                 "run a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit also "
                 f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
             )
+
+
+def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all workers have this very package."""
     ours = probe.package_digest(Path(__file__).parent)
-    if any(worker["package"] != ours for worker in found):
-        cluster.context.addPyFile(_packed(cluster.context))
-    _equipped[cluster.context] = True
+    return all(worker["package"] == ours for worker in found)
 
 
 def _probe(cluster: Cluster) -> list[dict[str, Any]]:
@@ -211,10 +307,9 @@ def _probe(cluster: Cluster) -> list[dict[str, Any]]:
         cloudpickle.unregister_pickle_by_value(probe)
 
 
-def _packed(context: SparkContext) -> str:
-    """This package as a zip in the context's own temporary folder, which Spark removes."""
+def pack_package(folder: str) -> str:
+    """This package as a zip in a folder."""
     package = Path(__file__).parent
-    folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=context._temp_dir)  # type: ignore[attr-defined]
     target = str(Path(folder) / "sparkkeras.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(package.rglob("*")):
@@ -246,6 +341,13 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         if stopped:
             return ClusterError("the SparkContext was stopped while a job was running.")
         return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
+    missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
+    if missing:
+        return WorkerError(
+            f"Spark's workers lack the Python module {missing[1]!r}: install it where they run (in the Python that "
+            f"PYSPARK_PYTHON names), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
+            traceback,
+        )
     own = _own_error(traceback)
     return own or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
 
@@ -268,6 +370,7 @@ def worker_traceback(text: str) -> str:
     return "\n".join(kept)
 
 
+_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 
 

@@ -10,13 +10,13 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, changed
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ClusterError, DataError
 
 AUTO_STEPS_PER_EXECUTION = 32
 """Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
@@ -44,7 +44,7 @@ def worker_environment(cores: int) -> dict[str, str]:
 
 
 @functools.cache
-def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
+def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> None:
     """Import Keras and its backend in this process, once, with as many threads as the task has cores.
 
     Outside a Spark worker nothing is touched: the process is the person's.
@@ -52,7 +52,9 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
     Args:
         cores: CPU cores of a task.
         accelerators: The addresses of the GPUs that Spark gave the task.
+        environment: Environment variables that were not set when this process began.
     """
+    os.environ.update(environment)
     if not os.environ.get("SPARKKERAS_WORKER"):
         return
     if accelerators:
@@ -64,11 +66,17 @@ def prepare(cores: int, accelerators: tuple[str, ...] = ()) -> None:
         keras.config.set_dtype_policy(os.environ["SPARKKERAS_DTYPE_POLICY"])
         keras.config.set_image_data_format(os.environ["SPARKKERAS_IMAGE_DATA_FORMAT"])
         backend = keras.backend.backend()
+        if backend != os.environ["KERAS_BACKEND"]:
+            raise ClusterError(
+                f"Keras was loaded with the backend {backend!r} in a worker process that shall train with "
+                f"{os.environ['KERAS_BACKEND']!r}: a function of yours has imported it there. Set KERAS_BACKEND for workers."
+            )
         if backend == "tensorflow":
             import tensorflow
 
-            tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
-            tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
+            with suppress(RuntimeError):  # where the person's own functions share this process, and have used it already
+                tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
+                tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
         elif backend == "torch":
             import torch
 
@@ -95,19 +103,22 @@ def _hushed() -> Iterator[None]:
             os.close(kept)
 
 
-def steps_per_execution(model: Any, chosen: int, single: bool) -> int:
+def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None = None) -> int:
     """How many steps a compiled call of this model runs.
 
     Args:
         model: The model.
         chosen: What it was compiled with. 1 is Keras's default, so it leaves the choice to us.
         single: Whether somebody listens to every batch.
+        every: After how many steps somebody wants to come between two calls, if anybody does.
     """
     import keras
 
     if chosen > 1 or single or keras.backend.backend() != "tensorflow" or model.run_eagerly:
-        return chosen
-    return AUTO_STEPS_PER_EXECUTION
+        most = chosen
+    else:
+        most = AUTO_STEPS_PER_EXECUTION
+    return most if every is None else max(steps for steps in range(1, most + 1) if every % steps == 0)
 
 
 Pieces = Callable[[], Iterator[Block]]

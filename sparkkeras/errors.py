@@ -10,6 +10,7 @@
     ├── DataError (ValueError)                   rows that are missing, ragged, not finite, or do not fit the model
     ├── DivergenceError (ArithmeticError)        training left the finite numbers
     ├── ClusterError (RuntimeError)              Spark is stopped, or its workers lack something
+    │   ├── ParameterServerError                 workers and the parameter server cannot reach or understand each other
     │   └── WorkerError                          a worker failed; carries its own traceback
     └── StorageError (OSError)                   a path that cannot be written or read
 
@@ -54,6 +55,10 @@ class ClusterError(SparkKerasError, RuntimeError):
     """Spark is not running, or its workers cannot do what is asked of them."""
 
 
+class ParameterServerError(ClusterError):
+    """Workers and the parameter server cannot reach each other, or one refuses what the other asks."""
+
+
 class WorkerError(ClusterError):
     """A task failed on a worker.
 
@@ -73,6 +78,7 @@ class StorageError(SparkKerasError, OSError):
 def known_names(given: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: what is known, and what was perhaps meant."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(given), names, n=1)
+    same = [name for name in names if name.lower() == str(given).lower()]
+    close = same or difflib.get_close_matches(str(given), names, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return f"Known: {', '.join(repr(name) for name in names)}.{guess}"

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 
 from sparkkeras import metrics
-from sparkkeras.cluster import Cluster
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.schema import LabelRange, Reader, Schema, union
 from sparkkeras.data.source import lazy_dataset
 from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.remote import AnyCluster
 from sparkkeras.worker import BatchOptions, LocalTrainer
 
 
@@ -59,7 +59,7 @@ class PredictTask:
     """Yields predictions, some rows at a time, in the structure that the model gives them; with ``rows``, one by one."""
 
     archive: Shared[ModelArchive]
-    state: Shared[ModelState]
+    state: Shared[ModelWeights]
     options: Shared[BatchOptions]
     schema: Schema
     rows: bool = False
@@ -92,10 +92,10 @@ def evaluate(
 def lazily(
     data: Any,
     block: Block | None,
-    cluster: Cluster,
+    cluster: AnyCluster,
     reader: Reader,
     archive: ModelArchive,
-    state: ModelState,
+    state: ModelWeights,
     options: BatchOptions,
 ) -> Any:
     """An RDD with one prediction a row; it computes them when it is asked for, as often as it is asked."""

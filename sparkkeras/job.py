@@ -12,7 +12,9 @@ from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.model import ModelArchive
+from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import State, UpdateRule
+from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.worker import BatchOptions, FitOptions
 
 
@@ -77,6 +79,23 @@ class Validation:
     spans: tuple[tuple[int, int], ...] | None = None
 
 
+@dataclass
+class Server:
+    """The parameter server of a run.
+
+    Attributes:
+        transport: How calls travel.
+        port: The port; 0 lets the system choose.
+        options: Its settings.
+        stats: What it did, once it has ended.
+    """
+
+    transport: str = "http"
+    port: int = 0
+    options: ParameterServerOptions = field(default_factory=ParameterServerOptions)
+    stats: ParameterServerStats = field(default_factory=ParameterServerStats)
+
+
 @dataclass(frozen=True)
 class Job:
     """One call of ``fit``.
@@ -93,6 +112,7 @@ class Job:
         options: How a worker trains.
         steps_per_epoch: At most so many batches in an epoch of a worker.
         validation: What to validate on.
+        server: The parameter server, where workers train through one.
     """
 
     model: keras.Model
@@ -106,13 +126,18 @@ class Job:
     options: FitOptions
     steps_per_epoch: int | None = None
     validation: Validation | None = None
+    server: Server = field(default_factory=Server)
     histories: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def batches(self) -> int:
         """The batches in an epoch of the busiest worker."""
-        most = -(-max(self.shares.train, default=0) // self.options.batch_size)
-        return most if self.steps_per_epoch is None else min(most, self.steps_per_epoch)
+        return max((self.batches_of(worker) for worker in range(len(self.shares.train))), default=0)
+
+    def batches_of(self, worker: int) -> int:
+        """The batches in an epoch of one worker."""
+        batches = -(-self.shares.train[worker] // self.options.batch_size)
+        return batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
 
     @property
     def num_workers(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import tempfile
+import threading
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -43,7 +44,20 @@ def check_model(model: object) -> None:
         raise ModelError(
             f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) before SparkModel."
         )
-    if not model.built or not model.weights:
+    check_built(model)
+    if not model.weights:
+        raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
+
+
+def check_built(model: object) -> None:
+    """Refuse what cannot even predict.
+
+    Raises:
+        ModelError: It is no Keras model, or not built.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"expected a keras.Model, received {type(model).__module__}.{type(model).__qualname__}.")
+    if not model.built:
         raise ModelError(
             f"the model {model.name!r} is not built, so it has no weights yet: begin it with keras.Input(shape), or call "
             "it once on a batch."
@@ -65,12 +79,28 @@ class ModelState:
     @classmethod
     def take(cls, model: keras.Model) -> ModelState:
         """Copy the state out of a model."""
-        return cls(_take(weight_variables(model)), _take(optimizer_variables(model)))
+        return cls(take_weights(model), _take(optimizer_variables(model)))
 
     def put(self, model: keras.Model) -> None:
         """Copy the state into a model of the same layout."""
-        _put(self.weights, weight_variables(model))
+        put_weights(self.weights, model)
         _put(self.optimizer, optimizer_variables(model))
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The weights of a model alone, which is all that predicting takes."""
+
+    weights: Flat
+
+    @classmethod
+    def take(cls, model: keras.Model) -> ModelWeights:
+        """Copy the weights out of a model."""
+        return cls(take_weights(model))
+
+    def put(self, model: keras.Model) -> None:
+        """Copy the weights into a model of the same layout."""
+        put_weights(self.weights, model)
 
 
 def floatx() -> str:
@@ -86,7 +116,7 @@ def weight_variables(model: keras.Model) -> list[Any]:
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
     """The optimizer's slots, its iterations and its learning rate; made if they were not there yet."""
-    optimizer = model.optimizer
+    optimizer = optimizer_of(model)
     if optimizer is None:
         return []
     if not optimizer.built:
@@ -99,9 +129,68 @@ def trainable_size(model: keras.Model) -> int:
     return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
 
 
+def take_weights(model: keras.Model) -> Flat:
+    """Copy the weights out of a model."""
+    return _take(weight_variables(model))
+
+
+def put_weights(weights: Flat, model: keras.Model) -> None:
+    """Copy weights into a model of the same layout."""
+    _put(weights, weight_variables(model))
+
+
+def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: float | None = None) -> ModelState:
+    """The state of a worker that goes on where another one ended. ``model`` is left with it.
+
+    Args:
+        state: Weights as they are now, optimizer slots as they were at first.
+        model: A model of that layout.
+        steps: The steps that were made meanwhile; schedules go on behind them.
+        learning_rate: One that was set meanwhile.
+    """
+    state.put(model)
+    if steps:
+        set_iterations(model, iterations(model) + steps)
+        optimizer = inner_optimizer(model)
+        if getattr(optimizer, "use_ema", False):  # averages of weights that are not these any more
+            for average, weight in zip(optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
+                average.assign(weight)
+    if learning_rate is not None and has_settable_rate(model):
+        model.optimizer.learning_rate = learning_rate
+    return ModelState.take(model)
+
+
+def iterations(model: keras.Model) -> int:
+    """The steps that the optimizer has counted."""
+    return 0 if optimizer_of(model) is None else int(keras.ops.convert_to_numpy(inner_optimizer(model)._iterations))
+
+
+def set_iterations(model: keras.Model, number: int) -> None:
+    """Have the optimizer go on counting from ``number``."""
+    for optimizer in {id(each): each for each in (model.optimizer, inner_optimizer(model))}.values():
+        if optimizer is not None:
+            optimizer._iterations.assign(number)
+
+
 def learning_rate(model: keras.Model) -> float:
     """The optimizer's learning rate at its present step."""
     return 0.0 if model.optimizer is None else float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def has_settable_rate(model: keras.Model) -> bool:
+    """Whether the optimizer's learning rate can be set: it can not where it follows a schedule or is a function."""
+    return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), keras.Variable)
+
+
+def inner_optimizer(model: keras.Model) -> Any:
+    """The optimizer that makes the steps; a ``LossScaleOptimizer`` (mixed precision) has it inside."""
+    optimizer = optimizer_of(model)
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_of(model: keras.Model) -> Any:
+    """The optimizer that a model was compiled with, or ``None``."""
+    return getattr(model, "optimizer", None)
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:
@@ -130,10 +219,23 @@ def schema_of(model: keras.Model) -> Schema:
     """What a model takes and gives, as far as it says."""
     inputs = _slots(getattr(model, "inputs", None))
     outputs = _slots(getattr(model, "outputs", None))
-    names = getattr(model, "output_names", None)
-    if names and len(names) == len(outputs):
+    names = _output_names(model)
+    if len(names) == len(outputs):
         outputs = tuple(replace(slot, name=name) for name, slot in zip(names, outputs, strict=True))
     return Schema(inputs, outputs, floatx())
+
+
+def _output_names(model: keras.Model) -> list[str]:
+    """What Keras calls the outputs: the keys of a dict of them, else the layers that they come from, numbered where two
+    come from one.
+    """
+    functional = getattr(model, "_functional", None) or model  # a Sequential has one inside
+    structure = getattr(functional, "_outputs_struct", None)
+    if isinstance(structure, dict):
+        return sorted(structure)
+    given = list(getattr(functional, "output_names", None) or ())
+    before = [given[:index].count(name) for index, name in enumerate(given)]
+    return [f"{name}_{number}" if number else name for name, number in zip(given, before, strict=True)]
 
 
 def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
@@ -174,6 +276,11 @@ class ModelArchive:
             CustomObjectError: Some of its code would load as something else, or not at all.
             ModelError: It does not survive the round trip for another reason.
         """
+        with _packing:
+            return cls._pack(model, custom_objects)
+
+    @classmethod
+    def _pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> ModelArchive:
         code = custom_code.code_of(model)
         config = _config(model)
         needed = custom_code.custom_objects(code, _strings(config), _bare_names(model))
@@ -216,6 +323,7 @@ class ModelArchive:
         return _kept[key]
 
 
+_packing = threading.RLock()
 _packed: OrderedDict[str, ModelArchive] = OrderedDict()
 _kept: OrderedDict[tuple[str, str | None], keras.Model] = OrderedDict()
 
@@ -355,7 +463,7 @@ _UNDECAYED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
 
 def _undecayed(model: keras.Model) -> tuple[tuple[str, Any], ...]:
     """What ``optimizer.exclude_from_weight_decay`` was told, which Keras does not save."""
-    told = ((name, getattr(model.optimizer, name, None)) for name in _UNDECAYED)
+    told = ((name, getattr(optimizer_of(model), name, None)) for name in _UNDECAYED)
     return tuple((name, given) for name, given in told if given)
 
 

@@ -23,13 +23,25 @@ def package_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def probe(_: Any = None) -> Iterator[dict[str, Any]]:
+def probe_batches(backend: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """As `probe`, over Arrow batches of any rows, pickled."""
+    import pickle
+
+    import pyarrow as pa
+
+    for _ in batches:
+        pass
+    for found in probe(backend=backend):
+        yield pa.record_batch([pa.array([pickle.dumps(found)], pa.binary())], ["result"])
+
+
+def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]:
     """What this worker's Python has: its path and version, whether there is Keras, a backend, and which sparkkeras."""
 
     def has(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
 
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
     package = importlib.util.find_spec("sparkkeras")
     folder = Path(package.origin).parent if package is not None and package.origin else None
     yield {

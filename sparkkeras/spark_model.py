@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,20 @@ from sparkkeras import arguments, device, inference, labels, metrics, persistenc
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import DriverCallbacks, Progress, as_callbacks, check_callbacks, told
-from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
+from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
 from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
-from sparkkeras.data.source import as_dataset, context_of, read_on_driver
+from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
-from sparkkeras.job import Job, Shares, Validation
-from sparkkeras.model import ModelArchive, ModelState
-from sparkkeras.parameter.rules import State, UpdateRule, make_rule, rule_config, rule_from_config
+from sparkkeras.job import Job, Server, Shares, Validation
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.parameter.rules import State, UpdateRule, check_optimizer, make_rule, rule_config, rule_from_config
+from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.remote import AnyCluster
+from sparkkeras.scoring import BATCH_SIZE, with_predictions
 from sparkkeras.strategy.base import MODES, make_strategy
 from sparkkeras.worker import BatchOptions, FitOptions
 
@@ -33,20 +38,28 @@ Transform = Callable[[Any, Any], Any]
 
 
 class SparkModel:
-    """A compiled Keras model that trains on the partitions of an RDD, or of arrays.
+    """A compiled Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
 
     Args:
         model: A compiled and built ``keras.Model``. It is the master: training changes it in place.
         mode: ``"synchronous"``: all workers train from common weights for a while, then their weights are averaged.
-        frequency: How long that while is: ``"epoch"``, ``"batch"``, or a number of batches.
+            ``"asynchronous"``: each worker exchanges with a parameter server on the driver whenever it is ready.
+            ``"hogwild"``: likewise, and the server takes updates up without a lock.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches. An epoch
+            is long for asynchronous workers: begin with 5 to 12 batches.
         num_workers: How many workers share the rows. ``None``: one for each partition of the data; arrays are cut for
-            the slots that Spark has.
-        rule: What becomes of the common weights when the workers' weights come back: ``"average"`` (default),
-            ``"slowmo"``, ``"diloco"``, or an `UpdateRule`.
+            the slots that Spark has. Asynchronous and hogwild workers hold their slots to the end, so there are no more of
+            them than free slots; neighbouring partitions are put together for that.
+        parameter_server_mode: How workers talk to the parameter server: ``"http"`` or ``"socket"``, which is faster.
+        port: The parameter server's port; 0 takes any that is free.
+        rule: What becomes of the common weights when the workers' weights come back. Synchronous: ``"average"`` (default),
+            ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``, ``"dynsgd"``, ``"easgd"``,
+            ``"eamsgd"``, ``"dcasgd"``; hogwild the first two of these. Or an `UpdateRule`.
+        server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model itself.
         batch_size: Rows in a batch of one worker, where a call does not say.
         seed: What shuffles, dropout masks and the like are drawn from. ``None`` draws one. With the same seed, data,
-            partitions and model, training gives the same weights.
+            partitions and model, synchronous training gives the same weights.
 
     Raises:
         ModelError: The model is no Keras model, not compiled or not built.
@@ -67,23 +80,32 @@ class SparkModel:
         frequency: str | int = "epoch",
         num_workers: int | None = None,
         *,
+        parameter_server_mode: str = "http",
+        port: int = 0,
         rule: str | UpdateRule | None = None,
+        server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
         seed: int | None = None,
     ) -> None:
         arguments.one_of("mode", mode, MODES)
+        arguments.one_of("parameter_server_mode", parameter_server_mode, ("http", "socket"))
         models.check_model(model)
         self.model = model
         self.mode = mode
         self.frequency = arguments.frequency(frequency)
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         self.rule = make_rule(rule, mode)
+        check_optimizer(self.rule, model.optimizer)
+        self.parameter_server_mode = parameter_server_mode
+        self.port = arguments.port(port)
+        self.server_options = arguments.instance("server_options", server_options, ParameterServerOptions)
         self.custom_objects = dict(custom_objects or {})
         self.batch_size = arguments.whole_number("batch_size", batch_size)
         given_seed = arguments.optional_number("seed", seed, low=0)
         self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
         self.training_histories: list[dict[str, Any]] = []
+        self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
         self._fits = 0
 
@@ -110,6 +132,7 @@ class SparkModel:
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
+        validation_col: str | None = None,
         validation_freq: int = 1,
         validation_batch_size: int | None = None,
         shuffle: bool = True,
@@ -117,6 +140,9 @@ class SparkModel:
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        loader: Loaders | None = None,
         transform: Transform | None = None,
         on_nan: OnNan = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
@@ -124,26 +150,36 @@ class SparkModel:
         """Train the model on Spark. Called again, it goes on from where it stood.
 
         Args:
-            data: An RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples on the
-                first axis. Several inputs: ``x`` is a tuple or a dict of arrays.
+            data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
+                on the first axis. Several inputs: ``x`` is a tuple or a dict of arrays.
             y: The labels that go with arrays.
             epochs: Train up to this epoch, counted from 0.
             batch_size: Rows in a batch of one worker; ``None`` takes the SparkModel's.
             verbose: 0 is silent, 1 keeps a line alive, 2 writes a line an epoch; ``"auto"`` is 1.
             callbacks: Keras callbacks. They run on the driver, on the master model, once an epoch.
             validation_split: The share of rows, in [0, 1), that validates: the last ones of each partition.
-            validation_data: An RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on instead.
+            validation_data: A DataFrame, an RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on instead.
+            validation_col: A boolean or numeric column of the DataFrame: its rows that are true, or not 0, validate instead.
             validation_freq: Validate every so many epochs.
             validation_batch_size: Rows in a batch of validation; ``None`` takes ``batch_size``.
             shuffle: Whether each worker goes through its rows in another order each epoch.
             class_weight: A weight for each class, as in ``keras.Model.fit``. Not together with sample weights.
-            sample_weight: Weights that go with arrays, shape (samples,).
+            sample_weight: Weights that go with arrays, shape (samples,); of a DataFrame the column of weights.
             initial_epoch: The epoch to begin at.
             steps_per_epoch: At most so many batches of each worker in an epoch; a worker that has fewer ends earlier.
                 ``None``: all of its rows.
+            features: The columns of a DataFrame that the model takes: one column (numbers, arrays, vectors, bytes of raw
+                tensors), a list of columns to be laid side by side, or for several inputs ``{input name: column(s)}`` or a
+                list with a column for each. ``None``: the column ``features``, or columns named as the inputs.
+            label: The columns of the labels, likewise by output. ``None``: the column ``label``, or columns named as the
+                outputs.
+            loader: What turns a column of a DataFrame into model inputs, such as `image_loader`, or
+                ``{input name: loader}``.
             transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers.
-            on_nan: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` them, or ``"allow"``.
-            worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker.
+            on_nan: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
+                ``"allow"`` (nulls are NaN then).
+            worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker; in the
+                asynchronous modes one copy for all epochs of a worker.
 
         Returns:
             A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
@@ -152,9 +188,11 @@ class SparkModel:
             ConfigurationError: An argument is unknown or out of range.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot travel, or would load as something else.
-            DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round.
+            DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round or epoch.
+            ParameterServerError: Workers cannot reach the parameter server.
             WorkerError: A task failed for good; the message has its traceback.
         """
+        self._check_again()
         epochs = arguments.whole_number("epochs", epochs)
         initial_epoch = arguments.whole_number("initial_epoch", initial_epoch, low=0)
         validation_freq = arguments.whole_number("validation_freq", validation_freq)
@@ -162,8 +200,8 @@ class SparkModel:
         arguments.fraction("validation_split", validation_split)
         arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        if validation_split and validation_data is not None:
-            raise ConfigurationError("give validation_split or validation_data, not both.")
+        if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
+            raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
         given = check_callbacks(callbacks, self.model)
         options = FitOptions(
             batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
@@ -176,18 +214,25 @@ class SparkModel:
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
         reader = Reader(models.schema_of(self.model), True, on_nan)
+        named = _named(data, reader, features, label, sample_weight, loader, transform)
+        data, validation_data = self._held_out(data, validation_col, validation_data)
         block = self._read(data, y, sample_weight, reader, options)
         held_out = _unpacked(validation_data)
         held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
+        held_out_named = None
+        if held_out is not None and is_frame(held_out[0]):
+            held_out_named = _named(held_out[0], reader, features, label, sample_weight, loader, transform)
         archive = self._archive()
         with ExitStack() as stack:
-            stored = self._stored(stack, self._dataset(data, block, reader, shuffle=True), options)
+            stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), options)
             shares = Shares.split(stored.handles, validation_split)
             validation = None
             if validation_split:
                 validation = Validation(stored, validation_options, validation_freq, shares.validation_spans)
             elif held_out is not None:
-                rows = self._stored(stack, self._dataset(held_out[0], held_out_block, reader), validation_options)
+                rows = self._stored(
+                    stack, self._dataset(held_out[0], held_out_block, reader, held_out_named), validation_options
+                )
                 validation = Validation(rows, validation_options, validation_freq)
             job = Job(
                 model=self.model,
@@ -201,12 +246,16 @@ class SparkModel:
                 options=options,
                 steps_per_epoch=steps_per_epoch,
                 validation=validation,
+                server=Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions()),
                 histories=self.training_histories,
             )
             progress = Progress(1 if verbose == "auto" else verbose, epochs, job.num_workers)
             driver_callbacks = DriverCallbacks(given, self.model, epochs, job.batches, progress)
             self._fits += 1
-            make_strategy(self.mode).fit(job, stored, driver_callbacks)
+            try:
+                make_strategy(self.mode).fit(job, stored, driver_callbacks)
+            finally:
+                self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
         return driver_callbacks.history
 
     @known_arguments
@@ -219,6 +268,9 @@ class SparkModel:
         sample_weight: Any = None,
         return_dict: bool = False,
         verbose: Verbose = 0,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        loader: Loaders | None = None,
         transform: Transform | None = None,
         on_nan: OnNan = "error",
     ) -> Any:
@@ -233,6 +285,9 @@ class SparkModel:
             sample_weight: As in `fit`.
             return_dict: Whether to return figures by name.
             verbose: 1 or 2 prints the figures.
+            features: As in `fit`.
+            label: As in `fit`.
+            loader: As in `fit`.
             transform: As in `fit`.
             on_nan: As in `fit`.
 
@@ -248,10 +303,11 @@ class SparkModel:
             self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
         )
         reader = Reader(models.schema_of(self.model), True, on_nan)
+        named = _named(data, reader, features, label, sample_weight, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
         archive = self._archive()
         with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader))
+            dataset = stack.enter_context(self._dataset(data, block, reader, named))
             shared = stack.enter_context(dataset.share(archive))
             state = stack.enter_context(dataset.share(ModelState.take(self.model)))
             found = inference.evaluate(dataset, shared, state, options)
@@ -270,25 +326,48 @@ class SparkModel:
         *,
         batch_size: int | None = None,
         collect: bool = True,
+        features: Columns | None = None,
+        output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
+        loader: Loaders | None = None,
         transform: Transform | None = None,
         on_nan: OnNan = "error",
     ) -> Any:
         """The model's predictions for all rows, in their order and without a shuffle.
 
         Args:
-            data: Arrays of features, or an RDD of features or of ``(x, y)`` rows, whose labels are left aside.
-            batch_size: Rows in a batch; ``None`` takes the SparkModel's.
-            collect: ``False`` returns a lazy RDD with one prediction a row instead.
+            data: A DataFrame (also a stream), arrays of features, or an RDD of features or of ``(x, y)`` rows, whose labels
+                are left aside.
+            batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame 1024 if that is less.
+            collect: ``False`` returns a lazy RDD with one prediction a row instead. A DataFrame is always lazy.
+            features: As in `fit`.
+            output_col: The column that a DataFrame gets: a float for one output of shape (batch, 1), else a (nested) array
+                of floats. Several outputs: a list of names, or ``{output name: column}``; one name makes the columns
+                ``{output_col}_{output name}``.
+            loader: As in `fit`.
             transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
-            on_nan: As in `fit`; rows cannot be dropped here.
+            on_nan: As in `fit`; rows cannot be dropped here. With ``"allow"``, rows of a DataFrame with nulls get null.
 
         Returns:
-            What ``keras.Model.predict`` returns: an array, or a list or dict of arrays where there are several outputs.
+            What ``keras.Model.predict`` returns: an array, or a list or dict of arrays where there are several outputs. For
+            a DataFrame the same with the predictions beside its rows.
 
         Raises:
             DataError: The data is malformed or does not fit the model.
         """
         arguments.one_of("on_nan", on_nan, ("error", "allow"))
+        if is_frame(data):
+            return with_predictions(
+                data,
+                self.model,
+                features=features,
+                output_col=output_col,
+                batch_size=self._batch_size("batch_size", batch_size, max(self.batch_size, BATCH_SIZE)),
+                transform=transform,
+                loader=loader,
+                custom_objects=self.custom_objects,
+                on_nan=on_nan,
+            )
+        _named(data, None, features, None, None, loader, transform)
         options = BatchOptions(
             self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
         )
@@ -297,11 +376,11 @@ class SparkModel:
         if block is not None and transform is None:
             reader.schema.check_features(block.spec)
         archive = self._archive()
-        state = ModelState.take(self.model)
+        state = ModelWeights.take(self.model)
         if not collect:
             return inference.lazily(data, block, self._cluster(data), reader, archive, state, options)
         with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader))
+            dataset = stack.enter_context(self._dataset(data, block, reader, None))
             shared = stack.enter_context(dataset.share(archive))
             shared_state = stack.enter_context(dataset.share(state))
             how = stack.enter_context(dataset.share(options))
@@ -327,26 +406,53 @@ class SparkModel:
             "mode": self.mode,
             "frequency": self.frequency,
             "num_workers": self.num_workers,
+            "parameter_server_mode": self.parameter_server_mode,
+            "port": self.port,
             "rule": rule_config(self.rule),
+            "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
             "batch_size": self.batch_size,
             "seed": self.seed,
             "fits": self._fits,
         }
         storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
 
-    def _cluster(self, data: Any) -> Cluster:
-        return Cluster(context_of(data), device.worker_environment)
+    def _check_again(self) -> None:
+        """Check what `__init__` checked: somebody may have assigned another mode or rule meanwhile, or compiled anew."""
+        arguments.one_of("mode", self.mode, MODES)
+        arguments.one_of("parameter_server_mode", self.parameter_server_mode, ("http", "socket"))
+        self.frequency, self.port = arguments.frequency(self.frequency), arguments.port(self.port)
+        self.rule = make_rule(self.rule, self.mode)
+        if self.model.optimizer is None:
+            raise ModelError(
+                f"the model {self.model.name!r} was compiled without an optimizer, so it cannot be trained: call "
+                "model.compile(optimizer=..., loss=...)."
+            )
+        check_optimizer(self.rule, self.model.optimizer)
+
+    def _cluster(self, data: Any) -> AnyCluster:
+        return where_is(data, device.worker_environment)
 
     def _archive(self) -> ModelArchive:
         models.check_model(self.model)
         return ModelArchive.pack(self.model, self.custom_objects)
 
+    def _held_out(self, data: Any, validation_col: str | None, validation_data: Any) -> tuple[Any, Any]:
+        """The rows that train and those that validate, where a column says which."""
+        if validation_col is None:
+            return data, validation_data
+        if not is_frame(data):
+            raise ConfigurationError(
+                "validation_col names a column of a DataFrame; give validation_data= or validation_split=."
+            )
+        return split_by(data, validation_col)
+
     def _dataset(
-        self, data: Any, block: Block | None, reader: Reader, shuffle: bool = False
+        self, data: Any, block: Block | None, reader: Reader, named: Named | None, shuffle: bool = False
     ) -> AbstractContextManager[Dataset]:
-        """The data as a dataset. Only where ``shuffle`` allows it is an RDD dealt out to ``num_workers`` anew."""
+        """The data as a dataset. Only where ``shuffle`` allows it are rows dealt out to ``num_workers`` anew."""
         num_workers = self.num_workers if shuffle or block is not None else None
-        return as_dataset(data, block, self._cluster(data), reader, num_workers)
+        at_once = shuffle and self.mode != "synchronous"
+        return as_dataset(data, block, self._cluster(data), reader, num_workers, at_once, named)
 
     def _batch_size(self, name: str, value: int | None, default: int) -> int:
         return default if value is None else arguments.whole_number(name, value)
@@ -363,7 +469,7 @@ class SparkModel:
 
     def _read(self, data: Any, y: Any, sample_weight: Any, reader: Reader, options: BatchOptions) -> Block | None:
         """Arrays as a block that the model can take; ``None`` for an RDD."""
-        block = read_on_driver(data, y, sample_weight, reader)
+        block = read_on_driver(data, y, None if is_frame(data) else sample_weight, reader)
         if block is not None:
             self._check_data(block.spec if block.rows else None, label_ranges(block), options)
         return block
@@ -421,10 +527,42 @@ def load_spark_model(
     fits = settings.pop("fits", 0)
     if "rule" in settings:
         settings["rule"] = rule_from_config(settings["rule"], objects)
+    if settings.get("server_options"):
+        settings["server_options"] = ParameterServerOptions(**settings["server_options"])
     spark_model = SparkModel(model, custom_objects=objects, **settings)
     spark_model._fits = fits
     spark_model._rule_state = rule_state
     return spark_model
+
+
+def _named(
+    data: Any,
+    reader: Reader | None,
+    features: Columns | None,
+    label: Columns | None,
+    sample_weight: Any,
+    loader: Loaders | None,
+    transform: Transform | None,
+) -> Named | None:
+    """What was said of a DataFrame's columns, found to fit it; ``None`` for other data.
+
+    Raises:
+        DataError: A column is missing, or of a type or width that does not fit the model.
+        ConfigurationError: Columns were named, but the data has none.
+    """
+    if not is_frame(data):
+        for name, given in (("features", features), ("label", label), ("loader", loader)):
+            if given is not None:
+                raise ConfigurationError(f"{name}= is for the columns of a DataFrame; the data is {describe(data)}.")
+        return None
+    if sample_weight is not None and not isinstance(sample_weight, (str, list, tuple, Mapping)):
+        raise ConfigurationError(
+            f"sample_weight is {describe(sample_weight)}; a DataFrame has its weights in a column: give the column's name."
+        )
+    named = Named(features, label, sample_weight, loader, fits=transform is None)
+    if reader is not None:
+        named.select(data, reader.schema, reader.labelled)
+    return named
 
 
 def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
@@ -433,15 +571,16 @@ def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
         return None
     if isinstance(validation_data, list):
         validation_data = tuple(validation_data)
-    if not isinstance(validation_data, tuple) and not hasattr(validation_data, "context"):
+    if not isinstance(validation_data, tuple) and not hasattr(validation_data, "context") and not is_frame(validation_data):
         raise ConfigurationError(
-            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight) or an RDD."
+            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
         )
     if not isinstance(validation_data, tuple):
         return validation_data, None, None
     if len(validation_data) not in (2, 3):
         raise ConfigurationError(
-            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight) or an RDD."
+            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or "
+            "an RDD."
         )
     return (*validation_data, None) if len(validation_data) == 2 else validation_data
 

@@ -40,6 +40,16 @@ class Flat:
         """The size in bytes."""
         return int(self.vector.nbytes) + sum(int(counter.nbytes) for counter in self.counters)
 
+    def split(self, count: int) -> list[Flat]:
+        """``count`` stretches of the vector; the counters go with the first."""
+        first, *rest = np.array_split(self.vector, count)
+        return [Flat(first, self.counters), *(Flat(stretch) for stretch in rest)]
+
+    @classmethod
+    def join(cls, stretches: Sequence[Flat]) -> Flat:
+        """The stretches as one again."""
+        return cls(np.concatenate([stretch.vector for stretch in stretches]), stretches[0].counters)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -48,20 +58,17 @@ class Layout:
     Attributes:
         shapes: The shape of each array.
         dtypes: The dtype name of each array.
-        trainable: How many values at the head of the vector are trained. What follows is a statistic.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    trainable: int = 0
 
     @classmethod
-    def of(cls, arrays: Sequence[Array], trainable_arrays: int = 0) -> Layout:
-        """The layout of ``arrays``, the first ``trainable_arrays`` of which are trained."""
+    def of(cls, arrays: Sequence[Array]) -> Layout:
+        """The layout of ``arrays``."""
         return cls(
             shapes=tuple(tuple(int(size) for size in array.shape) for array in arrays),
             dtypes=tuple(np.dtype(array.dtype).name for array in arrays),
-            trainable=sum(int(array.size) for array in arrays[:trainable_arrays]),
         )
 
     def pack(self, arrays: Sequence[Array]) -> Flat:

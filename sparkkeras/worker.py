@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from sparkkeras.data.order import RowOrder
 from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
 from sparkkeras.labels import check_labels
 from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.weights import Flat
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Rows are copied out of their files in pieces of about this size."""
@@ -78,6 +79,54 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Milestone:
+    """Where a worker stands in an epoch when it exchanges weights with others.
+
+    Attributes:
+        batch: The batches of the epoch that are behind.
+        steps: The optimizer steps since the last exchange.
+        rows: The rows that they saw.
+        learning_rate: The optimizer's learning rate.
+        metrics: The state of the metrics since this call of ``fit`` began.
+        logs: This worker's figures, once the epoch is over.
+    """
+
+    batch: int
+    steps: int
+    rows: int
+    learning_rate: float
+    metrics: MetricState
+    logs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """How a worker goes on after an exchange: from which weights, at which learning rate, and whether at all."""
+
+    weights: Flat
+    learning_rate: float | None = None
+    stop: bool = False
+
+
+class Exchange(Protocol):
+    """What couples a worker to others in the middle of ``fit``."""
+
+    @property
+    def every(self) -> int | None:
+        """How many batches lie between two exchanges; ``None``: there is one at the end of an epoch."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training is over, so that nobody waits for the rest of this window."""
+        ...
+
+    def __call__(self, weights: Flat, milestone: Milestone) -> GoOn:
+        """Exchange the worker's weights."""
+        ...
+
+
+@dataclass(frozen=True)
 class Replica:
     """What became of a model in one worker.
 
@@ -90,6 +139,7 @@ class Replica:
         state: Weights and optimizer slots at the end.
         metrics: The state of the metrics over these rows.
         logs: The figures of this worker alone.
+        stopped: Whether a callback ended training.
     """
 
     worker: int
@@ -100,6 +150,7 @@ class Replica:
     state: ModelState
     metrics: MetricState
     logs: dict[str, Any]
+    stopped: bool = False
 
     @property
     def is_finite(self) -> bool:
@@ -115,8 +166,26 @@ class LocalTrainer:
     archive: ModelArchive
     context: TaskContext
 
-    def fit(self, state: ModelState, block: Block, stretch: Stretch, options: FitOptions) -> Replica | None:
-        """Go through a stretch of an epoch from ``state`` on; ``None`` where there are no rows in it."""
+    def fit(
+        self,
+        state: ModelState,
+        block: Block,
+        stretch: Stretch,
+        options: FitOptions,
+        *,
+        callbacks: Sequence[Any] | None = None,
+        exchange: Exchange | None = None,
+    ) -> Replica | None:
+        """Go through a stretch of an epoch from ``state`` on; ``None`` where there are no rows in it.
+
+        Args:
+            state: Where to begin.
+            block: The partition's rows.
+            stretch: Which of them, in which epoch.
+            options: How.
+            callbacks: Keras callbacks that live longer than this call, instead of new copies of those in ``options``.
+            exchange: What couples this worker to others.
+        """
         order = RowOrder(
             stretch.rows,
             block.spec.row_bytes,
@@ -136,19 +205,22 @@ class LocalTrainer:
         seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
         started = time.perf_counter()
         spec = next(pieces()).spec
-        callbacks = list(options.callbacks.fresh()) if options.callbacks else []
-        model = self._model(spec.zeros(), single_steps=any(batch_hooks(callback) for callback in callbacks))
+        if callbacks is None:
+            callbacks = list(options.callbacks.fresh()) if options.callbacks else []
+        model = self._model(spec.zeros())
+        _choose_steps(model, any(map(batch_hooks, _members(callbacks))), None if exchange is None else exchange.every)
         state.put(model)
         models.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
+        coupled = [] if exchange is None else [_exchanging(exchange, stretch.first, last, stretch.rows, options.batch_size)]
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with device.feed(spec, options.batch_size, pieces) as batches:
             history = model.fit(
                 batches,
                 initial_epoch=stretch.epoch,
                 epochs=stretch.epoch + 1,
-                callbacks=[*callbacks, end],
+                callbacks=[*callbacks, *coupled, end],
                 steps_per_epoch=last - stretch.first,
                 shuffle=False,
                 verbose=0,
@@ -165,6 +237,7 @@ class LocalTrainer:
             state=end.state,
             metrics=metrics.take(model),
             logs={name: values[-1] for name, values in history.history.items()},
+            stopped=bool(model.stop_training),
         )
 
     def evaluate(
@@ -192,7 +265,9 @@ class LocalTrainer:
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
-    def predict(self, state: ModelState, blocks: Iterator[Block], options: BatchOptions, schema: Schema) -> Iterator[Any]:
+    def predict(
+        self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions, schema: Schema
+    ) -> Iterator[Any]:
         """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time."""
         pieces = self._pieces(blocks, options)
         model: Any = None
@@ -212,8 +287,8 @@ class LocalTrainer:
             for piece in block.pieces(PIECE_BYTES, options.batch_size):
                 yield _transformed(piece, options)
 
-    def _model(self, sample: Block | None, single_steps: bool = False) -> Any:
-        """The process's model; with its metrics made and its steps chosen where ``sample`` says what rows look like."""
+    def _model(self, sample: Block | None) -> Any:
+        """The process's model; with its metrics made where ``sample`` says what rows look like."""
         if sample is None:
             return self.archive.cached()
         model = self.archive.cached(repr([array.ndim for array in sample.arrays]))
@@ -221,12 +296,17 @@ class LocalTrainer:
             model._sparkkeras_steps = int(model.steps_per_execution)
             metrics.prepare(model, sample)
             model._sparkkeras_ready = True
-        steps = device.steps_per_execution(model, model._sparkkeras_steps, single_steps)
-        if steps != model.steps_per_execution:
-            model.steps_per_execution = steps
-            model.make_train_function(force=True)
-            model.make_test_function(force=True)
+            _choose_steps(model)
         return model
+
+
+def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:
+    """Set how many steps one call runs to train. Evaluation takes what there is: a change makes the backend trace anew."""
+    steps = device.steps_per_execution(model, model._sparkkeras_steps, single, every)
+    if steps != model.steps_per_execution:
+        model.steps_per_execution = steps
+        model.make_train_function(force=True)
+        model.make_test_function(force=True)
 
 
 def batch_hooks(callback: Any) -> list[str]:
@@ -317,3 +397,77 @@ def _end_of_epoch(model: Any) -> Any:
             self.state = ModelState.take(model)
 
     return EndOfEpoch()
+
+
+def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size: int) -> Any:
+    """A callback that exchanges weights every so many batches of the epoch, and at its end."""
+    import keras
+
+    class Exchanging(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._done = self._exchanged = first
+            self._stopped = False
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            # Not by the number that Keras gives, which is off where the last call of an epoch runs fewer steps.
+            self._done = min(self._done + int(self._model.steps_per_execution), last)
+            if exchange.stopped:
+                self._stopped = self._model.stop_training = True
+            elif exchange.every is not None and self._done % exchange.every == 0 and self._done < last:
+                self._exchange(None)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if not self._stopped:
+                self._exchange(dict(logs or {}))
+
+        def _exchange(self, logs: dict[str, Any] | None) -> None:
+            model = self.model  # asking for it brings JAX's weights back into their variables
+            milestone = Milestone(
+                batch=self._done,
+                steps=self._done - self._exchanged,
+                rows=min(self._done * batch_size, rows) - self._exchanged * batch_size,
+                learning_rate=models.learning_rate(model),
+                metrics=metrics.take(model),
+                logs=logs,
+            )
+            on = exchange(models.take_weights(model), milestone)
+            self._exchanged = self._done
+            models.put_weights(on.weights, model)
+            if on.learning_rate is not None:
+                model.optimizer.learning_rate = on.learning_rate
+            if on.stop:
+                self._stopped = model.stop_training = True
+
+    return Exchanging()
+
+
+def lasting(callbacks: Sequence[Any]) -> list[Any]:
+    """Callbacks for several calls of ``fit`` that are one training: ``on_train_begin`` is called in the first one only.
+
+    Who made them calls ``end`` of the one member, if there is one, when all is over.
+    """
+    import keras
+
+    class Lasting(keras.callbacks.CallbackList):  # type: ignore[misc]
+        begun = False
+        _logs: Any = None
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if not self.begun:
+                self.begun = True
+                super().on_train_begin(logs)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self._logs = logs
+
+        def end(self) -> None:
+            if self.begun:  # an attempt that finds nothing left to train has not
+                super().on_train_end(self._logs)
+
+    return [Lasting(list(callbacks))] if callbacks else []
+
+
+def _members(callbacks: Sequence[Any]) -> Iterator[Any]:
+    for callback in callbacks:
+        yield from getattr(callback, "callbacks", (callback,))

@@ -17,6 +17,9 @@ import pytest
 
 SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
 
+# A process cannot hold a SparkContext and a session of Connect: tests/spark/test_connect.py runs these in another one.
+collect_ignore = ["connect"]
+
 
 def pytest_collection_modifyitems(config, items):
     """Run what needs no Spark first, and what needs executors of their own last: one context is started for each."""
@@ -48,7 +51,9 @@ class Contexts:
 
     def stop(self):
         if self._context is not None:
-            self._context.stop()
+            from pyspark.sql import SparkSession
+
+            (SparkSession._instantiatedSession or self._context).stop()  # a session left behind would be the next context's
         self._context = self._master = None
 
     @staticmethod
@@ -63,6 +68,7 @@ class Contexts:
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
             "spark.task.maxFailures": "2",
+            "spark.sql.shuffle.partitions": "4",
         }.items():
             conf.set(key, value)
         with warnings.catch_warnings():
@@ -84,6 +90,16 @@ def contexts():
 def sc(request, contexts):
     """A SparkContext: ``local[2]``, or two executor processes for tests marked ``cluster``."""
     return contexts.get("local-cluster[2,1,1024]" if request.node.get_closest_marker("cluster") else "local[2]")
+
+
+@pytest.fixture
+def spark(sc):
+    """A SparkSession of the test's own, on that context: its settings and views are nobody else's."""
+    from pyspark.sql import SparkSession
+
+    shared = SparkSession(sc)
+    yield shared.newSession()
+    shared._jvm.SparkSession.setActiveSession(shared._jsparkSession)
 
 
 @pytest.fixture(scope="session")

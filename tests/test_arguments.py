@@ -2,8 +2,17 @@
 
 import pytest
 
-from sparkkeras.arguments import fraction, frequency, known_arguments, one_of, optional_number, whole_number
-from sparkkeras.errors import ConfigurationError, UnknownArgumentError
+from sparkkeras.arguments import (
+    fraction,
+    frequency,
+    instance,
+    known_arguments,
+    one_of,
+    optional_number,
+    port,
+    whole_number,
+)
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
 
 
 class Face:
@@ -95,3 +104,41 @@ def test_what_is_no_frequency(value):
         frequency(value)
     assert str(caught.value).startswith(f"frequency={value!r}: expected")
     assert '"epoch", "batch"' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, 1, 65535])
+def test_ports(value):
+    assert port(value) == value
+
+
+@pytest.mark.parametrize("value", [-1, 65536, 1.0, "80", None, True])
+def test_what_is_no_port(value):
+    with pytest.raises(ConfigurationError) as caught:
+        port(value)
+    assert str(caught.value).startswith(f"port={value!r}: expected ")
+
+
+def test_an_instance_or_none():
+    face = Face("m")
+    assert instance("face", face, Face) is face
+    assert instance("face", None, Face) is None
+    with pytest.raises(ConfigurationError) as caught:
+        instance("face", "m", Face)
+    assert str(caught.value) == "face='m': expected sparkkeras.Face(...) or None."
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("max_staleness", "server_options=ParameterServerOptions"), ("frequency", "an argument of SparkModel")],
+)
+def test_an_argument_of_another_place_is_led_there(name, words):
+    @known_arguments
+    def fit(epochs=1):
+        return epochs
+
+    with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}. It .*{words}"):
+        fit(**{name: 1})
+
+
+def test_a_name_in_other_letters_is_recognized():
+    assert "Did you mean 'asynchronous'?" in known_names("Asynchronous", ["synchronous", "asynchronous"])

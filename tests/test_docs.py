@@ -21,6 +21,8 @@ def test_snippets_run(page, tmp_path):
     script = tmp_path / "page.py"
     script.write_text("\n".join(snippets(page)))
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    if page.name == "connect.md":
+        environment["SPARK_TESTING"] = "1"  # a Connect server on any free port
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
     )

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sparkkeras import errors
-from sparkkeras.errors import SparkKerasError, known_names
+from sparkkeras.errors import SparkKerasError, WorkerError, known_names
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
@@ -29,7 +29,7 @@ def drawn_tree():
 
 def test_every_class_is_drawn_and_every_drawn_one_is_there():
     assert set(drawn_tree()) == set(CLASSES)
-    assert len(CLASSES) == 10
+    assert len(CLASSES) == 11
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
@@ -74,3 +74,17 @@ def test_known_names_are_sorted_and_the_nearest_is_offered():
     assert known_names("slowmoo", ["slowmo", "average"]) == "Known: 'average', 'slowmo'. Did you mean 'slowmo'?"
     assert known_names("xyz", ["slowmo", "average"]) == "Known: 'average', 'slowmo'."
     assert known_names(3, ["a"]) == "Known: 'a'."
+
+
+def test_a_module_that_workers_lack_is_named():
+    from sparkkeras.cluster import translated
+
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "ModuleNotFoundError: No module named 'cryptography'",
+    ]
+    error = translated(RuntimeError("\n".join(["An exception was thrown:", *lines])))
+    assert isinstance(error, WorkerError)
+    assert "Spark's workers lack the Python module 'cryptography': install it where they run" in str(error)
+    assert error.worker_traceback.startswith("Traceback")

@@ -26,21 +26,33 @@ FLOORS = {
     "metrics": TOOLS,
     "model": TOOLS,
     "persistence": TOOLS,
+    "remote": TOOLS,
     "storage": TOOLS,
     "worker": WORKER,
     "callbacks": COORDINATION,
     "inference": COORDINATION,
     "job": COORDINATION,
+    "scoring": COORDINATION,
     "strategy": COORDINATION,
+    "ml": FACES,
+    "mllib_model": FACES,
     "spark_model": FACES,
+    "sql": FACES,
     "__init__": FACES,
 }
 
 DOORS = {
-    "pyspark": {"cluster", "custom_code", "data"},
+    "cheroot": {"parameter"},
+    "cryptography": {"parameter"},
+    "flask": {"parameter"},
+    "google_crc32c": {"data"},
+    "pandas": set(),
+    "PIL": {"data"},
+    "pyarrow": {"data", "ml", "probe", "scoring"},
+    "pyspark": {"cluster", "custom_code", "data", "ml", "remote"},
     "keras": {
-        "callbacks", "custom_code", "device", "inference", "job", "labels", "metrics", "model", "persistence",
-        "spark_model", "strategy", "worker",
+        "callbacks", "custom_code", "device", "inference", "job", "labels", "metrics", "ml", "model", "persistence",
+        "scoring", "spark_model", "sql", "strategy", "worker",
     },
     "tensorflow": {"device"},
     "torch": {"device"},
@@ -97,14 +109,17 @@ def test_no_file_prints():
 
 
 def test_the_public_names():
-    assert sparkkeras.__all__ == sorted(sparkkeras.__all__)
     for name in sparkkeras.__all__:
         assert getattr(sparkkeras, name).__doc__, name
     assert set(sparkkeras.__all__) == {
-        "Average", "ClusterError", "ConfigurationError", "CustomObjectError", "DataError", "DiLoCo", "DivergenceError",
-        "ModelError", "SlowMo", "SparkKerasError", "SparkModel", "StorageError", "UnknownArgumentError", "Update",
-        "UpdateRule", "WorkerError", "encode_label", "from_labeled_point", "load_spark_model", "lp_to_simple_rdd",
-        "to_labeled_point", "to_simple_rdd",
+        "AGN", "AsynchronousRule", "Average", "ClusterError", "ConfigurationError", "CustomObjectError",
+        "DCASGD", "DataError", "DiLoCo", "DivergenceError", "Downpour", "DynSGD", "EAMSGD", "EASGD",
+        "ImageFeaturizer", "ModelError", "ParameterServerError", "ParameterServerOptions", "ParameterServerStats",
+        "SlowMo", "SparkKerasError", "SparkMLlibModel", "SparkModel", "StorageError", "UnknownArgumentError", "Update",
+        "UpdateRule", "Window", "WorkerError", "encode_label", "from_data_frame", "from_labeled_point", "from_matrix",
+        "from_vector", "image_loader", "keras_udf", "load_spark_model", "load_tfrecords", "lp_to_simple_rdd",
+        "register_keras_udf", "save_as_tfrecords", "to_data_frame", "to_labeled_point", "to_matrix", "to_simple_rdd",
+        "to_vector",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sparkkeras.nothing

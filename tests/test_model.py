@@ -773,3 +773,25 @@ def test_custom_code_that_is_missing_is_named():
     with pytest.raises(CustomObjectError, match=r"the model needs the custom .*tilted.*pass custom_objects"):
         models.load_bytes(data, {}, safe_mode=True)
     assert models.load_bytes(data, {"tilted": tilted}, safe_mode=True).predict(X, verbose=0).shape == (12, 1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("settable", [False, True])
+def test_whether_the_learning_rate_can_be_set(wrapped, settable):
+    rate = 0.1 if settable else keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    optimizer = keras.optimizers.SGD(rate)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if wrapped else optimizer, "mse")
+    assert models.has_settable_rate(model) == settable
+
+
+def test_who_goes_on_for_another_counts_its_steps_and_averages_anew():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1, use_ema=True), "mse")
+    begun = ModelState.take(model)
+    state = models.advanced(begun, model, 7, 0.025)
+    assert models.iterations(model) == 7
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
+    for average, weight in zip(model.optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(average), np.asarray(weight))
+    np.testing.assert_array_equal(state.weights.vector, begun.weights.vector)

@@ -99,13 +99,6 @@ def test_unpack_refuses_a_vector_that_is_too_short():
         layout.unpack(flat(1, 2, 3))
 
 
-def test_the_trainable_part_is_counted_in_values():
-    arrays = [np.ones((2, 3), np.float32), np.ones(3, np.float32), np.ones(5, np.float32)]
-    assert Layout.of(arrays).trainable == 0
-    assert Layout.of(arrays, 2).trainable == 9
-    assert Layout.of(arrays, 3).trainable == 14
-
-
 def test_nbytes_counts_vector_and_counters():
     assert flat(1, 2, counters=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
 

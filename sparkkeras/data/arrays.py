@@ -138,7 +138,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
     It is an ordinary RDD to map or filter; given to ``SparkModel`` as it is, the arrays go to the workers whole.
 
     Args:
-        sc: The SparkContext.
+        sc: The SparkContext, or a SparkSession.
         x: Features with the samples on the first axis: an array, or a tuple or dict of arrays for several inputs.
         y: Labels, likewise.
         sample_weight: A weight for each sample, shape (samples,), or ``None``.
@@ -156,6 +156,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
         SparkModel(model).fit(rdd, epochs=5)
     """
     num_slices = optional_number("num_slices", num_slices)
+    sc = getattr(sc, "sparkContext", sc)
     block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)

@@ -176,7 +176,10 @@ class Block:
 
     def __getitem__(self, rows: slice | Array) -> Block:
         """Some of the rows: a view for a slice, a copy for an array of row numbers."""
-        return Block(self.form, tuple(array[rows] for array in self.arrays))
+        if isinstance(rows, slice):
+            return Block(self.form, tuple(array[rows] for array in self.arrays))
+        # Not array[rows]: of a memory map that is a view of a copy, and nobody can tell that it is nobody else's memory.
+        return Block(self.form, tuple(np.take(np.asarray(array), rows, axis=0) for array in self.arrays))
 
     def pieces(self, max_bytes: int, multiple: int = 1) -> Iterator[Block]:
         """The block in views of at most ``max_bytes`` (at least ``multiple`` rows), each a multiple of ``multiple``."""

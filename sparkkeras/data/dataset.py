@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.files import Handle
@@ -26,7 +26,7 @@ class TaskContext:
 
     Attributes:
         worker: The number of the partition; a partition is a worker's share for a whole run.
-        attempt: How often the task was tried before.
+        attempt: A number that no other attempt at a task has, in one SparkContext.
         cores: The CPU cores that the task may use.
         accelerators: The addresses of the GPUs that Spark gave the task.
     """
@@ -35,6 +35,29 @@ class TaskContext:
     attempt: int = 0
     cores: int = 1
     accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DriverAddress:
+    """How tasks reach the driver.
+
+    Attributes:
+        host: The name or number that they dial.
+        listen: The name or number that the driver listens on.
+        is_local: Whether all tasks run on the driver's machine.
+    """
+
+    host: str
+    listen: str
+    is_local: bool
+
+
+class Rows(Protocol):
+    """Rows that a task can open."""
+
+    def open(self) -> Block | None:
+        """The rows, or ``None`` where there are none."""
+        ...
 
 
 class Task(Protocol[R_co]):
@@ -54,6 +77,48 @@ class Shared(Protocol[T_co]):
         ...
 
 
+class Running(Protocol[R_co]):
+    """Work that goes on in a thread of its own while the driver does something else."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        ...
+
+    def result(self) -> R_co:
+        """Wait for the end; what came of it, or the error that ended it."""
+        ...
+
+    def cancel(self) -> None:
+        """Have it end soon."""
+        ...
+
+
+class FilesMissing(Exception):  # noqa: N818 - a signal between a task and what runs it
+    """A partition's rows are not where its task runs. It is raised by the first of ``blocks``.
+
+    A task lets it pass, and the driver has the partition read again when all are through; or it sees to that itself
+    (`Results.from_source`).
+    """
+
+
+@runtime_checkable
+class Merging(Protocol[R]):
+    """Makes one result of several, also piece by piece: pieces of the one are made of the same pieces of the others."""
+
+    def __call__(self, results: Sequence[R], /) -> R:
+        """One result of several, in the order given."""
+        ...
+
+    def split(self, result: R, max_bytes: int) -> list[R]:
+        """A result in pieces of about so many bytes."""
+        ...
+
+    def join(self, pieces: Sequence[R]) -> R:
+        """The result again."""
+        ...
+
+
 class Results(Protocol[R]):
     """What a task yields over all partitions, in their order; nothing has run before one of these is called."""
 
@@ -62,7 +127,14 @@ class Results(Protocol[R]):
         ...
 
     def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """The results of ``groups`` neighbouring groups of partitions, each combined on a worker."""
+        """The results, combined on workers: those of ``groups`` neighbouring groups of partitions, or fewer.
+
+        A `Merging` may be carried out piece by piece instead, over all partitions.
+        """
+        ...
+
+    def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
+        """The results of some partitions whose rows are read again from where they came from."""
         ...
 
     def lazy(self) -> Any:
@@ -106,6 +178,28 @@ class StoredDataset(Dataset, Protocol):
     @property
     def handles(self) -> tuple[Handle, ...]:
         """What is known of each partition, in order."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at the same time."""
+        ...
+
+    @property
+    def driver(self) -> DriverAddress:
+        """How tasks reach this process over the network."""
+        ...
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """Do something with this dataset in a thread of its own."""
+        ...
+
+    def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
+        """Each partition's rows in a form that tasks of another dataset can open wherever they run.
+
+        Raises:
+            ConfigurationError: They are too large for that.
+        """
         ...
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Shared, StoredDataset, Task, TaskContext
+from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext
 from sparkkeras.data.files import Handle
 from sparkkeras.data.schema import label_ranges
 
 R = TypeVar("R")
+_attempts = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,54 @@ class LocalResults(Generic[R]):
         members = [list(chain(*partitions[start : start + size])) for start in range(0, len(partitions), size)]
         return [combine(results) for results in members if results]
 
+    def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
+        """As `Results.from_source`."""
+        results = self.partitions()
+        return {partition: results[partition] for partition in partitions}
+
     def lazy(self) -> Iterator[R]:
         """The results as an iterator."""
         return iter(self.collect())
+
+
+class LocalRunning(Generic[R]):
+    """A thread, and what came of it."""
+
+    def __init__(self, call: Callable[[], R], thread: type[Thread] = Thread) -> None:
+        self._outcome: Future[R] = Future()
+        self._call = call
+        self._thread = thread(target=self._run, name="sparkkeras-background", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """As `Running.done`."""
+        return self._outcome.done()
+
+    def result(self) -> R:
+        """As `Running.result`."""
+        self._thread.join()
+        return self._outcome.result()
+
+    def cancel(self) -> None:
+        """Threads cannot be ended; this one ends by itself."""
+
+    def _run(self) -> None:
+        try:
+            self._outcome.set_result(self._call())
+        except BaseException as error:
+            self._outcome.set_exception(error)
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Rows that are there already."""
+
+    block: Block | None
+
+    def open(self) -> Block | None:
+        """The rows."""
+        return self.block
 
 
 @dataclass(frozen=True)
@@ -75,6 +124,25 @@ class LocalDataset:
             for number, block in enumerate(self.blocks)
         )
 
+    @property
+    def slots(self) -> int:
+        """Tasks run one after the other."""
+        return 1
+
+    @property
+    def driver(self) -> DriverAddress:
+        """This process."""
+        return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+
+    def background(self, call: Callable[[], R]) -> LocalRunning[R]:
+        """As `StoredDataset.background`."""
+        return LocalRunning(call)
+
+    @contextmanager
+    def everywhere(self) -> Iterator[tuple[Rows, ...]]:
+        """As `StoredDataset.everywhere`."""
+        yield tuple(LocalRows(block) for block in self.blocks)
+
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
         """The value itself."""
@@ -88,7 +156,8 @@ class LocalDataset:
             results = []
             for number, block in enumerate(self.blocks):
                 copy: Task[R] = pickle.loads(payload)
-                results.append(list(copy(TaskContext(number), iter(() if block is None else (block,)))))
+                context = TaskContext(number, next(_attempts))
+                results.append(list(copy(context, iter(() if block is None else (block,)))))
             return results
 
         return LocalResults(partitions)

@@ -1,4 +1,4 @@
-"""Data on Spark: how tasks run over an RDD of blocks.
+"""Data on Spark: how tasks run over an RDD of blocks, or what reads like one.
 
 To train, it is written once to the machines that train (`sparkkeras.data.files`), and
 what Spark keeps is a small RDD of handles: when an executor is lost, Spark computes its handles again, which writes the
@@ -12,19 +12,21 @@ import pickle
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from sparkkeras import device
 from sparkkeras.cluster import Cluster
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import StoredDataset, Task, TaskContext
+from sparkkeras.data.dataset import DriverAddress, FilesMissing, Rows, Running, Shared, StoredDataset, Task, TaskContext
 from sparkkeras.data.files import Handle
-from sparkkeras.errors import ClusterError, DataError
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -35,17 +37,29 @@ SWEEP_SECONDS = 0.1
 """How long a task that removes files waits, so that each executor gets one."""
 
 
+class Blocks(Protocol):
+    """What tasks run over: an RDD of blocks, or what can be read like one. Every partition has any number of them."""
+
+    def getNumPartitions(self) -> int:  # noqa: N802 - as an RDD's
+        """How many partitions there are."""
+        ...
+
+    def mapPartitionsWithIndex(self, f: Callable[[int, Iterable[Any]], Iterable[Any]], /) -> RDD[Any]:  # noqa: N802
+        """What ``f`` yields over each partition and its number."""
+        ...
+
+
 @dataclass(frozen=True)
 class SparkDataset:
-    """Rows on Spark, as an RDD of blocks.
+    """Rows on Spark.
 
     Attributes:
         cluster: The cluster that they live on.
-        blocks: The blocks; every partition has any number of them.
+        blocks: The rows.
     """
 
     cluster: Cluster
-    blocks: RDD[Block]
+    blocks: Blocks
 
     @property
     def num_partitions(self) -> int:
@@ -63,7 +77,7 @@ class SparkDataset:
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, in one pass over the source."""
-        return SparkResults(self.cluster, self.blocks, _Pass(Deferred(task), self.cluster.task_cores))
+        return SparkResults(self.cluster, self.blocks, Pass(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
@@ -71,10 +85,10 @@ class SparkDataset:
         from pyspark import StorageLevel
 
         name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.mapPartitionsWithIndex(_Store(name)).persist(StorageLevel.MEMORY_AND_DISK)
+        handles = self.blocks.mapPartitionsWithIndex(Store(name)).persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:
-            found = tuple(_checked(self.cluster.collect(handles)))
+            found = tuple(checked(self.cluster.collect(handles)))
             yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
         finally:
             with suppress(Exception):  # Spark may be gone, and its temporary folders with it
@@ -86,7 +100,7 @@ class SparkDataset:
             shutil.rmtree(folder, ignore_errors=True)
         if not self.cluster.is_local or not found:
             tasks = self.cluster.slots
-            self.cluster.collect(self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(_Sweep(name)))
+            self.cluster.collect(self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(Sweep(name)))
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class StoredSparkDataset:
     """Rows on Spark that lie in files where they train; see `SparkDataset`."""
 
     cluster: Cluster
-    blocks: RDD[Block]
+    blocks: Blocks
     handle_rdd: RDD[Any]
     handles: tuple[Handle, ...]
     name: str
@@ -113,6 +127,40 @@ class StoredSparkDataset:
         """As `Dataset.share`: a broadcast."""
         return self.cluster.share(value)
 
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at the same time."""
+        return self.cluster.slots
+
+    @property
+    def driver(self) -> DriverAddress:
+        """As `StoredDataset.driver`."""
+        return self.cluster.driver
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """As `StoredDataset.background`."""
+        return self.cluster.background(call)
+
+    @contextmanager
+    def everywhere(self) -> Iterator[tuple[Rows, ...]]:
+        """As `StoredDataset.everywhere`: the files where the workers share the driver's disk, else broadcasts.
+
+        For these the rows come to the driver once.
+        """
+        if self.cluster.is_local:
+            yield self.handles
+            return
+        size = sum(handle.rows * handle.spec.row_bytes for handle in self.handles if handle.spec is not None)
+        if self.max_result_bytes and size > self.max_result_bytes:
+            raise ConfigurationError(
+                f"validation_data has {size / 1e9:.1f} GB, and in the asynchronous modes it goes through the driver to the "
+                f"workers, which spark.driver.maxResultSize limits to {self.max_result_bytes / 1e9:.1f} GB: give "
+                "validation_split=, whose rows are with the workers already, or a sample of the data, or raise the limit."
+            )
+        found = self.run(_Blocks()).collect()
+        with ExitStack() as stack:
+            yield tuple(BroadcastRows(stack.enter_context(self.share(block))) for block in found)
+
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, over the files."""
         cores = self.cluster.task_cores
@@ -130,18 +178,37 @@ class StoredSparkDataset:
 
 
 @dataclass(frozen=True)
+class BroadcastRows:
+    """Rows that were broadcast."""
+
+    shared: Shared[Block]
+
+    def open(self) -> Block | None:
+        """The rows."""
+        return self.shared.value
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Yields the rows themselves."""
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
+        return (Block(block.form, tuple(np.array(array) for array in block.arrays)) for block in blocks)
+
+
+@dataclass(frozen=True)
 class SparkResults(Generic[R]):
     """Results of a task over an RDD; ``repair`` runs a partition whose files were not found from its source."""
 
     cluster: Cluster
-    source: RDD[Any]
+    source: Blocks
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
-    repair: tuple[RDD[Any], Callable[[int, Iterable[Any]], Iterable[Any]]] | None = None
+    repair: tuple[Blocks, Callable[[int, Iterable[Any]], Iterable[Any]]] | None = None
 
     def collect(self) -> list[R]:
         """As `Results.collect`: one job, and one more if files were not where their tasks ran."""
         found = self.cluster.collect(self._on_workers(self.source, self.call))
-        repaired = self._repaired([item.partition for item in found if isinstance(item, Missing)])
+        repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
         for item in found:
             if isinstance(item, Missing):
@@ -159,7 +226,7 @@ class SparkResults(Generic[R]):
             _ = reduced._jrdd
         found = self.cluster.collect(reduced)
         missing = [item.partition for item in found if isinstance(item, Missing)]
-        extra = [result for results in self._repaired(missing).values() for result in results]
+        extra = [result for results in self.from_source(missing).values() for result in results]
         done = [item for item in found if not isinstance(item, Missing)]
         return [*done, combine(extra)] if extra else done
 
@@ -170,14 +237,15 @@ class SparkResults(Generic[R]):
         rdd = self._on_workers(self.source, self.call)
         return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
 
-    def _on_workers(self, source: RDD[Any], call: Callable[[int, Iterable[Any]], Iterable[Any]]) -> RDD[Any]:
+    def _on_workers(self, source: Blocks, call: Callable[[int, Iterable[Any]], Iterable[Any]]) -> RDD[Any]:
         with self.cluster.training_workers():
             rdd: RDD[Any] = source.mapPartitionsWithIndex(call)
             _ = rdd._jrdd
         return rdd
 
-    def _repaired(self, missing: list[int]) -> dict[int, list[R]]:
-        if not missing:
+    def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
+        """As `Results.from_source`: one job, which leaves the files behind where its tasks ran."""
+        if not partitions:
             return {}
         if self.repair is None:
             raise ClusterError(
@@ -186,8 +254,8 @@ class SparkResults(Generic[R]):
             )
         source, call = self.repair
         keyed = self._on_workers(source, _Numbered(call))
-        results: dict[int, list[R]] = {partition: [] for partition in missing}
-        for partition, result in self.cluster.collect(keyed, sorted(missing)):
+        results: dict[int, list[R]] = {partition: [] for partition in partitions}
+        for partition, result in self.cluster.collect(keyed, sorted(partitions)):
             results[partition].append(result)
         return results
 
@@ -206,64 +274,78 @@ class Problem:
     message: str
 
 
-def _checked(found: Sequence[Handle | Problem]) -> list[Handle]:
+def checked(found: Sequence[Handle | Problem]) -> list[Handle]:
+    """The handles; what is wrong with rows is raised."""
     problems = [item for item in found if isinstance(item, Problem)]
     if problems:
         raise DataError(problems[0].message)
     return [item for item in found if isinstance(item, Handle)]
 
 
-def _context(partition: int, cores: int) -> TaskContext:
+def task_context(partition: int | None = None, cores: int | None = None) -> TaskContext:
+    """The Spark task that runs here; Spark says what is not given."""
     from pyspark import TaskContext as SparkTask
 
     task = SparkTask.get()
     if task is None:
-        return TaskContext(partition, cores=cores)
+        return TaskContext(partition or 0, cores=cores or 1)
+    partition = task.partitionId() if partition is None else partition
+    cores = task.cpus() if cores is None else cores
     gpus = task.resources().get("gpu")
-    return TaskContext(partition, task.attemptNumber(), cores, tuple(gpus.addresses) if gpus else ())
+    return TaskContext(partition, task.taskAttemptId(), cores, tuple(gpus.addresses) if gpus else ())
 
 
 class Deferred(Generic[R]):
-    """A task on its way: unpickled where it runs, once the process is ready for what it imports."""
+    """A task on its way: unpickled where it runs, once the process is ready for what it imports.
 
-    def __init__(self, task: Task[R]) -> None:
+    Args:
+        task: The task.
+        environment: Environment variables that the process needs, where Spark does not give it them.
+    """
+
+    def __init__(
+        self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]], environment: Mapping[str, str] | None = None
+    ) -> None:
         self._task = task
+        self._environment = dict(environment or {})
         self._payload = b""
 
-    def __getstate__(self) -> bytes:
-        return pickle.dumps(self._task)
+    def __getstate__(self) -> tuple[bytes, dict[str, str]]:
+        return pickle.dumps(self._task), self._environment
 
-    def __setstate__(self, payload: bytes) -> None:
-        self._payload = payload
+    def __setstate__(self, state: tuple[bytes, dict[str, str]]) -> None:
+        self._payload, self._environment = state
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[R]:
+    def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
         """Make this process ready, and run the task."""
-        device.prepare(context.cores, context.accelerators)
-        task: Task[R] = pickle.loads(self._payload)
+        device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
+        task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
         return task(context, blocks)
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """Run a task over blocks that stream by."""
 
     task: Task[Any]
     cores: int
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+        """The task's results; every block is read."""
         stream = iter(blocks)
-        yield from self.task(_context(partition, self.cores), stream)
+        yield from self.task(task_context(partition, self.cores), stream)
         for _ in stream:  # a task that leaves rows unread costs Spark the worker process
             pass
 
 
 @dataclass(frozen=True)
-class _Store:
+class Store:
     """Write a partition's blocks to files and yield the handle."""
 
     name: str
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle | Problem]:
+        """The handle, or what is wrong with the rows."""
         stream = iter(blocks)
         try:
             yield files.write(stream, partition, files.home(self.name))
@@ -284,11 +366,18 @@ class OpenFiles:
         """The task's results, or what is missing."""
         for handle in handles:
             try:
-                block = handle.open()
-            except FileNotFoundError:
+                yield from self.task(task_context(partition, self.cores), _opened(handle))
+            except FilesMissing:
                 yield Missing(partition)
-                continue
-            yield from self.task(_context(partition, self.cores), iter(() if block is None else (block,)))
+
+
+def _opened(handle: Handle) -> Iterator[Block]:
+    try:
+        block = handle.open()
+    except FileNotFoundError as error:
+        raise FilesMissing(str(error)) from error
+    if block is not None:
+        yield block
 
 
 @dataclass(frozen=True)
@@ -340,7 +429,7 @@ class _Combine:
 
 
 @dataclass(frozen=True)
-class _Sweep:
+class Sweep:
     """Remove a dataset's files from this executor."""
 
     name: str

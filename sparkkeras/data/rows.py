@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,13 +69,31 @@ class Deal:
             turn += block.rows
 
 
-def from_rows(cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None) -> SparkDataset:
-    """Rows of an RDD, in its partitions, or dealt out evenly to ``num_workers`` by one shuffle where it has others."""
+def from_rows(
+    cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None, most: int | None = None
+) -> SparkDataset:
+    """Rows of an RDD, in its partitions, or dealt out evenly to ``num_workers`` by one shuffle where it has others.
+
+    If that would be more than ``most``, neighbouring partitions are put together, without a shuffle.
+    """
+    if most is not None and most < (num_workers or rows.getNumPartitions()):
+        warn_of_slots(num_workers, most)
+        rows, num_workers = rows.coalesce(most), None
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
         dealt = blocks.mapPartitionsWithIndex(Deal(num_workers))
         blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
     return SparkDataset(cluster, blocks)
+
+
+def warn_of_slots(num_workers: int | None, slots: int) -> None:
+    """Tell a person who asked for more workers than can train at the same time."""
+    if num_workers is not None and num_workers > slots:
+        warnings.warn(
+            f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
+            f"{slots} will train.",
+            stacklevel=2,
+        )
 
 
 def _part(key: tuple[int, int, int]) -> int:

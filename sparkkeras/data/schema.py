@@ -98,6 +98,23 @@ class Schema:
 
 
 @dataclass(frozen=True)
+class ColumnValues:
+    """What was read from the columns of one array.
+
+    Attributes:
+        values: The values, shape (rows, ...).
+        good: Which rows have all of their values; ``None``: all.
+        told: What messages call it.
+        may_lack: Whether somebody has allowed that rows lack their values.
+    """
+
+    values: Array
+    good: Array | None
+    told: str
+    may_lack: bool = False
+
+
+@dataclass(frozen=True)
 class Reader:
     """Turns rows or arrays into checked blocks: structure, dtype, finite values.
 
@@ -170,6 +187,46 @@ class Reader:
         arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
         arrays = self._as_the_model_takes_them(form, arrays)
         return self._finite(Block(form, tuple(arrays)), f"row {{row}} of partition {partition}", first)
+
+    def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
+        """Consecutive rows of columns as a checked block, and which of them are whole; ``None``: all.
+
+        To train, rows that are not whole are left out, or have NaN in the places of their nulls (``on_nan="allow"``). To
+        predict they are there, and the caller gives them nothing.
+
+        Args:
+            leaves: The values of each array of the form.
+            form: The form.
+            where: Where the rows are, for messages.
+            first: The number of the first of these rows there.
+
+        Raises:
+            DataError: Values are missing, or not finite, and ``on_nan`` does not allow it.
+        """
+        arrays = [self._as_array(leaf.values, leaf.told, where) for leaf in leaves]
+        arrays = self._as_the_model_takes_them(form, arrays)
+        whole: Array | None = None
+        for index, leaf in enumerate(leaves):
+            if leaf.good is None:
+                continue
+            if self.labelled and self.on_nan == "allow" and index in self._floating(form):
+                arrays[index] = arrays[index].astype(self.schema.floatx, copy=False)
+            if not leaf.may_lack and self.labelled and self.on_nan == "allow" and is_floating(arrays[index].dtype):
+                known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
+                arrays[index] = arrays[index].copy()
+                arrays[index][~leaf.good & ~known] = np.nan
+                continue
+            if not leaf.may_lack and (self.on_nan == "error" or (self.labelled and self.on_nan == "allow")):
+                policy = 'on_nan="drop"' if self.labelled else 'on_nan="allow", which predicts null for them'
+                raise DataError(
+                    f"{leaf.told} is null, or holds a null, in row {first + int(np.argmin(leaf.good))} of {where}. Fill it "
+                    f"(df.fillna), leave such rows out (df.dropna(subset=[...])), or give {policy}."
+                )
+            whole = leaf.good if whole is None else whole & leaf.good
+        block = Block(form, tuple(arrays))
+        if self.labelled and whole is not None:
+            block, whole = block[np.flatnonzero(whole)], None
+        return self._finite(block, f"row {{row}} of {where}", first, [leaf.told for leaf in leaves]), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
         """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
@@ -260,18 +317,22 @@ class Reader:
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
         """Whole numbers as floating ones where the model's input is: rows of JSON or CSV mix them. Bytes stay."""
-        inputs = {slot.name: slot for slot in self.schema.inputs}
-        slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
-        for index, slot in enumerate(slots[: form.x.count]):
-            if slot is not None and slot.floating and arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
+        for index in self._floating(form):
+            if arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
                 arrays[index] = arrays[index].astype(self.schema.floatx)
         return arrays
 
-    def _finite(self, block: Block, where: str, first: int) -> Block:
+    def _floating(self, form: Form) -> list[int]:
+        """Which arrays go into inputs that take floating numbers."""
+        inputs = {slot.name: slot for slot in self.schema.inputs}
+        slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
+        return [index for index, slot in enumerate(slots[: form.x.count]) if slot is not None and slot.floating]
+
+    def _finite(self, block: Block, where: str, first: int, told: Sequence[str] | None = None) -> Block:
         if self.on_nan == "allow":
             return block
         bad = np.zeros(block.rows, bool)
-        for label, array in zip(block.form.labels, block.arrays, strict=True):
+        for label, array in zip(told or block.form.labels, block.arrays, strict=True):
             if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
                 continue
             finite = np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
@@ -282,7 +343,7 @@ class Reader:
                     'give on_nan="drop" to leave such rows out, or on_nan="allow" to train on them.'
                 )
             bad |= ~finite
-        return block[~bad] if bad.any() else block
+        return block[np.flatnonzero(~bad)] if bad.any() else block
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:

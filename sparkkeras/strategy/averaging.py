@@ -8,31 +8,24 @@ the largest, so they count one worker's steps. What becomes of the trainable mea
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 import numpy as np
 
 from sparkkeras import inference, metrics
 from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Results, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import ConfigurationError, DivergenceError
+from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
+from sparkkeras.errors import DivergenceError
 from sparkkeras.job import Job, Validation
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState, trainable_size
-from sparkkeras.parameter.rules import Update
+from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
+from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker import FitOptions, LocalTrainer, Replica, Stretch
-
-TREE_WORKERS = 64
-"""With more workers than this, replicas are averaged on the workers first."""
-
-TREE_BYTES = 256 * 1024 * 1024
-"""So are they if they are larger than this altogether, or than half of what Spark lets a job return."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +66,39 @@ class Mean:
         return cls(replica.rows, replica.state.weights, replica.state.optimizer, replica.metrics, (report,))
 
 
-def merge(means: Sequence[Mean]) -> Mean:
+@dataclass(frozen=True)
+class Merge:
     """The mean of means, each weighted by its rows. In the order given, so it is the same to the last bit each time."""
-    return Mean(
-        rows=sum(mean.rows for mean in means),
-        weights=average((mean.weights, mean.rows) for mean in means),
-        optimizer=average((mean.optimizer, mean.rows) for mean in means),
-        metrics=metrics.merge(mean.metrics for mean in means),
-        reports=tuple(report for mean in means for report in mean.reports),
-    )
+
+    def __call__(self, means: Sequence[Mean]) -> Mean:
+        """The mean of all."""
+        return Mean(
+            rows=sum(mean.rows for mean in means),
+            weights=average((mean.weights, mean.rows) for mean in means),
+            optimizer=average((mean.optimizer, mean.rows) for mean in means),
+            metrics=metrics.merge(mean.metrics for mean in means),
+            reports=tuple(report for mean in means for report in mean.reports),
+        )
+
+    def split(self, mean: Mean, max_bytes: int) -> list[Mean]:
+        """As `Merging.split`: stretches of the vectors; what is small goes with the first one."""
+        count = max(1, -(-(mean.weights.nbytes + mean.optimizer.nbytes) // max_bytes))
+        pieces = [
+            Mean(mean.rows, weights, optimizer, (), ())
+            for weights, optimizer in zip(mean.weights.split(count), mean.optimizer.split(count), strict=True)
+        ]
+        return [replace(pieces[0], metrics=mean.metrics, reports=mean.reports), *pieces[1:]]
+
+    def join(self, pieces: Sequence[Mean]) -> Mean:
+        """As `Merging.join`."""
+        return replace(
+            pieces[0],
+            weights=Flat.join([piece.weights for piece in pieces]),
+            optimizer=Flat.join([piece.optimizer for piece in pieces]),
+        )
+
+
+merge = Merge()
 
 
 @dataclass(frozen=True)
@@ -122,8 +139,8 @@ class AveragingStrategy:
                     self._round(job, dataset, (archive, options), callbacks, epoch, first) for first in _round_starts(job)
                 ]
                 reports = [report for mean in means for report in mean.reports]
-                logs = _figures(model, metrics.merge(mean.metrics for mean in means), reports)
-                _note_workers(job, epoch, reports)
+                logs = figures(model, metrics.merge(mean.metrics for mean in means), reports)
+                note_workers(job, epoch, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
@@ -147,7 +164,8 @@ class AveragingStrategy:
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
             task = RoundTask(shared[0], state, shared[1], job.shares.train, epoch, first, last)
-            mean = _gathered(dataset.run(task), job, dataset, before)
+            means = gathered(dataset.run(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
+        mean = merge(means)
         _check_finite(mean.reports, epoch)
         _folded(job, before, mean, epoch).put(job.model)
         callbacks.on_round_end(mean.rows, last / job.batches)
@@ -160,26 +178,6 @@ def _window(job: Job) -> int:
 
 def _round_starts(job: Job) -> range:
     return range(0, job.batches, _window(job))
-
-
-def _gathered(results: Results[Mean], job: Job, dataset: StoredDataset, state: ModelState) -> Mean:
-    """The mean of all replicas: formed here, or on the workers first where they are many or large."""
-    groups = tree_groups(job.num_workers, state.nbytes, dataset.max_result_bytes)
-    return merge(results.collect() if groups is None else results.reduce(merge, groups))
-
-
-def tree_groups(workers: int, replica_bytes: int, max_result_bytes: int) -> int | None:
-    """How many partial means come to the driver, or ``None`` where the replicas themselves can.
-
-    Args:
-        workers: How many replicas there are.
-        replica_bytes: The size of one.
-        max_result_bytes: What Spark lets the results of a job have; 0 is no bound.
-    """
-    bound = min(TREE_BYTES, max_result_bytes // 2 if max_result_bytes else TREE_BYTES)
-    if workers <= TREE_WORKERS and workers * replica_bytes <= bound:
-        return None
-    return max(1, min(math.isqrt(workers), bound // max(1, replica_bytes)))
 
 
 def _check_finite(reports: Sequence[Report], epoch: int) -> None:
@@ -203,20 +201,15 @@ def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
     trainable = trainable_size(job.model)
     vector = mean.weights.vector.copy()
     center = before.weights.vector[:trainable].copy()
-    state = {name: value.copy() for name, value in job.rule_state.items()}
-    fresh = job.rule.init(center)
-    if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in fresh.items()}:
-        state = fresh  # the first round, or other weights train than in the last fit
+    state = fitting_state(job.rule, job.rule_state, center)
     update = Update(
-        weights=vector[:trainable],
+        sent=vector[:trainable],
         steps=max(report.steps for report in mean.reports),
         rows=mean.rows,
         learning_rate=float(np.mean([report.learning_rate for report in mean.reports])),
         num_workers=len(mean.reports),
     )
-    fold: Callable[..., Any] = job.rule.fold
-    if fold(center, state, update, 0) is not None:
-        raise ConfigurationError(f"the rule {job.rule!r} returned something from fold: it must change center in place.")
+    fold_in_place(job.rule, center, state, update, 0)
     if not np.isfinite(center).all():
         raise DivergenceError(
             f"the rule {job.rule!r} made weights that are not finite in epoch {epoch + 1}. The model keeps the weights of "
@@ -235,26 +228,3 @@ def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], c
     figures = {} if found is None else metrics.results(job.model, found.metrics)
     callbacks.on_test_end(figures)
     return {f"val_{name}": value for name, value in figures.items()}
-
-
-def _figures(model: keras.Model, state: MetricState, reports: Sequence[Report]) -> dict[str, Any]:
-    """The figures of an epoch, from the metrics' state.
-
-    An own ``train_step`` may return figures that are no metrics of the model. Keras then shows those of the last batch;
-    here they are averaged over the workers by rows.
-    """
-    figures = metrics.results(model, state)
-    return figures if set(figures) == set(reports[0].logs) else _mean_logs(reports)
-
-
-def _mean_logs(reports: Sequence[Report]) -> dict[str, Any]:
-    rows = sum(report.rows for report in reports)
-    return {name: sum(report.logs[name] * report.rows for report in reports) / rows for name in reports[0].logs}
-
-
-def _note_workers(job: Job, epoch: int, reports: Sequence[Report]) -> None:
-    """Write down what each worker saw in an epoch: its figures are the mean of its rounds, by rows."""
-    for worker in sorted({report.worker for report in reports}):
-        rounds = [report for report in reports if report.worker == worker]
-        total = {"rows": sum(report.rows for report in rounds), "seconds": sum(report.seconds for report in rounds)}
-        job.histories.append({"worker": worker, "epoch": epoch, **total, **_mean_logs(rounds)})

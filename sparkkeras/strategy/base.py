@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Protocol
 
 from sparkkeras.callbacks import DriverCallbacks
@@ -9,7 +11,7 @@ from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.job import Job
 
-MODES = ("synchronous",)
+MODES = ("synchronous", "asynchronous", "hogwild")
 """The training modes; each has a strategy."""
 
 
@@ -28,8 +30,13 @@ def make_strategy(mode: str) -> Strategy:
         ConfigurationError: The mode is unknown.
     """
     from sparkkeras.strategy.averaging import AveragingStrategy
+    from sparkkeras.strategy.parameter_server import ParameterServerStrategy
 
-    strategies: dict[str, type[Strategy]] = {"synchronous": AveragingStrategy}
+    strategies: dict[str, Callable[[], Strategy]] = {
+        "synchronous": AveragingStrategy,
+        "asynchronous": functools.partial(ParameterServerStrategy, locked=True),
+        "hogwild": functools.partial(ParameterServerStrategy, locked=False),
+    }
     if mode not in strategies:
         raise ConfigurationError(f"mode={mode!r} is not known. {known_names(mode, strategies)}")
     return strategies[mode]()

@@ -1,4 +1,7 @@
-"""Update rules against arrays computed by hand. A new rule joins the conformance suite by a line in ``RULES_UNDER_TEST``."""
+"""Update rules against arrays computed by hand.
+
+A new rule joins the conformance suite by a line in ``SYNCHRONOUS_UNDER_TEST`` or ``ASYNCHRONOUS_UNDER_TEST``.
+"""
 
 import dataclasses
 import json
@@ -9,12 +12,20 @@ import pytest
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.parameter.rules import (
+    AGN,
+    DCASGD,
+    EAMSGD,
+    EASGD,
     RULES,
+    AsynchronousRule,
     Average,
     DiLoCo,
+    Downpour,
+    DynSGD,
     SlowMo,
     Update,
     UpdateRule,
+    Window,
     make_rule,
     rule_config,
     rule_from_config,
@@ -33,7 +44,7 @@ class Damped:
         return {}
 
     def fold(self, center, state, update, staleness):
-        center += self.share * (update.weights - center)
+        center += self.share * (update.sent - center)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Heavy:
 
     def fold(self, center, state, update, staleness):
         state["velocity"] *= self.friction
-        state["velocity"] += update.weights - center
+        state["velocity"] += update.sent - center
         center += state["velocity"]
 
 
@@ -61,7 +72,7 @@ class Unsaved:
         return {}
 
     def fold(self, center, state, update, staleness):
-        center[...] = update.weights
+        center[...] = update.sent
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,28 @@ class Elsewhere(Damped):
     modes = frozenset({"asynchronous", "hogwild"})
 
 
-OWN = {"Damped": Damped, "Heavy": Heavy}
+@dataclass(frozen=True)
+class Clipped:
+    """An own asynchronous rule, as the words of `AsynchronousRule` show it."""
 
-RULES_UNDER_TEST = [
+    modes = frozenset({"asynchronous"})
+    norm: float = 1.0
+
+    def init(self, center):
+        return {}
+
+    def exchange(self, local, base, center, window):
+        sent = local - base
+        sent *= min(1.0, self.norm / max(float(np.linalg.norm(sent)), 1e-12))
+        return sent, center + sent
+
+    def fold(self, center, state, update, staleness):
+        center += update.sent
+
+
+OWN = {"Damped": Damped, "Heavy": Heavy, "Clipped": Clipped}
+
+SYNCHRONOUS_UNDER_TEST = [
     Average(),
     SlowMo(),
     SlowMo(momentum=0.0, alpha=0.5),
@@ -84,9 +114,49 @@ RULES_UNDER_TEST = [
     Heavy(),
 ]
 
+ASYNCHRONOUS_UNDER_TEST = [
+    Downpour(),
+    AGN(),
+    DynSGD(),
+    EASGD(),
+    EASGD(alpha=0.25),
+    EAMSGD(),
+    EAMSGD(alpha=0.125),
+    DCASGD(),
+    DCASGD(compensation=0.0),
+    Clipped(),
+]
 
-def update(weights, learning_rate=0.1, dtype=np.float32):
-    return Update(np.array(weights, dtype), steps=5, rows=100, learning_rate=learning_rate, num_workers=2)
+RULES_UNDER_TEST = SYNCHRONOUS_UNDER_TEST + ASYNCHRONOUS_UNDER_TEST
+
+
+def update(sent, learning_rate=0.1, dtype=np.float32, steps=5):
+    return Update(sent=np.array(sent, dtype), steps=steps, rows=100, learning_rate=learning_rate, num_workers=2)
+
+
+def window(steps=5, learning_rate=0.1, num_workers=2):
+    return Window(steps=steps, rows=100, learning_rate=learning_rate, num_workers=num_workers)
+
+
+def towards(rule, center, weights):
+    """The update that brings a rule ``weights``: in the asynchronous modes, what a worker sends that began at the center."""
+    weights = np.array(weights, center.dtype)
+    if isinstance(rule, AsynchronousRule):
+        weights, _ = rule.exchange(weights, center.copy(), center.copy(), window())
+    return update(weights, dtype=center.dtype)
+
+
+def exchanged(rule, local, base, center, **of_window):
+    """What is sent and what the worker goes on from, as lists."""
+    arrays = (np.array(array, np.float32) for array in (local, base, center))
+    sent, following = rule.exchange(*arrays, window(**of_window))
+    return sent.tolist(), following.tolist()
+
+
+def folded(rule, center, sent, staleness):
+    center = np.array(center, np.float32)
+    rule.fold(center, rule.init(center), update(sent), staleness)
+    return center.tolist()
 
 
 def folds(rule, center, updates):
@@ -110,7 +180,7 @@ def test_average():
 def test_the_average_is_a_copy():
     center, one = np.zeros(2, np.float32), update([3, -1])
     Average().fold(center, {}, one, 0)
-    one.weights[:] = 7
+    one.sent[:] = 7
     assert center.tolist() == [3, -1]
 
 
@@ -194,6 +264,138 @@ def test_the_papers_defaults():
     assert 0.5 <= SlowMo().momentum <= 0.7
 
 
+# By hand, the asynchronous ones. The worker came from B = [1, 2], is at W = [3, -2] and finds C = [5, 4].
+
+LOCAL, BASE, CENTER = [3, -2], [1, 2], [5, 4]
+
+# The server has gone on to [10, 20] when the push comes in.
+SERVER = [10, 20]
+
+
+def test_downpour():
+    # d = W - B; C + d
+    assert exchanged(Downpour(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
+    assert folded(Downpour(), SERVER, [2, -4], 3) == [12, 16]
+
+
+@pytest.mark.parametrize(
+    ("steps", "sent", "following"),
+    [
+        (1, [2, -4], [7, 0]),
+        (4, [0.5, -1], [5.5, 3]),  # d = (W - B)/4; C + d
+        (16, [0.125, -0.25], [5.125, 3.75]),
+        (0, [2, -4], [7, 0]),  # never happens, and divides by nothing
+    ],
+)
+def test_agn(steps, sent, following):
+    assert exchanged(AGN(), LOCAL, BASE, CENTER, steps=steps) == (sent, following)
+    assert folded(AGN(), SERVER, [0.5, -1], 3) == [10.5, 19]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "center"),
+    [(0, [12, 16]), (1, [11, 18]), (3, [10.5, 19]), (7, [10.25, 19.5])],  # C + d/(s + 1)
+)
+def test_dynsgd(staleness, center):
+    assert exchanged(DynSGD(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
+    assert folded(DynSGD(), SERVER, [2, -4], staleness) == center
+
+
+@pytest.mark.parametrize("kind", [EASGD, EAMSGD])
+def test_easgd(kind):
+    # E = (W - C)/4 = [-2, -6]/4; W - E
+    assert exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER) == ([-0.5, -1.5], [3.5, -0.5])
+    assert folded(kind(alpha=0.25), SERVER, [-0.5, -1.5], 3) == [9.5, 18.5]
+
+
+@pytest.mark.parametrize("kind", [EASGD, EAMSGD])
+def test_easgd_does_not_look_at_the_base(kind):
+    assert exchanged(kind(alpha=0.25), LOCAL, [70, 80], CENTER) == exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER)
+
+
+def test_an_elastic_pull_of_one_changes_places():
+    assert exchanged(EASGD(alpha=1), LOCAL, BASE, CENTER) == ([-2, -6], CENTER)
+    assert folded(EASGD(alpha=1), CENTER, [-2, -6], 0) == LOCAL
+
+
+@pytest.mark.parametrize(("num_workers", "alpha"), [(1, 0.9), (2, 0.45), (9, 0.1)])
+def test_easgd_shares_its_pull_out_over_the_workers(num_workers, alpha):
+    sent, following = exchanged(EASGD(), LOCAL, BASE, CENTER, num_workers=num_workers)
+    assert np.allclose(sent, [-2 * alpha, -6 * alpha])
+    assert np.allclose(following, [3 + 2 * alpha, -2 + 6 * alpha])
+
+
+@pytest.mark.parametrize(
+    ("compensation", "learning_rate", "sent", "following"),
+    [
+        # d = [2, -4]; C - B = [4, 2]; d*d*(C - B) = [16, 32]
+        (0.0, 0.5, [2, -4], [7, 0]),
+        (0.125, 0.5, [-2, -12], [3, -8]),  # d - [16, 32]/8/0.5
+        (0.03125, 1.0, [1.5, -5], [6.5, -1]),  # d - [16, 32]/32
+        (0.03125, 0.25, [0, -8], [5, -4]),  # d - [16, 32]/32/0.25
+        (0.125, 0.0, [2, -4], [7, 0]),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 8])
+def test_dcasgd(compensation, learning_rate, sent, following, steps):
+    """The mean gradient of a window of k steps is d/(k*lr), so k times the compensation does what 1 does for one step."""
+    rule = DCASGD(compensation=compensation * steps)
+    assert exchanged(rule, LOCAL, BASE, CENTER, learning_rate=learning_rate, steps=steps) == (sent, following)
+    assert folded(rule, SERVER, sent, 3) == [10 + sent[0], 20 + sent[1]]
+
+
+def test_dcasgd_is_the_papers_step():
+    """Zheng et al.: ``w = w - lr*(g + l*g*g*(w - w_bak))``, for a worker that took one step of SGD."""
+    draw = np.random.default_rng(0)
+    gradient, base, center = draw.normal(size=(3, 50))
+    rate, compensation = 0.3, 0.7
+    _, following = DCASGD(compensation).exchange(base - rate * gradient, base, center, window(1, rate))
+    expected = center - rate * (gradient + compensation * gradient * gradient * (center - base))
+    assert np.allclose(following, expected, rtol=0, atol=1e-12)
+
+
+def test_dcasgd_over_a_window_is_k_compensated_steps_of_the_mean_gradient():
+    draw = np.random.default_rng(1)
+    gradient, base, center = draw.normal(size=(3, 50))
+    rate, compensation, steps = 0.3, 0.7, 5
+    _, following = DCASGD(compensation).exchange(base - steps * rate * gradient, base, center, window(steps, rate))
+    expected = center - steps * rate * (gradient + compensation * gradient * gradient * (center - base))
+    assert np.allclose(following, expected, rtol=0, atol=1e-12)
+
+
+def test_dcasgd_brings_a_late_gradient_nearer_to_the_one_at_the_center():
+    """For ``-log sigmoid(w)`` at 0, ``g*g`` is the Hessian."""
+    base, center, rate = np.array([0.0]), np.array([0.5]), 0.1
+
+    def gradient(weights):
+        return -1 / (1 + np.exp(weights))
+
+    right = -rate * gradient(center)
+    late, _ = DCASGD(0.0).exchange(base - rate * gradient(base), base, center, window(1, rate))
+    compensated, _ = DCASGD(1.0).exchange(base - rate * gradient(base), base, center, window(1, rate))
+    assert abs(compensated - right)[0] < 0.05 * abs(late - right)[0]
+
+
+def test_dcasgd_at_a_tiny_learning_rate_stays_finite():
+    rate = 1e-38
+    arrays = (np.full(3, value, np.float32) for value in (rate, 0.0, 1e3))
+    with np.errstate(under="ignore"):
+        sent, _ = DCASGD().exchange(*arrays, window(1, rate))
+    assert np.isfinite(sent).all()
+
+
+def test_the_own_rule_of_the_docstring():
+    # |W - B| = |[3, 4]| = 5, so a fifth of it is sent
+    sent, following = exchanged(Clipped(), [4, 6], BASE, CENTER)
+    assert np.allclose(sent, [0.6, 0.8])
+    assert np.allclose(following, [5.6, 4.8])
+    assert exchanged(Clipped(norm=10.0), [4, 6], BASE, CENTER) == ([3, 4], [8, 8])
+
+
+def test_the_papers_defaults_of_the_asynchronous_rules():
+    assert (EASGD().alpha, EAMSGD().alpha, DCASGD().compensation) == (None, None, 0.04)
+
+
 # What every rule keeps to
 
 
@@ -228,8 +430,9 @@ def test_a_fold_is_in_place(rule):
     center = some(draw)
     state = rule.init(center)
     before = dict(state)
-    old = center.copy()
-    assert rule.fold(center, state, update(some(draw)), 0) is None
+    old, identity = center.copy(), id(center)
+    assert rule.fold(center, state, towards(rule, center, some(draw)), 3) is None
+    assert id(center) == identity
     assert not np.array_equal(center, old)
     assert set(state) == set(before)
     assert all(state[name] is before[name] for name in before)
@@ -240,7 +443,7 @@ def test_a_fold_reaches_the_vector_that_the_center_is_a_slice_of(rule):
     whole = some(draw, 10)
     old = whole.copy()
     center = whole[:7]
-    rule.fold(center, rule.init(center), update(some(draw)), 0)
+    rule.fold(center, rule.init(center), towards(rule, center, some(draw)), 0)
     assert np.all(whole[:7] != old[:7])
     assert np.array_equal(whole[7:], old[7:])
 
@@ -248,9 +451,9 @@ def test_a_fold_reaches_the_vector_that_the_center_is_a_slice_of(rule):
 def test_an_update_stays_as_it_is(rule):
     draw = np.random.default_rng(2)
     center, one = some(draw), update(some(draw))
-    old = one.weights.copy()
+    old = one.sent.copy()
     rule.fold(center, rule.init(center), one, 0)
-    assert np.array_equal(one.weights, old)
+    assert np.array_equal(one.sent, old)
 
 
 def test_starting_does_not_touch_the_center(rule):
@@ -264,8 +467,8 @@ def test_the_dtype_is_kept(rule, dtype):
     draw = np.random.default_rng(3)
     center = some(draw, dtype=dtype)
     state = rule.init(center)
-    for _ in range(3):
-        rule.fold(center, state, update(some(draw), dtype=dtype), 0)
+    for staleness in (0, 3, np.int64(3)):
+        rule.fold(center, state, towards(rule, center, some(draw)), staleness)
     assert center.dtype == dtype
     assert all(array.dtype == dtype for array in state.values())
 
@@ -286,17 +489,17 @@ def test_the_center_itself_is_a_fixed_point(rule):
     old = center.copy()
     state = rule.init(center)
     for _ in range(3):
-        rule.fold(center, state, update(center.copy()), 0)
+        rule.fold(center, state, towards(rule, center, center), 0)
     assert np.array_equal(center, old)
     assert all(not array.any() for array in state.values())
 
 
 def test_a_first_fold_goes_towards_the_update(rule):
     draw = np.random.default_rng(6)
-    center, one = some(draw), update(some(draw))
+    center, weights = some(draw), some(draw)
     old = center.copy()
-    rule.fold(center, rule.init(center), one, 0)
-    assert np.array_equal(np.sign(center - old), np.sign(one.weights - old))
+    rule.fold(center, rule.init(center), towards(rule, center, weights), 0)
+    assert np.array_equal(np.sign(center - old), np.sign(weights - old))
 
 
 def test_the_same_folds_give_the_same_center_to_the_last_bit(rule):
@@ -335,17 +538,149 @@ def test_it_comes_back_from_json(rule):
     assert type(rule_from_config(config, OWN)) is type(rule)
 
 
+# What every asynchronous rule keeps to beside
+
+
+@pytest.fixture(params=ASYNCHRONOUS_UNDER_TEST, ids=repr)
+def asynchronous(request):
+    return request.param
+
+
+def test_a_rule_has_a_workers_half_if_its_modes_need_one(rule):
+    assert isinstance(rule, AsynchronousRule) == bool(rule.modes & {"asynchronous", "hogwild"})
+    assert isinstance(rule, AsynchronousRule) != ("synchronous" in rule.modes)
+
+
+def test_an_exchange_changes_nothing_that_it_is_given(asynchronous):
+    draw = np.random.default_rng(0)
+    given = [some(draw) for _ in range(3)]
+    old = [array.copy() for array in given]
+    for array in given:
+        array.flags.writeable = False
+    sent, following = asynchronous.exchange(*given, window())
+    assert all(np.array_equal(array, before) for array, before in zip(given, old, strict=True))
+    assert not any(np.shares_memory(made, array) for made in (sent, following) for array in given)
+    assert not np.shares_memory(sent, following)
+    again = asynchronous.exchange(*given, window())
+    assert np.array_equal(again[0], sent)
+    assert np.array_equal(again[1], following)
+
+
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_exchange_keeps_the_dtype_and_shape(asynchronous, dtype, number):
+    draw = np.random.default_rng(1)
+    local, base, center = (some(draw, dtype=dtype) for _ in range(3))
+    for steps in (5, np.int64(5)):
+        sent, following = asynchronous.exchange(local, base, center, window(steps, number(0.1), np.int64(2)))
+        assert (sent.dtype, following.dtype) == (dtype, dtype)
+        assert sent.shape == following.shape == (7,)
+
+
+def test_numpy_numbers_as_hyper_parameters_keep_the_dtype():
+    ones = np.ones(3, np.float32)
+    for rule in (EASGD(np.float64(0.5)), DCASGD(np.float64(0.5))):
+        assert [made.dtype for made in rule.exchange(2 * ones, ones, 3 * ones, window())] == [np.float32] * 2
+
+
+def test_an_exchange_of_no_parameters(asynchronous):
+    none = np.zeros(0, np.float32)
+    assert [made.size for made in asynchronous.exchange(none, none, none, window())] == [0, 0]
+
+
+def test_who_learned_nothing_and_finds_the_center_as_it_was_sends_nothing(asynchronous):
+    center = some(np.random.default_rng(2))
+    sent, following = asynchronous.exchange(center, center, center, window())
+    assert not sent.any()
+    assert np.array_equal(following, center)
+
+
+@pytest.mark.parametrize("rule", [Downpour(), DynSGD(), DCASGD()], ids=repr)
+def test_one_worker_alone_trains_as_if_there_were_no_server(rule):
+    """Its base and the center stay the same, so nothing is counted twice."""
+    draw = np.random.default_rng(3)
+    center = some(draw, dtype=np.float64)
+    state, base, plain = rule.init(center), center.copy(), center.copy()
+    for _ in range(5):
+        progress = some(draw, dtype=np.float64)
+        plain += progress
+        sent, base = rule.exchange(base + progress, base, center.copy(), window())
+        rule.fold(center, state, update(sent, dtype=np.float64), 0)
+        assert np.allclose(center, plain, rtol=0, atol=1e-12)
+        assert np.allclose(base, plain, rtol=0, atol=1e-12)
+
+
+def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
+    """Train a linear regression over ``workers`` with rows of their own; the error of the center.
+
+    Workers exchange in a drawn order, and a push reaches the server only up to three exchanges later, so that others are
+    folded between.
+    """
+    draw = np.random.default_rng(0)
+    optimum = np.array([1.0, -2.0, 0.5])
+    rows = draw.normal(size=(workers, 20, 3))
+    targets = rows @ optimum
+    center = np.zeros(3)
+    state = rule.init(center)
+    bases, pulled_at, velocity = [center.copy() for _ in range(workers)], [0] * workers, np.zeros((workers, 3))
+    folds, underway, stalest = 0, [], 0
+    for number in range(exchanges):
+        worker = int(draw.integers(workers))
+        for due, own, pushed, pulled in [push for push in underway if push[0] <= number or push[1] == worker]:
+            underway.remove((due, own, pushed, pulled))
+            rule.fold(center, state, pushed, folds - pulled)
+            stalest = max(stalest, folds - pulled)
+            folds += 1
+        local = bases[worker].copy()
+        for _ in range(steps):
+            ahead = local + momentum * velocity[worker]
+            gradient = rows[worker].T @ (rows[worker] @ ahead - targets[worker]) / 20
+            velocity[worker] = momentum * velocity[worker] - rate * gradient
+            local += velocity[worker]
+        seen = window(steps, rate, workers)
+        sent, bases[worker] = rule.exchange(local, bases[worker], center.copy(), seen)
+        pushed = Update(**dataclasses.asdict(seen), sent=sent)
+        underway.append((number + int(draw.integers(1, 4)), worker, pushed, pulled_at[worker]))
+        pulled_at[worker] = folds
+    assert stalest > 3
+    return float(np.abs(center - optimum).max())
+
+
+def test_workers_that_exchange_out_of_step_find_the_optimum(asynchronous):
+    assert simulate(asynchronous) < 1e-6
+
+
+def test_workers_with_momentum_find_the_optimum_elastically():
+    assert simulate(EAMSGD(), momentum=0.9, rate=0.01) < 1e-6
+
+
 # Names, and what is refused
 
 
-@pytest.mark.parametrize(("name", "expected"), [("average", Average()), ("slowmo", SlowMo()), ("diloco", DiLoCo())])
+@pytest.mark.parametrize(("name", "expected"), [(name, kind()) for name, kind in RULES.items()])
 def test_a_rule_by_name(name, expected):
-    assert make_rule(name, "synchronous") == expected
+    for mode in expected.modes:
+        made = make_rule(name, mode)
+        assert made == expected
+        assert type(made) is type(expected)
     assert rule_name(expected) == name
+
+
+def test_the_names():
+    synchronous = {"average": Average, "slowmo": SlowMo, "diloco": DiLoCo}
+    summing = {"downpour": Downpour, "agn": AGN, "dynsgd": DynSGD, "dcasgd": DCASGD}
+    elastic = {"easgd": EASGD, "eamsgd": EAMSGD}
+    assert synchronous | summing | elastic == RULES
+
+
+def test_which_rules_do_without_a_lock():
+    assert {name for name, kind in RULES.items() if "hogwild" in kind.modes} == {"downpour", "agn"}
 
 
 def test_no_rule_is_the_modes_plain_one():
     assert make_rule(None, "synchronous") == Average()
+    assert make_rule(None, "asynchronous") == Downpour()
+    assert make_rule(None, "hogwild") == Downpour()
 
 
 def test_an_own_rule_goes_by_its_class():
@@ -354,13 +689,16 @@ def test_an_own_rule_goes_by_its_class():
     assert rule_name(own) == "Damped"
     assert rule_config(own) == {"name": "Damped", "parameters": {"share": 0.25}}
     assert rule_config(SlowMo(momentum=0.5)) == {"name": "slowmo", "parameters": {"momentum": 0.5, "alpha": 1.0}}
+    assert rule_config(EASGD()) == {"name": "easgd", "parameters": {"alpha": None}}
+    assert rule_config(EAMSGD(0.5)) == {"name": "eamsgd", "parameters": {"alpha": 0.5}}
+    assert rule_config(DCASGD()) == {"name": "dcasgd", "parameters": {"compensation": 0.04}}
 
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigurationError) as caught:
         make_rule("slowmow", "synchronous")
     assert "rule='slowmow' is not known" in str(caught.value)
-    assert "'average', 'diloco', 'slowmo'" in str(caught.value)
+    assert all(repr(name) in str(caught.value) for name in RULES)
     assert "Did you mean 'slowmo'?" in str(caught.value)
 
 
@@ -383,6 +721,85 @@ def test_a_rule_of_another_mode_is_told_its_own():
     assert "asynchronous, hogwild" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "made_for", "fitting"),
+    [
+        ("easgd", "synchronous", "asynchronous", "'average', 'diloco', 'slowmo'"),
+        ("slowmo", "asynchronous", "synchronous", "'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'"),
+        ("dynsgd", "hogwild", "asynchronous", "'agn', 'downpour'"),
+    ],
+)
+def test_a_mode_that_does_not_fit_names_the_rules_that_do(name, mode, made_for, fitting):
+    with pytest.raises(ConfigurationError) as caught:
+        make_rule(name, mode)
+    assert str(caught.value) == (
+        f"rule {name!r} does not fit mode={mode!r}: it is made for {made_for}. For mode={mode!r} there are {fitting}."
+    )
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_a_rule_without_its_workers_half_is_told_what_it_lacks(mode):
+    with pytest.raises(ConfigurationError) as caught:
+        make_rule(Elsewhere(), mode)
+    assert "the rule 'Elsewhere' has no exchange(local, base, center, window)" in str(caught.value)
+    assert f"which mode={mode!r} needs. It returns what a worker sends" in str(caught.value)
+    assert "sparkkeras.AsynchronousRule" in str(caught.value)
+
+
+class SGD:
+    def __init__(self, momentum=0.0, nesterov=False):
+        self.momentum, self.nesterov = momentum, nesterov
+
+
+class Nadam:
+    pass
+
+
+class MyNadam(Nadam):
+    pass
+
+
+class Adam:
+    pass
+
+
+class Scaled:
+    """As Keras's LossScaleOptimizer."""
+
+    def __init__(self, inner_optimizer):
+        self.inner_optimizer = inner_optimizer
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Scaled])
+@pytest.mark.parametrize("optimizer", [SGD(0.9, True), Nadam(), MyNadam()])
+def test_eamsgd_takes_nesterov_momentum(optimizer, wrap):
+    assert EAMSGD().check_optimizer(wrap(optimizer)) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Scaled])
+@pytest.mark.parametrize(
+    ("optimizer", "got"),
+    [
+        (SGD(), "SGD with nesterov=False and momentum=0.0"),
+        (SGD(0.9), "SGD with nesterov=False and momentum=0.9"),
+        (SGD(0.0, True), "SGD with nesterov=True and momentum=0.0"),
+        (SGD(None, True), "SGD with nesterov=True and momentum=None"),
+        (Adam(), "Adam with nesterov=False and momentum=0.0"),
+        (None, "NoneType with"),
+    ],
+)
+def test_eamsgd_tells_how_to_get_nesterov_momentum(optimizer, got, wrap):
+    with pytest.raises(ConfigurationError) as caught:
+        EAMSGD().check_optimizer(wrap(optimizer))
+    assert f"'eamsgd' needs an optimizer with Nesterov momentum, and got {got}" in str(caught.value)
+    assert "keras.optimizers.SGD(..., momentum=0.9, nesterov=True)" in str(caught.value)
+    assert "rule='easgd'" in str(caught.value)
+
+
+def test_only_eamsgd_asks_for_an_optimizer():
+    assert [name for name, kind in RULES.items() if hasattr(kind, "check_optimizer")] == ["eamsgd"]
+
+
 BAD = [
     (SlowMo, "momentum", 1.0),
     (SlowMo, "momentum", -0.1),
@@ -398,6 +815,8 @@ BAD = [
     (DiLoCo, "momentum", 1),
     (DiLoCo, "momentum", -1),
     (DiLoCo, "momentum", None),
+    *[(kind, "alpha", value) for kind in (EASGD, EAMSGD) for value in (0, 0.0, -0.5, 1.01, float("nan"), "0.5", True)],
+    *[(DCASGD, "compensation", value) for value in (-0.04, float("nan"), float("inf"), "0.04", None, False)],
 ]
 
 

@@ -12,7 +12,9 @@ from sparkkeras import (
     CustomObjectError,
     DataError,
     DivergenceError,
+    Downpour,
     ModelError,
+    ParameterServerOptions,
     SparkModel,
     UnknownArgumentError,
     WorkerError,
@@ -56,16 +58,39 @@ class NotRun:
         assert not list(jobs)
 
 
+class HalfARule:
+    modes = frozenset({"asynchronous"})
+
+    def init(self, center):
+        return {}
+
+    def fold(self, center, state, update, staleness):
+        pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mode": "sync"}, "mode='sync' is not known. Known: 'synchronous'"),
-        ({"mode": "asynchronous"}, "Known: 'synchronous'"),
+        ({"mode": "sync"}, "mode='sync' is not known. Known: 'asynchronous', 'hogwild', 'synchronous'"),
+        ({"mode": "asynchron"}, "Did you mean 'asynchronous'"),
+        ({"parameter_server_mode": "https"}, "parameter_server_mode='https' is not known. Known: 'http', 'socket'"),
+        ({"parameter_server_mode": "inprocess"}, "parameter_server_mode='inprocess' is not known"),
+        ({"port": -1}, "port=-1: expected a whole number of at least 0"),
+        ({"port": 65536}, "port=65536: expected a number from 0 to 65535; 0 takes any"),
+        ({"port": "80"}, "port='80': expected"),
+        ({"port": True}, "port=True: expected"),
+        ({"server_options": {"encrypt": True}}, r"expected sparkkeras.ParameterServerOptions\(...\) or None"),
         ({"frequency": 0}, "frequency=0: expected"),
         ({"frequency": "epochs"}, "frequency='epochs': expected"),
         ({"frequency": 1.5}, "frequency=1.5"),
         ({"rule": "averge"}, "Did you mean 'average'"),
         ({"rule": object()}, "not an update rule"),
+        ({"rule": "easgd"}, "rule 'easgd' does not fit mode='synchronous': it is made for asynchronous.*'slowmo'"),
+        ({"rule": "slowmo", "mode": "asynchronous"}, "rule 'slowmo' does not fit mode='asynchronous'.*'downpour'"),
+        ({"rule": "easgd", "mode": "hogwild"}, "made for asynchronous. For mode='hogwild' there are 'agn', 'downpour'"),
+        ({"rule": Downpour, "mode": "hogwild"}, r"make an object of it, rule=Downpour\(\)"),
+        ({"rule": HalfARule(), "mode": "asynchronous"}, "'HalfARule' has no exchange.local, base, center, window."),
+        ({"rule": "eamsgd", "mode": "asynchronous"}, "'eamsgd' needs an optimizer with Nesterov momentum, and got Adam"),
         ({"num_workers": 0}, "num_workers=0: expected a positive whole number or None"),
         ({"num_workers": True}, "num_workers=True"),
         ({"batch_size": -1}, "batch_size=-1"),
@@ -86,7 +111,7 @@ def test_arguments_of_the_model(arguments, words):
         ({"batch_size": 0}, "batch_size=0"),
         ({"validation_split": 1.0}, r"validation_split=1.0: expected a number in \[0, 1\)"),
         ({"validation_split": -0.1}, "validation_split=-0.1"),
-        ({"validation_split": 0.1, "validation_data": (1, 2)}, "not both"),
+        ({"validation_split": 0.1, "validation_data": (1, 2)}, "give one of validation_split, validation_data and"),
         ({"validation_data": (1, 2, 3, 4)}, "tuple of 4"),
         ({"validation_freq": 0}, "validation_freq=0"),
         ({"initial_epoch": -1}, "initial_epoch=-1"),
@@ -112,6 +137,8 @@ def test_unknown_arguments_name_the_known_ones(spark_model, arrays):
         spark_model.fit(*arrays, epoch=1)
     with pytest.raises(UnknownArgumentError, match="evaluate takes no argument"):
         spark_model.evaluate(*arrays, epochs=1)
+    with pytest.raises(UnknownArgumentError, match="ParameterServerOptions takes no argument 'hots'.*Did you mean 'host'"):
+        ParameterServerOptions(hots="driver")
     with pytest.raises(UnknownArgumentError, match="predict takes no argument"):
         spark_model.predict(arrays[0], y=arrays[1])
 
@@ -206,12 +233,9 @@ def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, row
         spark_model.fit(sc.parallelize(broken, 2), on_nan="allow", verbose=0)
 
 
-def test_a_dataframe_says_how(sc, spark_model):
-    from pyspark.sql import SparkSession
-
-    frame = SparkSession(sc).createDataFrame([(1.0, 2)], "x double, y int")
-    with pytest.raises(DataError, match=r"DataFrame.*df\.rdd\.map"):
-        spark_model.fit(frame)
+def test_columns_beside_arrays(spark_model, arrays):
+    with pytest.raises(ConfigurationError, match="features= is for the columns of a DataFrame; the data is an array"):
+        spark_model.fit(*arrays, features="x")
 
 
 def test_labels_beside_an_rdd(sc, spark_model, rows, arrays):

@@ -134,7 +134,7 @@ def test_rules_are_held_to_their_word(sc, arrays):
 
     class NotInPlace(Poison):
         def fold(self, center, state, update, staleness):
-            return update.weights
+            return update.sent
 
     model = regression()
     before = model.get_weights()

@@ -1,18 +1,30 @@
-"""LabeledPoints, there and back."""
+"""LabeledPoints, there and back; a model that trains on them and predicts for matrices and vectors."""
 
+import inspect
+
+import keras
 import numpy as np
 import pytest
+from pyspark.ml import linalg as ml
+from pyspark.mllib import linalg as mllib
+from pyspark.mllib.regression import LabeledPoint
 
 from sparkkeras import (
+    ConfigurationError,
     DataError,
+    ModelError,
     SparkModel,
+    UnknownArgumentError,
     encode_label,
     from_labeled_point,
+    load_spark_model,
     lp_to_simple_rdd,
     to_labeled_point,
     to_simple_rdd,
 )
-from tests.models import classifier
+from sparkkeras.data.mllib import from_matrix, from_vector, to_matrix, to_vector
+from sparkkeras.mllib_model import SparkMLlibModel
+from tests.models import classifier, regression
 
 X = np.arange(12, dtype=np.float64).reshape(4, 3)
 Y = np.array([2, 0, 1, 2])
@@ -74,3 +86,275 @@ def test_a_simple_rdd_is_an_ordinary_rdd(sc):
     named = to_simple_rdd(sc, {"a": X, "b": Y}, Y).first()
     assert named[0].keys() == {"a", "b"}
     assert to_simple_rdd(sc, X, Y).map(lambda row: row[1].item()).sum() == 5
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ([LabeledPoint(float("nan"), [1.0])], "the largest label is nan"),
+        ([LabeledPoint(-2.0, [1.0])], "the largest label is -2"),
+        ([], "no rows"),
+    ],
+    ids=["NaN", "negative", "empty"],
+)
+def test_classes_are_looked_for_where_there_are_none(sc, points, words):
+    with pytest.raises(DataError, match=words):
+        lp_to_simple_rdd(sc.parallelize(points, 2), categorical=True)
+    with pytest.raises(DataError, match=words):
+        from_labeled_point(sc.parallelize(points, 2), categorical=True)
+
+
+def test_only_an_rdd_has_labeled_points():
+    with pytest.raises(DataError, match=r"lp_rdd is an array of shape \(4, 3\).*to_labeled_point makes one"):
+        lp_to_simple_rdd(X)
+
+
+def images():
+    """A classifier on images of 8 by 8."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Flatten(), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def as_images(x, y):
+    return x.reshape(-1, 8, 8, 1), y
+
+
+def sparse(x, y):
+    """LabeledPoints with sparse features."""
+    return [
+        LabeledPoint(label, mllib.SparseVector(64, np.flatnonzero(row), row[row != 0]))
+        for row, label in zip(x, y, strict=True)
+    ]
+
+
+class Count(keras.callbacks.Callback):
+    """Counts epochs."""
+
+    epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+
+def test_a_classifier_learns_digits(sc, digits):
+    x, y, x_test, y_test = digits
+    mllib_model = SparkMLlibModel(classifier(loss="categorical_crossentropy"), num_workers=2, seed=1)
+    history = mllib_model.fit(to_labeled_point(sc, x, y), categorical=True, epochs=8, validation_split=0.1, verbose=0)
+    assert history.history.keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert len(history.history["loss"]) == 8
+    assert history.history["val_accuracy"][-1] > 0.8
+
+    scores = mllib_model.predict(to_matrix(x_test))
+    assert isinstance(scores, mllib.DenseMatrix)
+    assert (scores.numRows, scores.numCols) == (len(x_test), 10)
+    np.testing.assert_allclose(from_matrix(scores), mllib_model.model.predict(x_test, verbose=0), rtol=1e-4, atol=1e-6)
+    accuracy = (from_matrix(scores).argmax(axis=1) == y_test).mean()
+    assert accuracy > 0.85
+
+    points = sc.parallelize(sparse(x_test, y_test), 3)
+    loss, found = mllib_model.evaluate(points, categorical=True)
+    assert found == pytest.approx(accuracy, abs=1e-6)
+    expected = mllib_model.model.evaluate(x_test, np.eye(10)[y_test], verbose=0)
+    assert [loss, found] == pytest.approx(expected, rel=1e-4)
+    named = mllib_model.evaluate(points, categorical=True, nb_classes=10, return_dict=True)
+    assert named == pytest.approx({"loss": loss, "accuracy": found})
+
+
+def test_a_regression_learns_diabetes(sc):
+    from sklearn.datasets import load_diabetes
+    from sklearn.linear_model import LinearRegression
+
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (x / x.std(axis=0)).astype(np.float32), ((y - y.mean()) / y.std())[:, None]
+    mllib_model = SparkMLlibModel(regression(width=10, optimizer=keras.optimizers.Adam(0.01)), seed=1)
+    history = mllib_model.train(to_labeled_point(sc, x, y), epochs=15, batch_size=16, verbose=0)
+    best = ((LinearRegression().fit(x, y).predict(x) - y) ** 2).mean()
+    assert history.history["loss"][-1] < 1.1 * best
+
+    predictions = mllib_model.predict(to_matrix(x))
+    assert (predictions.numRows, predictions.numCols) == (len(x), 1)
+    column = from_matrix(predictions)
+    assert ((column - y) ** 2).mean() == pytest.approx(mllib_model.evaluate(to_labeled_point(sc, x, y)), rel=1e-4)
+    one = mllib_model.predict(to_vector(x[5]))
+    assert len(one) == 1
+    assert one[0] == pytest.approx(column[5, 0], rel=1e-4)
+    # What was predicted can be a label again.
+    labels = to_labeled_point(sc, x, column).map(lambda point: point.label).collect()
+    assert labels == column[:, 0].tolist()
+
+
+def test_predictions_have_the_form_of_the_data(sc, digits):
+    _, _, x, y = digits
+    x, y = x[:50], y[:50]
+    model = classifier()
+    mllib_model = SparkMLlibModel(model, batch_size=8)
+    expected = model.predict(x, verbose=0)
+    close = {"rtol": 1e-4, "atol": 1e-6}
+    for matrix in (mllib.DenseMatrix(50, 64, x.ravel(), True), to_matrix(x).toSparse(), to_matrix(x).asML()):
+        found = mllib_model.predict(matrix)
+        assert isinstance(found, mllib.DenseMatrix)
+        np.testing.assert_allclose(found.toArray(), expected, **close)
+    for vector in (to_vector(x[3]), sparse(x, y)[3].features, ml.DenseVector(x[3])):
+        found = mllib_model.predict(vector)
+        assert isinstance(found, mllib.DenseVector)
+        np.testing.assert_allclose(from_vector(found), expected[3], **close)
+    mixed = [*(to_vector(row) for row in x[:25]), *(ml.DenseVector(row) for row in x[25:])]
+    for rows in (sc.parallelize(mixed, 3), sc.parallelize(sparse(x, y), 3)):
+        lazy = mllib_model.predict(rows)
+        assert lazy.getNumPartitions() == 3
+        found = lazy.collect()
+        assert all(isinstance(row, mllib.DenseVector) for row in found)
+        np.testing.assert_allclose([row.toArray() for row in found], expected, **close)
+    assert mllib_model.predict(to_matrix(np.zeros((0, 64)))).toArray().shape == (0, 10)
+
+
+def test_a_transform_makes_images_of_features(sc, digits):
+    x, y, x_test, y_test = digits
+    mllib_model = SparkMLlibModel(images(), num_workers=2, seed=1)
+    points = to_labeled_point(sc, x[:600], y[:600])
+    counter = Count()
+    history = mllib_model.fit(
+        points,
+        epochs=3,
+        verbose=0,
+        callbacks=counter,
+        transform=as_images,
+        validation_data=sc.parallelize(sparse(x_test, y_test), 2),
+        validation_freq=3,
+    )
+    assert counter.epochs == 3
+    assert len(history.history["val_loss"]) == 1
+    assert mllib_model.evaluate(to_labeled_point(sc, x_test, y_test), transform=as_images)[0] == pytest.approx(
+        history.history["val_loss"][0], rel=1e-4
+    )
+    scores = from_matrix(mllib_model.predict(to_matrix(x_test), transform=as_images))
+    assert scores.shape == (len(x_test), 10)
+    with pytest.raises(DataError, match=r"expects rows of shape \(8, 8, 1\).*transform="):
+        mllib_model.predict(to_matrix(x_test))
+
+
+def test_it_trains_as_a_spark_model_does(sc, digits):
+    x, y, *_ = digits
+    x, y = x[:300], y[:300]
+    settings = {"mode": "synchronous", "frequency": 4, "num_workers": 3, "rule": "slowmo", "seed": 5, "batch_size": 16}
+    mine, plain = SparkMLlibModel(classifier(), **settings), SparkModel(classifier(), **settings)
+    mine.fit(sc.parallelize(sparse(x, y), 2), epochs=2, verbose=0)
+    plain.fit(sc.parallelize(list(zip(x, y.astype(float), strict=True)), 2), epochs=2, verbose=0)
+    for weight, expected in zip(mine.model.get_weights(), plain.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    assert repr(mine) == repr(plain).replace("SparkModel", "SparkMLlibModel")
+
+
+def test_asynchronous_training_on_points(sc, digits):
+    x, y, *_ = digits
+    mllib_model = SparkMLlibModel(classifier(), "asynchronous", 5, parameter_server_mode="socket", seed=1)
+    history = mllib_model.fit(to_labeled_point(sc, x[:400], y[:400]), epochs=2, verbose=0)
+    assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_what_is_saved_is_loaded(sc, digits, tmp_path):
+    x, y, *_ = digits
+    model = classifier()
+    mllib_model = SparkMLlibModel(model, frequency=3, num_workers=2, batch_size=64, seed=7)
+    assert mllib_model.master_network is mllib_model.model is model
+    mllib_model.fit(to_labeled_point(sc, x[:200], y[:200]), verbose=0)
+    path = tmp_path / "digits.keras"
+    mllib_model.save(path)
+    again = SparkMLlibModel.load(path)
+    assert repr(again) == repr(mllib_model)
+    assert again.predict(to_matrix(x[:9])) == mllib_model.predict(to_matrix(x[:9]))
+    plain = load_spark_model(path)
+    assert (plain.batch_size, plain.seed) == (64, 7)
+    np.testing.assert_array_equal(plain.model.get_weights()[0], model.get_weights()[0])
+    for each in (again, mllib_model):
+        each.fit(to_labeled_point(sc, x[:200], y[:200]), epochs=1, verbose=0)
+    for weight, expected in zip(again.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_what_does_not_fit_is_told_before_a_job(sc):
+    points = to_labeled_point(sc, X, Y)
+    jobs = sc.statusTracker().getJobIdsForGroup
+    before = len(jobs())
+    mllib_model = SparkMLlibModel(classifier(width=3, classes=3, loss="categorical_crossentropy"))
+    for call in (mllib_model.fit, mllib_model.evaluate):
+        with pytest.raises(ConfigurationError, match="nb_classes=3 goes with categorical=True"):
+            call(points, nb_classes=3)
+        with pytest.raises(ConfigurationError, match=r"nb_classes=5 do not fit the model 'classifier', which has 3 output"):
+            call(points, categorical=True, nb_classes=5)
+        with pytest.raises(ConfigurationError, match=r"which has 1 output\(s\).*leave categorical out"):
+            getattr(SparkMLlibModel(regression()), call.__name__)(points, categorical=True)
+        with pytest.raises(DataError, match="lp_rdd is an array .* expected an RDD of LabeledPoints"):
+            call(X)
+        with pytest.raises(ConfigurationError, match="batch_size=0"):
+            call(points, batch_size=0)
+    with pytest.raises(DataError, match="expected a Matrix"):
+        mllib_model.predict(X)
+    with pytest.raises(DataError, match=r"expects rows of shape \(3,\), received rows of shape \(2,\)"):
+        mllib_model.predict(to_matrix(X[:, :2]))
+    with pytest.raises(DataError, match="NaN"):
+        mllib_model.predict(to_vector([1, np.nan, 2]))
+    with pytest.raises(ConfigurationError, match="validation_split"):
+        mllib_model.fit(points, validation_split=0.5, validation_data=points)
+    assert len(jobs()) == before
+
+
+def test_rows_that_are_no_points_are_told(sc):
+    mllib_model = SparkMLlibModel(classifier(width=3, classes=3))
+    rows = sc.parallelize([LabeledPoint(0.0, X[0]), (X[1], 1.0)], 1)
+    for call in (mllib_model.fit, mllib_model.evaluate):
+        with pytest.raises(DataError, match="a row is a tuple of 2; expected a LabeledPoint. SparkModel takes rows"):
+            call(rows)
+    with pytest.raises(Exception, match="DataError: a row is an array of shape .* expected a Vector or a LabeledPoint"):
+        mllib_model.predict(sc.parallelize(list(X), 1)).collect()
+    with pytest.raises(DataError, match="label 2 is out of range: with nb_classes=2"):
+        SparkMLlibModel(classifier(width=3, classes=2)).fit(to_labeled_point(sc, X, Y), categorical=True)
+
+
+def test_a_model_whose_outputs_make_no_matrix():
+    x = keras.Input((3,))
+    two = keras.Model(x, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(2, name="b")(x)])
+    deep = keras.Model(x, keras.layers.Reshape((2, 2), name="grid")(keras.layers.Dense(4)(x)))
+    for model, words in [(two, r"'a' with rows of shape \(1,\), 'b' with"), (deep, r"'grid' with rows of shape \(2, 2\)")]:
+        model.compile("sgd", "mse")
+        with pytest.raises(ModelError, match=words):
+            SparkMLlibModel(model).predict(to_matrix(X))
+
+
+NOT_OF_POINTS = {"data", "y", "sample_weight", "features", "label", "loader", "validation_col", "collect", "output_col"}
+"""Arguments of SparkModel that LabeledPoints, matrices and vectors have no use for."""
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("__init__", set()),
+        ("fit", {"lp_rdd", "categorical", "nb_classes"}),
+        ("evaluate", {"lp_rdd", "categorical", "nb_classes"}),
+        ("predict", {"data"}),
+        ("save", set()),
+    ],
+)
+def test_it_takes_what_a_spark_model_takes(name, own):
+    def arguments(owner, without):
+        found = inspect.signature(getattr(owner, name)).parameters.values()
+        return {one.name: (one.kind, one.default) for one in found if one.name not in without}
+
+    assert arguments(SparkMLlibModel, own) == arguments(SparkModel, NOT_OF_POINTS)
+
+
+def test_unknown_arguments_are_refused():
+    model = classifier(width=3)
+    with pytest.raises(UnknownArgumentError, match="SparkMLlibModel takes no argument 'workers'"):
+        SparkMLlibModel(model, workers=2)
+    mllib_model = SparkMLlibModel(model)
+    for call in (mllib_model.fit, mllib_model.train):
+        with pytest.raises(UnknownArgumentError, match=r"SparkMLlibModel.fit takes no argument 'nb_clases'.*'nb_classes'\?"):
+            call(None, nb_clases=3)
+    with pytest.raises(UnknownArgumentError, match="SparkMLlibModel.evaluate takes no argument 'y'"):
+        mllib_model.evaluate(None, y=Y)
+    with pytest.raises(UnknownArgumentError, match="SparkMLlibModel.predict takes no argument 'collect'"):
+        mllib_model.predict(None, collect=False)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import DataError, SparkModel, WorkerError
-from sparkkeras.strategy import averaging
+from sparkkeras.strategy import gather
 from tests.conftest import SOAK
 from tests.models import classifier
 
@@ -47,13 +47,13 @@ def spy_on_names(monkeypatch):
     from sparkkeras.data import rdd
 
     names = []
-    store = rdd._Store
+    store = rdd.Store
 
     def noted(name):
         names.append(name)
         return store(name)
 
-    monkeypatch.setattr(rdd, "_Store", noted)
+    monkeypatch.setattr(rdd, "Store", noted)
     return names
 
 
@@ -82,7 +82,7 @@ def test_files_that_are_gone_are_written_again(sc, arrays, monkeypatch):
 
 def test_reduced_on_the_workers_it_is_the_same(sc, arrays, monkeypatch):
     flat = train([rows(sc, arrays, 5)])
-    monkeypatch.setattr(averaging, "TREE_WORKERS", 1)
+    monkeypatch.setattr(gather, "TREE_WORKERS", 1)
     tree = train([rows(sc, arrays, 5)])
     for one, two in zip(flat, tree, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)

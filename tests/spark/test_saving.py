@@ -101,7 +101,7 @@ class Mine:
         return {}
 
     def fold(self, center, state, update, staleness):
-        center += self.share * (update.weights - center)
+        center += self.share * (update.sent - center)
 
 
 def test_own_rules(tmp_path):

@@ -1,48 +1,27 @@
-"""Averaging in rounds, over the plain twin of a dataset: no Spark. A new strategy joins by a line in ``STRATEGIES``."""
+"""What every strategy keeps to, and averaging in rounds, over the plain twin of a dataset: no Spark.
+
+A new strategy joins the first half with its mode.
+"""
 
 import keras
 import numpy as np
 import pytest
 
 from sparkkeras import metrics
-from sparkkeras.callbacks import DriverCallbacks, Progress
-from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
-from sparkkeras.job import Job, Shares, Validation
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.job import Shares, Validation
+from sparkkeras.model import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
-from sparkkeras.strategy import averaging
-from sparkkeras.strategy.averaging import AveragingStrategy, Mean, Report, merge, tree_groups
-from sparkkeras.strategy.base import MODES, make_strategy
+from sparkkeras.strategy import gather
+from sparkkeras.strategy.averaging import Mean, Report, merge
+from sparkkeras.strategy.base import MODES
+from sparkkeras.strategy.gather import tree_groups
 from sparkkeras.weights import Flat
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
-
-STRATEGIES = [AveragingStrategy]
-
-BATCH = 4
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(60, 3)).astype(np.float32)
-Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(size=(60, 1))).astype(np.float32)
-
-
-class Model:
-    """A model and its beginning."""
-
-    def __init__(self, *layers, optimizer, **compiled):
-        keras.utils.set_random_seed(1)
-        self.model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-        self.model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **compiled)
-        metrics.prepare(self.model, rows(X[:1], Y[:1]).spec.zeros())
-        self.state = ModelState.take(self.model)
-        self.archive = ModelArchive.pack(self.model)
-
-    def anew(self):
-        """The model at its beginning."""
-        self.state.put(self.model)
-        self.model.stop_training = False
-        return self.model
+from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
 @pytest.fixture(scope="module")
@@ -62,98 +41,17 @@ def linear(linear_adam):
     return linear_adam
 
 
-def rows(x, y, weight=None):
-    """Rows of a task's own."""
-    return from_arrays(x.copy(), y.copy(), weight)
-
-
-def partitions(*sizes):
-    """Consecutive rows in partitions; ``None`` is one without rows."""
-    stops = np.cumsum([size or 0 for size in sizes])
-    assert stops[-1] <= 60
-    return LocalDataset(
-        tuple(
-            None if size is None else rows(X[stop - size : stop], Y[stop - size : stop])
-            for size, stop in zip(sizes, stops, strict=True)
-        )
-    )
-
-
-class Heard(Progress):
-    """Notes rounds instead of telling of them."""
-
-    def __init__(self):
-        super().__init__(0, 1, 1)
-        self.rounds = []
-
-    def on_round_end(self, rows, done):
-        self.rounds.append((rows, done))
-
-
-def fit(
-    given,
-    dataset,
-    strategy=AveragingStrategy,
-    *,
-    epochs=1,
-    initial_epoch=0,
-    frequency="epoch",
-    rule=None,
-    rule_state=None,
-    shuffle=False,
-    seed=1,
-    callbacks=(),
-    steps_per_epoch=None,
-    validation=None,
-    shares=None,
-    histories=None,
-    transform=None,
-):
-    """Train; the history and what was heard of rounds."""
-    sizes = tuple(handle.rows for handle in dataset.handles)
-    job = Job(
-        model=given.model,
-        archive=ModelArchive.pack(given.model),
-        epochs=epochs,
-        initial_epoch=initial_epoch,
-        frequency=frequency,
-        rule=rule or Average(),
-        rule_state={} if rule_state is None else rule_state,
-        shares=shares or Shares(sizes, (0,) * len(sizes)),
-        options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed),
-        steps_per_epoch=steps_per_epoch,
-        validation=validation,
-        histories=[] if histories is None else histories,
-    )
-    heard = Heard()
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, heard)
-    strategy().fit(job, dataset, driver)
-    return driver.history, heard.rounds
-
-
-def close(model, weights, optimizer=None, atol=1e-6):
-    state = ModelState.take(model)
-    assert np.allclose(state.weights.vector, weights, rtol=0, atol=atol)
-    if optimizer is not None:
-        assert np.allclose(state.optimizer.vector, optimizer, rtol=0, atol=atol)
-    return True
-
-
 # What every strategy keeps to
 
 
-@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.__name__)
-def strategy(request):
+@pytest.fixture(params=MODES)
+def mode(request):
     return request.param
 
 
-def test_every_mode_has_a_strategy_under_test():
-    assert {type(make_strategy(mode)) for mode in MODES} <= set(STRATEGIES)
-
-
 @pytest.mark.parametrize("frequency", ["epoch", 1, 2])
-def test_training_learns(linear, strategy, frequency):
-    history, _ = fit(linear, partitions(20, 20, 20), strategy, epochs=12, frequency=frequency, shuffle=True)
+def test_training_learns(linear, mode, frequency):
+    history, _ = fit(linear, partitions(20, 20, 20), mode, epochs=12, frequency=frequency, shuffle=True)
     losses = history.history["loss"]
     assert losses[-1] < 0.3 * losses[0]
     final = linear.model.evaluate(X, Y, verbose=0, return_dict=True)
@@ -161,8 +59,8 @@ def test_training_learns(linear, strategy, frequency):
 
 
 @pytest.mark.parametrize("frequency", ["epoch", 1, 3])
-def test_one_worker_is_plain_keras(linear, strategy, frequency):
-    history, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
+def test_one_worker_is_plain_keras(linear, mode, frequency):
+    history, _ = fit(linear, partitions(22), mode, epochs=3, frequency=frequency)
     found = ModelState.take(linear.model)
     plain = linear.anew()
     expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
@@ -173,18 +71,18 @@ def test_one_worker_is_plain_keras(linear, strategy, frequency):
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
 
 
-def test_history_has_a_value_an_epoch(linear, strategy):
-    history, _ = fit(linear, partitions(20, 10), strategy, epochs=5, initial_epoch=2)
+def test_history_has_a_value_an_epoch(linear, mode):
+    history, _ = fit(linear, partitions(20, 10), mode, epochs=5, initial_epoch=2)
     assert history.epoch == [2, 3, 4]
     assert {name: len(values) for name, values in history.history.items()} == {"loss": 3, "mae": 3}
     assert linear.model.history is history
     assert all(type(value) is float for values in history.history.values() for value in values)
 
 
-def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, strategy):
+def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, mode):
     def run(seed):
         linear.anew()
-        fit(linear, partitions(20, 13, 27), strategy, epochs=2, frequency=2, shuffle=True, seed=seed)
+        fit(linear, partitions(20, 13, 27), mode, epochs=2, frequency=2, shuffle=True, seed=seed)
         return ModelState.take(linear.model).weights.vector.tobytes()
 
     assert run(7) == run(7)
@@ -193,9 +91,9 @@ def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, strategy):
 
 @pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), (1, 1, 1), (3, 40), (1, None, 2)], ids=str)
 @pytest.mark.parametrize("frequency", ["epoch", 1])
-def test_partitions_with_few_rows_or_none(linear, strategy, sizes, frequency):
+def test_partitions_with_few_rows_or_none(linear, mode, sizes, frequency):
     histories = []
-    history, _ = fit(linear, partitions(*sizes), strategy, epochs=2, frequency=frequency, histories=histories)
+    history, _ = fit(linear, partitions(*sizes), mode, epochs=2, frequency=frequency, histories=histories)
     assert np.isfinite(history.history["loss"]).all()
     filled = [number for number, size in enumerate(sizes) if size]
     assert [entry["worker"] for entry in histories] == filled * 2
@@ -207,9 +105,9 @@ def test_partitions_with_few_rows_or_none(linear, strategy, sizes, frequency):
         assert history.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
 
 
-def test_workers_keep_histories_of_their_own(linear, strategy):
+def test_workers_keep_histories_of_their_own(linear, mode):
     histories = [{"worker": "of an earlier fit"}]
-    fit(linear, partitions(20, 10), strategy, epochs=4, initial_epoch=2, frequency=2, histories=histories)
+    fit(linear, partitions(20, 10), mode, epochs=4, initial_epoch=2, frequency=2, histories=histories)
     assert histories.pop(0) == {"worker": "of an earlier fit"}
     assert [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories] == [
         (2, 0, 20),
@@ -221,16 +119,16 @@ def test_workers_keep_histories_of_their_own(linear, strategy):
     assert all(entry["seconds"] > 0 for entry in histories)
 
 
-def test_a_callback_may_stop_training(linear, strategy):
+def test_a_callback_may_stop_training(linear, mode):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 1
 
-    history, _ = fit(linear, partitions(20, 10), strategy, epochs=9, callbacks=[Stop()])
+    history, _ = fit(linear, partitions(20, 10), mode, epochs=9, callbacks=[Stop()])
     assert history.epoch == [0, 1]
 
 
-def test_callbacks_are_called_as_by_keras(linear, strategy):
+def test_callbacks_are_called_as_by_keras(linear, mode):
     calls = []
 
     class Notes(keras.callbacks.Callback):
@@ -246,97 +144,27 @@ def test_callbacks_are_called_as_by_keras(linear, strategy):
         def on_train_end(self, logs=None):
             calls.append("train ends")
 
-    fit(linear, partitions(20, 10), strategy, epochs=2, frequency=2, callbacks=[Notes()])
+    fit(linear, partitions(20, 10), mode, epochs=2, frequency=2, callbacks=[Notes()])
     begins_and_ends = [(f"epoch {epoch} begins", (f"epoch {epoch} ends", ["loss", "mae"])) for epoch in (0, 1)]
     assert calls == ["train begins", *begins_and_ends[0], *begins_and_ends[1], "train ends"]
 
 
-def test_a_learning_rate_that_a_callback_sets_reaches_the_workers(linear, strategy):
-    def halved(epoch, rate):
-        return 0.05 / 2**epoch
-
-    callback = keras.callbacks.LearningRateScheduler(halved)
-    fit(linear, partitions(20), strategy, epochs=3, callbacks=[callback])
-    found = ModelState.take(linear.model).weights.vector
-    plain = linear.anew()
-    plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[callback], verbose=0)
-    assert close(plain, found)
-
-
-class Snapshots(keras.callbacks.Callback):
-    """The weights at the end of each epoch; from ``blow_up`` on, a learning rate beyond all bounds."""
-
-    def __init__(self, blow_up=None):
-        super().__init__()
-        self.blow_up = blow_up
-        self.weights = []
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if self.blow_up is not None and epoch >= self.blow_up:
-            self.model.optimizer.learning_rate = 1e38
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.weights.append(ModelState.take(self.model).weights.vector)
-
-
-def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear, strategy):
-    blocks = list(partitions(20, 10, 10).blocks)
-    snapshots = Snapshots(blow_up=2)
-    with pytest.raises(DivergenceError) as caught:
-        fit(linear, LocalDataset(tuple(blocks)), strategy, epochs=5, callbacks=[snapshots])
-    assert str(caught.value).startswith("training diverged in epoch 3 on worker 0: weights or loss are not finite (loss ")
-    assert "smaller learning rate" in str(caught.value)
-    assert len(snapshots.weights) == 2
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, snapshots.weights[-1])
-    assert np.isfinite(snapshots.weights[-1]).all()
-
-
-def test_divergence_names_the_worker_whose_rows_are_bad(linear, strategy):
+def test_divergence_names_the_worker_whose_rows_are_bad(linear, mode):
     blocks = list(partitions(20, 10, 10).blocks)
     blocks[1] = rows(blocks[1].x, np.full_like(blocks[1].y, np.nan))
-    with pytest.raises(DivergenceError, match=r"in epoch 1 on worker 1: .*\(loss nan\)"):
-        fit(linear, LocalDataset(tuple(blocks)), strategy)
+    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1 on worker 1: .* not finite"):
+        fit(linear, LocalDataset(tuple(blocks)), mode)
     assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
 
 
-def test_validation_rows_of_the_same_partitions(linear, strategy):
+def test_rows_that_validate_do_not_train(linear, mode):
     dataset = partitions(20, 10)
     shares = Shares.split(dataset.handles, 0.2)
-    assert shares.train == (16, 8)
-    validation = Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
-    validated = []
-
-    class Validated(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            x, y = (np.concatenate([side[16:20], side[28:30]]) for side in (X, Y))
-            if (epoch + 1) % 2 == 0:
-                validated.append(self.model.evaluate(x, y, verbose=0))
-            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
-
-    history, _ = fit(
-        linear, dataset, strategy, epochs=4, shares=shares, validation=validation, callbacks=[Validated()], shuffle=True
-    )
-    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
-    assert len(found) == 2
-    assert np.allclose(found, validated, rtol=1e-5)
-
-
-def test_rows_that_validate_do_not_train(linear, strategy):
-    dataset = partitions(20, 10)
-    shares = Shares.split(dataset.handles, 0.2)
-    fit(linear, dataset, strategy, shares=shares, epochs=2)
+    fit(linear, dataset, mode, shares=shares, epochs=2)
     found = ModelState.take(linear.model).weights.vector
     linear.anew()
-    fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), strategy, epochs=2)
+    fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), mode, epochs=2)
     assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
-
-
-def test_validation_on_rows_of_its_own(linear, strategy):
-    held_out = LocalDataset((rows(X[40:48], Y[40:48]), None, rows(X[48:], Y[48:])))
-    history, _ = fit(linear, partitions(20, 20), strategy, validation=Validation(held_out, BatchOptions(BATCH)))
-    expected = linear.model.evaluate(X[40:], Y[40:], verbose=0, return_dict=True)
-    assert history.history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)
-    assert history.history["val_mae"] == pytest.approx([expected["mae"]], rel=1e-5)
 
 
 @keras.saving.register_keras_serializable(package="tests_of_averaging")
@@ -356,7 +184,7 @@ class OwnStep(keras.Model):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_figures_of_an_own_train_step_reach_the_history(strategy):
+def test_figures_of_an_own_train_step_reach_the_history(mode):
     keras.utils.set_random_seed(1)
     model = OwnStep()
     model(X)
@@ -364,7 +192,7 @@ def test_figures_of_an_own_train_step_reach_the_history(strategy):
     given = type("Given", (), {"model": model})
     metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
     state = ModelState.take(model)
-    history, _ = fit(given, partitions(4), strategy, epochs=2)
+    history, _ = fit(given, partitions(4), mode, epochs=2)
     found = ModelState.take(model).weights.vector
     state.put(model)
     expected = model.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -372,6 +200,61 @@ def test_figures_of_an_own_train_step_reach_the_history(strategy):
     assert close(model, found)
     assert set(history.history) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
+
+
+# What rounds keep to beyond that: nobody is ahead of the driver
+
+
+def test_a_learning_rate_that_a_callback_sets_reaches_the_workers(linear):
+    def halved(epoch, rate):
+        return 0.05 / 2**epoch
+
+    callback = keras.callbacks.LearningRateScheduler(halved)
+    fit(linear, partitions(20), epochs=3, callbacks=[callback])
+    found = ModelState.take(linear.model).weights.vector
+    plain = linear.anew()
+    plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[callback], verbose=0)
+    assert close(plain, found)
+
+
+def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
+    blocks = list(partitions(20, 10, 10).blocks)
+    snapshots = Snapshots(blow_up=2)
+    with pytest.raises(DivergenceError) as caught:
+        fit(linear, LocalDataset(tuple(blocks)), epochs=5, callbacks=[snapshots])
+    assert str(caught.value).startswith("training diverged in epoch 3 on worker 0: weights or loss are not finite (loss ")
+    assert "smaller learning rate" in str(caught.value)
+    assert len(snapshots.weights) == 2
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, snapshots.weights[-1])
+    assert np.isfinite(snapshots.weights[-1]).all()
+
+
+def test_validation_rows_of_the_same_partitions(linear):
+    dataset = partitions(20, 10)
+    shares = Shares.split(dataset.handles, 0.2)
+    assert shares.train == (16, 8)
+    validation = Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
+    validated = []
+
+    class Validated(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            x, y = (np.concatenate([side[16:20], side[28:30]]) for side in (X, Y))
+            if (epoch + 1) % 2 == 0:
+                validated.append(self.model.evaluate(x, y, verbose=0))
+            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
+
+    history, _ = fit(linear, dataset, epochs=4, shares=shares, validation=validation, callbacks=[Validated()], shuffle=True)
+    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
+    assert len(found) == 2
+    assert np.allclose(found, validated, rtol=1e-5)
+
+
+def test_validation_on_rows_of_its_own(linear):
+    held_out = LocalDataset((rows(X[40:48], Y[40:48]), None, rows(X[48:], Y[48:])))
+    history, _ = fit(linear, partitions(20, 20), validation=Validation(held_out, BatchOptions(BATCH)))
+    expected = linear.model.evaluate(X[40:], Y[40:], verbose=0, return_dict=True)
+    assert history.history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)
+    assert history.history["val_mae"] == pytest.approx([expected["mae"]], rel=1e-5)
 
 
 # A round, against replicas trained one by one
@@ -490,8 +373,8 @@ def test_the_rule_folds_once_a_round_and_remembers(linear):
         def fold(self, center, state, update, staleness):
             folded.append((update.steps, update.rows, update.num_workers, staleness, update.learning_rate))
             state["folds"] += 1
-            assert update.weights.shape == center.shape == (4,)
-            assert not np.array_equal(center, update.weights)
+            assert update.sent.shape == center.shape == (4,)
+            assert not np.array_equal(center, update.sent)
             super().fold(center, state, update, staleness)
 
     state = {}
@@ -586,9 +469,9 @@ def test_a_tree_gives_the_same_mean(linear, monkeypatch, sizes):
     history, _ = fit(linear, dataset, epochs=2)
     found = ModelState.take(linear.model)
     linear.anew()
-    monkeypatch.setattr(averaging, "TREE_WORKERS", 0)
+    monkeypatch.setattr(gather, "TREE_WORKERS", 0)
     asked = []
-    monkeypatch.setattr(averaging, "tree_groups", lambda *given: asked.append(given) or 3)
+    monkeypatch.setattr(gather, "tree_groups", lambda *given: asked.append(given) or 3)
     in_tree, _ = fit(linear, dataset, epochs=2)
     assert len(asked) == 2
     assert asked[0][0] == 3

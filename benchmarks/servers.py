@@ -1,0 +1,59 @@
+"""Parameter servers under the clock: sparkkeras's two, with a client in another process, as workers are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import Any
+
+import numpy as np
+from harness import Turn
+
+from sparkkeras.parameter.ledger import Ledger, Share
+from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
+from sparkkeras.parameter.store import Store
+from sparkkeras.parameter.transport import Address, Endpoint, make_transport
+from sparkkeras.parameter.wire import Secret
+from sparkkeras.weights import Flat
+
+
+def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False) -> dict[str, Turn]:
+    """The seconds of ``count`` pulls and pushes of ``nbytes`` bytes, signed, one after the other.
+
+    A pull ends when the weights are in the client's memory, a push when it has been folded and acknowledged.
+    """
+    weights = Flat(np.zeros(nbytes // 4, np.float32))
+    store = Store(weights, weights.vector.size, Downpour(), {}, 1)
+    ledger = Ledger(
+        {0: Share(batches=10**9)},
+        range(1),
+        at_once=1,
+        validates=lambda epoch: False,
+        max_staleness=None,
+        lease_seconds=60,
+        start_seconds=60,
+        on_epoch=lambda epoch: None,
+        clock=time.monotonic,
+    )
+    contents = Contents.of(weights, ())
+    service = ParameterService(store, ledger, contents)
+    endpoint = Endpoint("127.0.0.1", "127.0.0.1", encrypt=encrypt)
+    with make_transport(transport).serve(service, endpoint, Secret.fresh()) as address:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(_client, (address, contents, count))
+
+
+def _client(address: Address, contents: Contents, count: int) -> dict[str, Any]:
+    delta = np.ones(contents.size, np.float32)
+    seconds: dict[str, Turn] = {"pull": [], "push": []}
+    with ParameterClient(address, contents, 0, 0) as client:
+        client.lease()
+        for turn in range(count + 2):
+            started = time.perf_counter()
+            version = client.pull().version
+            pulled = time.perf_counter()
+            client.push((delta,), (), (), base=version, epoch=0, batch=turn + 1, steps=1, rows=1, learning_rate=0.1)
+            seconds["pull"].append(pulled - started)
+            seconds["push"].append(time.perf_counter() - pulled)
+    return {name: turns[2:] for name, turns in seconds.items()}  # the first ones make connections and buffers

@@ -1,0 +1,124 @@
+"""Train on a cluster through Spark Connect: no SparkContext, no JVM in this process.
+
+::
+
+    python examples/connect.py [--remote sc://host:15002] [--epochs N]
+
+Without ``--remote`` it starts a Connect server on this machine. The digits come with scikit-learn: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
+    with tempfile.TemporaryFile() as said:
+        terminal = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(terminal, said.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+with hushed():
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+    import keras
+    import numpy as np
+    from pyspark.sql import SparkSession, functions
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    from sparkkeras import SparkModel, keras_udf, load_spark_model, to_data_frame
+
+SEED = 7
+
+
+@hushed()
+def main() -> None:
+    options = command_line()
+    print(f"Connecting to {options.remote} ...")
+    spark = connect(options.remote)
+    data = load_digits()
+    x_train, x_test, y_train, y_test = train_test_split(
+        (data.data / 16).astype("float32"), data.target, test_size=0.25, stratify=data.target, random_state=SEED
+    )
+    digits = to_data_frame(spark, x_train, y_train).repartition(2)  # as many workers
+
+    print(f"Training on {digits.count():,} digits, through {type(spark).__module__}.\n")
+    spark_model = SparkModel(build_model(), batch_size=16, seed=SEED)
+    spark_model.fit(digits, epochs=options.epochs, validation_split=0.1, verbose=2)
+    loss, accuracy = spark_model.evaluate(to_data_frame(spark, x_test, y_test))
+
+    scores = keras_udf(spark_model.model)("features")
+    sure = to_data_frame(spark, x_test, y_test).select(scores.alias("p")).select(functions.array_max("p").alias("sure"))
+    unsure = sure.where("sure < 0.5").count()
+
+    with tempfile.TemporaryDirectory() as folder:
+        spark_model.save(Path(folder) / "digits.keras")
+        loaded = load_spark_model(Path(folder) / "digits.keras")
+    np.testing.assert_allclose(loaded.predict(x_test), spark_model.predict(x_test), atol=1e-6)
+    spark.stop()
+
+    print(f"""
+Accuracy    {accuracy:.1%} of {len(y_test)} digits that training never saw, loss {loss:.3f}
+Unsure      of {unsure} of them: no class has half of the probability
+Model       saved on this machine, loaded again and found to predict the same""")
+
+
+def command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a digit classifier through Spark Connect.")
+    parser.add_argument(
+        "--remote", metavar="URL", default="local[2]", help="the server, sc://host:port; or local[N] (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", default=10, help="how often training sees each digit (default: %(default)s)"
+    )
+    return parser.parse_args()
+
+
+def connect(remote: str) -> SparkSession:
+    if not remote.startswith("local"):
+        return SparkSession.builder.remote(remote).getOrCreate()
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
+    return (
+        SparkSession.builder.remote(remote)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+
+
+def build_model() -> keras.Model:
+    keras.utils.set_random_seed(SEED)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(5e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+if __name__ == "__main__":
+    main()

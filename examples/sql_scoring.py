@@ -1,0 +1,130 @@
+"""Give SQL a Keras model: train one on wines, register it, and ask questions.
+
+::
+
+    python examples/sql_scoring.py [--epochs N] [--query SQL] [--master local[2]]
+
+The view ``wines`` has the columns id, cultivar (0, 1 or 2), alcohol, flavanoids, proline and color_intensity, and the
+function ``classify`` takes the last four of these and gives the probabilities of the cultivars. The 178 wines come with
+scikit-learn: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
+    with tempfile.TemporaryFile() as said:
+        terminal = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(terminal, said.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+with hushed():
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+    import keras
+    from pyspark.sql import SparkSession
+    from sklearn.datasets import load_wine
+
+    from sparkkeras import SparkModel, register_keras_udf
+
+SEED = 7
+MEASURED = ["alcohol", "flavanoids", "proline", "color_intensity"]
+SCORED = f"SELECT *, classify({', '.join(MEASURED)}) AS p FROM wines"
+QUERIES = {
+    "How many wines of each cultivar does the model tell rightly?": f"""
+        SELECT cultivar, count(*) AS wines, count_if(array_position(p, array_max(p)) - 1 = cultivar) AS right
+        FROM ({SCORED}) GROUP BY cultivar ORDER BY cultivar""",
+    "Of which is it least sure?": f"""
+        SELECT id, cultivar, alcohol, proline, transform(p, x -> round(x, 2)) AS p
+        FROM ({SCORED}) ORDER BY array_max(p) LIMIT 3""",
+    "What if all had a third more alcohol?": f"""
+        SELECT array_position(p, array_max(p)) - 1 AS told, count(*) AS wines
+        FROM (SELECT classify(alcohol * 4 / 3, {", ".join(MEASURED[1:])}) AS p FROM wines) GROUP BY told ORDER BY told""",
+}
+
+
+@hushed()
+def main() -> None:
+    options = command_line()
+    print(f"Starting Spark on {options.master} ...")
+    spark = start_spark(options.master)
+    table = load_wine(as_frame=True).frame.rename(columns={"target": "cultivar"}).rename_axis("id").reset_index()
+    wines = spark.createDataFrame(table[["id", "cultivar", *MEASURED]]).repartition(2).cache()
+    wines.createOrReplaceTempView("wines")
+
+    model = build_model(table[MEASURED].to_numpy())
+    print(f"Training on {wines.count()} wines.\n")
+    spark_model = SparkModel(model, batch_size=8, seed=SEED)
+    history = spark_model.fit(wines, features=MEASURED, label="cultivar", epochs=options.epochs, verbose=0)
+    print(f"{history.history['accuracy'][-1]:.1%} right in the last epoch")
+
+    register_keras_udf(spark, "classify", model)
+    for question, query in {"Your query": options.query}.items() if options.query else QUERIES.items():
+        print(f"\n{question}")
+        spark.sql(query).show(truncate=False)
+    spark.stop()
+
+
+def command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Use a Keras model as a function of SQL.")
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", default=15, help="how often training sees each wine (default: %(default)s)"
+    )
+    parser.add_argument("--query", metavar="SQL", help=f"a query of your own, for instance: {SCORED}")
+    parser.add_argument("--master", default="local[2]", help="the Spark to work on (default: %(default)s)")
+    return parser.parse_args()
+
+
+def start_spark(master: str) -> SparkSession:
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
+    return (
+        SparkSession.builder.appName("sparkkeras SQL")
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
+        .getOrCreate()
+    )
+
+
+def build_model(measured: object) -> keras.Model:
+    """A classifier that scales by itself, so that SQL can give it what was measured."""
+    keras.utils.set_random_seed(SEED)
+    scale = keras.layers.Normalization()
+    scale.adapt(measured)
+    model = keras.Sequential(
+        [
+            keras.Input((len(MEASURED),)),
+            scale,
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Learn from a stream: score each batch of digits as it comes, then train on it, and see how that goes.
+
+::
+
+    python examples/streaming.py [--output DIR] [--batches N] [--epochs N] [--master local[2]]
+
+Digits arrive as files in a folder, and a streaming query takes up one after the other. The digits come with scikit-learn:
+nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
+    with tempfile.TemporaryFile() as said:
+        terminal = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(terminal, said.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+with hushed():
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+    import keras
+    import numpy as np
+    from matplotlib.figure import Figure
+    from pyspark.sql import DataFrame, SparkSession
+    from sklearn.datasets import load_digits
+
+    from sparkkeras import SparkModel, to_data_frame
+
+SEED = 7
+COLOUR = "#2a7f62"
+
+
+@dataclass
+class Learner:
+    """Takes batches of a stream up: first scores them, then trains on them."""
+
+    spark_model: SparkModel
+    epochs: int
+    accuracies: list[float] = field(default_factory=list)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Take up one batch. Spark calls it, on the driver."""
+        rows = batch.repartition(2).cache()
+        accuracy = self.spark_model.evaluate(rows, return_dict=True)["accuracy"]
+        self.spark_model.fit(rows, epochs=self.epochs, verbose=0)
+        print(f"batch {number + 1:<4}{rows.count()} digits, {accuracy:.1%} read rightly before the model learned them")
+        self.accuracies.append(accuracy)
+        rows.unpersist()
+
+
+@hushed()
+def main() -> None:
+    options = command_line()
+    picture = options.output / "streaming.png"
+    options.output.mkdir(parents=True, exist_ok=True)
+
+    print(f"Starting Spark on {options.master} ...")
+    spark = start_spark(options.master)
+    learner = Learner(SparkModel(build_model(), batch_size=16, seed=SEED), options.epochs)
+    with tempfile.TemporaryDirectory() as folder:
+        arriving, last = arrive(spark, folder, options.batches)
+        stream = (
+            spark.readStream.schema(arriving)
+            .option("recursiveFileLookup", "true")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(folder)
+        )
+        stream.writeStream.foreachBatch(learner).trigger(availableNow=True).start().awaitTermination()
+
+        # A stream of predictions, with the model that has learned from all batches.
+        scores = learner.spark_model.predict(spark.readStream.schema(arriving).parquet(f"{folder}/{last}"))
+        query = scores.writeStream.format("memory").queryName("scored").trigger(availableNow=True).start()
+        query.awaitTermination()
+        told = spark.sql("SELECT avg(int(array_position(prediction, array_max(prediction)) - 1 = label)) FROM scored")
+        print(f"\nThe last batch once more, as a stream of predictions: {told.first()[0]:.1%} read rightly")
+
+    draw(learner.accuracies).savefig(picture, dpi=150)
+    spark.stop()
+    print(f"Picture {picture}")
+
+
+def command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a digit classifier on a stream.")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where the picture goes (default: %(default)s)"
+    )
+    parser.add_argument("--batches", type=int, metavar="N", default=8, help="how many batches arrive (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", default=4, help="how often training sees each batch (default: %(default)s)"
+    )
+    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    return parser.parse_args()
+
+
+def start_spark(master: str) -> SparkSession:
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
+    return (
+        SparkSession.builder.appName("sparkkeras streaming")
+        .master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
+        .getOrCreate()
+    )
+
+
+def arrive(spark: SparkSession, folder: str, batches: int) -> tuple[object, str]:
+    """Digits as a file for each batch; their schema, and the name of the last file."""
+    data = load_digits()
+    order = np.random.default_rng(SEED).permutation(len(data.target))
+    for number, part in enumerate(np.array_split(order, batches)):
+        frame = to_data_frame(spark, (data.data[part] / 16).astype("float32"), data.target[part])
+        frame.coalesce(1).write.mode("append").parquet(f"{folder}/{number}")
+    return frame.schema, str(batches - 1)
+
+
+def build_model() -> keras.Model:
+    keras.utils.set_random_seed(SEED)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(5e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def draw(accuracies: list[float]) -> Figure:
+    """How much of each batch was read rightly before the model had learned it."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(accuracies) + 1), accuracies, "o-", color=COLOUR)
+    axes.set(title="Digits read rightly when they arrived", xlabel="batch", ylabel="accuracy", ylim=(0, 1.02))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Arrow columns as arrays, and arrays as Arrow columns. Knows neither Spark nor Keras.
+
+What a column may hold: numbers, booleans, decimals, (nested) lists of one length, MLlib's vectors in Spark's form of them
+(``struct<type, size, indices, values>``), and bytes of raw tensors. Numbers and lists are not copied where nothing is
+missing; what is missing is told apart from what does not fit, so that who reads may leave such rows out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sparkkeras.data.schema import ColumnValues, Slot
+from sparkkeras.errors import DataError
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VECTOR_FIELDS = ("type", "size", "indices", "values")
+"""What Spark stores of a vector: 0 for a sparse one or 1 for a dense one, and its parts."""
+
+_DTYPES = {1: ("uint8", "uint8"), 2: ("float16", "int16"), 4: ("float32", "int32"), 8: ("float64", "int64")}
+
+
+class Loader(Protocol):
+    """Turns one column into one array of model inputs."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of one row; ``None`` where the column decides."""
+        ...
+
+    @property
+    def on_error(self) -> str:
+        """What becomes of a row that cannot be loaded: ``"error"``, ``"null"`` or ``"drop"``."""
+        ...
+
+    def check(self, name: str, kind: str) -> None:
+        """Refuse a column of a Spark type (its simple name) that cannot be loaded."""
+        ...
+
+    def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
+        """The rows' values, and for each row whether it is good."""
+        ...
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a model, and the columns that it is made of.
+
+    Attributes:
+        columns: The names of its columns.
+        together: Whether they are laid side by side, as one row of features.
+        slot: The model's input, where the model says what it takes.
+        fits: Whether the values must fit the input: they need not if a function on batches comes between.
+        loader: What makes an array of the one column.
+    """
+
+    columns: tuple[str, ...]
+    together: bool = False
+    slot: Slot | None = None
+    fits: bool = True
+    loader: Loader | None = None
+
+    @property
+    def told(self) -> str:
+        """What messages call it."""
+        return f"column {self.columns[0]!r}" if len(self.columns) == 1 else f"the columns {', '.join(self.columns)}"
+
+    def read(self, columns: Sequence[pa.Array]) -> ColumnValues:
+        """The values of all rows.
+
+        Raises:
+            DataError: Values are of a type or size that cannot become one array.
+        """
+        if self.loader is not None:
+            loaded, good = self.loader(columns[0], self.columns[0])
+            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, may_lack=True)
+        shape = None if self.slot is None else self.slot.shape
+        found = [read(column, name, shape, self._floating) for name, column in zip(self.columns, columns, strict=True)]
+        parts = [values for values, _ in found]
+        incomplete = [good for _, good in found if good is not None]
+        whole = np.logical_and.reduce(incomplete) if incomplete else None
+        unknown = whole is not None and not whole.any() and any(0 in part.shape[1:] for part in parts)
+        if unknown and shape is not None:  # arrays that are nulls only do not say how long they are
+            values = np.zeros((len(parts[0]), *(size or 1 for size in shape)), self._dtype(parts))
+        else:
+            values = self._fitted(self._side_by_side(found) if self.together else parts[0])
+        return ColumnValues(values, whole, self.told)
+
+    @property
+    def _floating(self) -> bool:
+        return self.slot is None or self.slot.floating
+
+    def _dtype(self, parts: Sequence[Array]) -> np.dtype[Any]:
+        kind = np.result_type(*parts)
+        return np.dtype(np.float32) if self.together and self._floating and kind.kind in "iub" else kind
+
+    def _side_by_side(self, found: Sequence[tuple[Array, Array | None]]) -> Array:
+        parts = [values for values, _ in found]
+        for name, part in zip(self.columns, parts, strict=True):
+            if part.ndim > 2:
+                raise DataError(
+                    f"column {name!r} has rows of shape {part.shape[1:]}, which cannot be laid beside other columns: only "
+                    "numbers and flat arrays can. Give the column alone, or flatten() it."
+                )
+        widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+        together = np.empty((len(parts[0]), sum(widths)), self._dtype(parts))
+        start = 0
+        for width, (part, good) in zip(widths, found, strict=True):
+            mine = together[:, start : start + width]
+            mine[...] = part.reshape(len(part), width)
+            if good is not None and together.dtype.kind == "f":
+                mine[~good & ~np.isnan(mine).any(axis=1)] = np.nan  # an array with a null inside has its NaN already
+            start += width
+        return together
+
+    def _fitted(self, values: Array) -> Array:
+        """The values if they fit the model's input; flat rows of as many values are given its shape."""
+        if self.slot is None or self.slot.shape is None or not len(values):
+            return values
+        shape = tuple(values.shape[1:])
+        if self.slot.takes(shape):
+            return values
+        wanted = [size for size in self.slot.shape if size is not None]
+        if len(shape) == 1 and len(wanted) == len(self.slot.shape) and shape[0] == int(np.prod(wanted)):
+            return values.reshape(len(values), *wanted)
+        if self.fits:
+            raise DataError(
+                f"{self.told} does not fit the model's input {self.slot.name!r}: it expects rows of shape "
+                f"{self.slot.shape}, received rows of shape {shape}. Choose other columns, or give transform= that reshapes."
+            )
+        return values
+
+
+def read(
+    column: pa.Array, name: str, shape: tuple[int | None, ...] | None = None, floating: bool = True
+) -> tuple[Array, Array | None]:
+    """A column as an array with the rows on its first axis, and which rows are whole; ``None``: all of them.
+
+    A null inside an array is NaN where that can be, else 0; a row that is null as a whole is zeros.
+
+    Args:
+        column: The column.
+        name: Its name, for messages.
+        shape: The shape of one row, where it is known: bytes are read by it.
+        floating: Whether bytes are floating numbers, where their number leaves that open.
+
+    Raises:
+        DataError: It names the column and what cannot become an array.
+    """
+    try:
+        if not column.null_count:
+            return _values(column, shape, floating)
+        good = column.is_valid().to_numpy(zero_copy_only=False)
+        values, inner = _values(column.drop_null(), shape, floating)
+    except _UnfitError as unfit:
+        raise DataError(f"column {name!r} {unfit}") from None
+    spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
+    spread[good] = values
+    if inner is not None:
+        good[good] = inner
+    return spread, good
+
+
+class _UnfitError(Exception):
+    """What a column holds cannot become an array; the message goes on from the column's name."""
+
+
+def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
+    """The values of a column without nulls at its top, and which rows have none inside."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        return column.to_numpy(zero_copy_only=False), None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return column.to_numpy(), None
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64()).to_numpy(), None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _lists(column, floating)
+    if pa.types.is_fixed_size_list(kind):
+        return _inside(column.flatten(), len(column), kind.list_size, floating)
+    if pa.types.is_struct(kind) and tuple(field.name for field in kind) == VECTOR_FIELDS:
+        return _vectors(column), None
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _tensors(column, shape, floating), None
+    raise _UnfitError(
+        f"holds values of the type {kind}, which is no number, array or vector. Encode text and categories first, for "
+        "instance with pyspark.ml.feature.StringIndexer."
+    )
+
+
+def _lists(column: pa.Array, floating: bool) -> tuple[Array, Array | None]:
+    lengths = np.diff(column.offsets.to_numpy())
+    return _inside(column.flatten(), len(column), _one_length(lengths, "arrays"), floating)
+
+
+def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Array, Array | None]:
+    """Lists of one length: their values, and which rows have no nulls among them."""
+    if not flat.null_count:
+        values, good = _values(flat, None, floating)
+    else:
+        good = np.asarray(flat.is_valid().to_numpy(zero_copy_only=False))
+        found, inner = _values(flat.drop_null(), None, floating)
+        missing = np.nan if found.dtype.kind == "f" else 0
+        values = np.full((len(flat), *found.shape[1:]), missing, found.dtype)
+        values[good] = found
+        if inner is not None:
+            good[good] = inner
+    whole = None if good is None else np.all(good.reshape(rows, length), axis=1)
+    return values.reshape(rows, length, *values.shape[1:]), whole
+
+
+def _vectors(column: pa.Array) -> Array:
+    kinds, sizes, indices, values = (column.field(name) for name in VECTOR_FIELDS)
+    dense = kinds.to_numpy() == 1
+    lengths = np.diff(values.offsets.to_numpy())
+    if dense.all():
+        return np.asarray(_lists(values, floating=True)[0])
+    widths = np.where(dense, lengths, sizes.fill_null(0).to_numpy())
+    found = np.zeros((len(column), _one_length(widths, "vectors")))
+    stored = values.flatten().to_numpy()
+    rows = np.repeat(np.arange(len(column)), lengths)
+    of_dense = dense[rows]
+    places = np.empty(len(stored), np.int64)
+    places[~of_dense] = indices.filter(_mask(~dense)).flatten().to_numpy()
+    places[of_dense] = np.tile(np.arange(found.shape[1]), int(dense.sum()))
+    found[rows, places] = stored
+    return found
+
+
+def _mask(rows: Array) -> Any:
+    import pyarrow as pa
+
+    return pa.array(rows)
+
+
+def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
+    """Bytes of tensors in C order, little-endian. Their item size says the dtype; see `sparkkeras.data.frame`."""
+    row = tuple(size for size in shape or () if size is not None)
+    if shape is None or len(row) < len(shape):
+        raise _UnfitError(
+            f"holds bytes, which can be read as tensors only where the model says the shape of its input; it says {shape}. "
+            "Give the column as an array, or a loader= if it holds images."
+        )
+    size = int(np.prod(row, dtype=np.int64))
+    wide = column.type == "large_binary"
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset :][: len(column) + 1]
+    length = _one_length(np.diff(offsets), "byte strings")
+    item, rest = divmod(length, max(1, size))
+    if not len(column):
+        return np.zeros((0, *row), np.float32)
+    if rest or item not in _DTYPES:
+        raise _UnfitError(
+            f"holds {length} bytes a row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}. If "
+            "these are encoded images, give loader=image_loader(...)."
+        )
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return data.view(np.dtype(_DTYPES[item][0 if floating else 1]).newbyteorder("<")).reshape(len(column), *row)
+
+
+def _one_length(lengths: Array, what: str) -> int:
+    """The length that all have."""
+    if not len(lengths):
+        return 0
+    differing = np.flatnonzero(lengths != lengths[0])
+    if len(differing):
+        raise _UnfitError(
+            f"holds {what} of different lengths ({lengths[0]} and {lengths[differing[0]]}): every row must have the same "
+            "shape. Pad them, for instance with concat(x, array_repeat(0.0, n - size(x)))."
+        )
+    return int(lengths[0])
+
+
+# Arrays as columns
+
+
+def to_column(array: Array, good: Array | None = None) -> pa.Array:
+    """An array as a column: numbers for shape (rows,), (nested) lists for more axes. Rows that are not good are null."""
+    import pyarrow as pa
+
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"values of up to {array.max()} do not fit Spark's bigint, the largest whole numbers that it has: cast them to "
+            "float64, or take them modulo 2**63."
+        )
+    if array.size > np.iinfo(np.int32).max and array.ndim > 1:
+        raise DataError(
+            f"an array of shape {array.shape} has more than {np.iinfo(np.int32).max} values, which is what one column of a "
+            "table can hold: make several DataFrames of its rows, and union them."
+        )
+    missing = None if good is None or good.all() else ~good
+    array = array.astype(stored_as(array.dtype.name), copy=False)
+    if array.ndim == 1:
+        return pa.array(array, mask=missing)
+    column = pa.array(np.ascontiguousarray(array).reshape(-1))
+    for axis in range(array.ndim - 1, 0, -1):
+        count = int(np.prod(array.shape[:axis]))
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * array.shape[axis])
+        outer = axis == 1
+        mask = pa.array(missing) if outer and missing is not None else None
+        column = pa.ListArray.from_arrays(offsets, column, mask=mask)
+    return column
+
+
+def type_name(dtype: str, rank: int) -> str:
+    """The Spark type of `to_column` for rows of so many axes and a dtype that is stored as it is."""
+    return "array<" * rank + _SPARK_TYPES[dtype] + ">" * rank
+
+
+def stored_as(dtype: str) -> str:
+    """The dtype that Spark has for one of NumPy's or Keras's: itself, or one that holds its values (half of uint64's)."""
+    wider = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+    return dtype if dtype in _SPARK_TYPES else wider.get(dtype, "float32")
+
+
+_SPARK_TYPES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+}

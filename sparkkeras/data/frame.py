@@ -1,0 +1,546 @@
+"""DataFrames as data: which columns are what to the model, and how their rows become blocks, batch by Arrow batch."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
+
+import numpy as np
+from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
+
+from sparkkeras.cluster import translated
+from sparkkeras.data.block import Block, Form, Structure, describe
+from sparkkeras.data.columns import Leaf, Loader
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.rdd import task_context
+from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot
+from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import RDD
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+R = TypeVar("R")
+
+Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""One column, several, or those of each input or output by its name."""
+
+Loaders = Loader | Mapping[str, Loader]
+
+
+def is_frame(data: Any) -> TypeGuard[DataFrame]:
+    """Whether data is a DataFrame of Spark's, in this process's Spark or through Spark Connect."""
+    from pyspark.sql import DataFrame
+
+    return isinstance(data, DataFrame)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a person said of columns.
+
+    Attributes:
+        features: The columns of the features; ``None`` looks for ``features``, or for columns named as the inputs.
+        label: Those of the labels; ``None`` looks for ``label``, or for columns named as the outputs.
+        sample_weight: Those of the sample weights; ``None``: there are none.
+        loader: What turns the features' columns into arrays, where they hold images or the like.
+        fits: Whether columns must fit the model; see `Leaf.fits`.
+    """
+
+    features: Columns | None = None
+    label: Columns | None = None
+    sample_weight: Columns | None = None
+    loader: Loaders | None = None
+    fits: bool = True
+
+    def select(self, frame: DataFrame, schema: Schema, labelled: bool) -> Selection:
+        """The columns that make the model's arrays, found to be there and of fitting types.
+
+        Raises:
+            DataError: A column is missing, or of a type or width that does not fit the model.
+            ConfigurationError: What was said does not fit the model's inputs or outputs.
+        """
+        finder = _Finder(frame)
+        loaders = self.loaders(schema)
+        x, leaves = _side("features", self.features, schema.inputs, finder)
+        form = Form(x)
+        leaves = [
+            Leaf(leaf.columns, leaf.together, leaf.slot, self.fits, loaders.get(leaf.slot.name if leaf.slot else "", None))
+            for leaf in leaves
+        ]
+        if labelled:
+            y, labels = _side("label", self.label, schema.outputs, finder)
+            form, leaves = Form(x, y), leaves + [Leaf(leaf.columns, leaf.together) for leaf in labels]
+            if self.sample_weight is not None:
+                weight, weights = _side("sample_weight", self.sample_weight, schema.outputs, finder)
+                for leaf in weights:
+                    if leaf.together:
+                        raise ConfigurationError(
+                            f"sample_weight={list(leaf.columns)!r}: a row has one weight, or one for each output "
+                            "({output name: column}). Multiply the columns, or choose one."
+                        )
+                form, leaves = Form(x, y, weight), leaves + [Leaf(leaf.columns) for leaf in weights]
+        for leaf in leaves:
+            _check_types(leaf, finder)
+        return Selection(form, tuple(leaves))
+
+    def loaders(self, schema: Schema) -> dict[str, Loader]:
+        """The loader of each input that has one."""
+        if self.loader is None:
+            return {}
+        for each in self.loader.values() if isinstance(self.loader, Mapping) else [self.loader]:
+            members = all(hasattr(each, member) for member in ("shape", "on_error", "check"))
+            if not members or not callable(each) or isinstance(each, type):
+                raise ConfigurationError(
+                    f"loader is {describe(each)}; expected what turns a column into arrays, such as image_loader(size)."
+                )
+        if isinstance(self.loader, Mapping):
+            names = [slot.name for slot in schema.inputs]
+            for name in self.loader:
+                if name not in names:
+                    raise ConfigurationError(f"loader: the model has no input {name!r}. {known_names(name, names)}")
+            return dict(self.loader)
+        if len(schema.inputs) > 1:
+            raise ConfigurationError(
+                f"loader: the model has {len(schema.inputs)} inputs, so give {{input name: loader}}: "
+                f"{[slot.name for slot in schema.inputs]}."
+            )
+        return {schema.inputs[0].name if schema.inputs else "": self.loader}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The columns that make a block."""
+
+    form: Form
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All columns, one after the other."""
+        return [name for leaf in self.leaves for name in leaf.columns]
+
+    def columns(self, frame: DataFrame) -> list[Column]:
+        """All columns, one after the other."""
+        finder = _Finder(frame)
+        return [finder.column(name) for name in self.names]
+
+    def narrowed(self, frame: DataFrame) -> DataFrame:
+        """The frame with these columns only, under names that are good for Arrow."""
+        return frame.select(*(column.alias(f"c{number}") for number, column in enumerate(self.columns(frame))))
+
+    def blocks(
+        self, reader: Reader, columns: Sequence[pa.Array], where: str, first: int
+    ) -> Iterator[tuple[Block, Array | None]]:
+        """The rows of one batch, with which of them are whole (see `Reader.read_columns`): as one block, or as several
+        where a loader makes much of little.
+        """
+        size = min((_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None), default=len(columns[0]))
+        for start in range(0, len(columns[0]), max(1, size)):
+            some = [column.slice(start, size) for column in columns]
+            yield reader.read_columns(self.read(some), self.form, where, first + start)
+
+    def read(self, columns: Sequence[pa.Array]) -> list[ColumnValues]:
+        """The values of each array."""
+        given = iter(columns)
+        return [leaf.read([next(given) for _ in leaf.columns]) for leaf in self.leaves]
+
+
+LOADED_BYTES = 64 * 1024 * 1024
+"""What a loader makes of the rows that it is given at a time, at most: a batch of images is small until they are decoded."""
+
+
+def _rows_at_once(loader: Loader) -> int:
+    sizes = [size or 1024 for size in loader.shape]  # images of an unknown size are taken for large ones
+    return max(1, LOADED_BYTES // (4 * int(np.prod(sizes, dtype=np.int64))))
+
+
+@dataclass(frozen=True)
+class BatchesToBlocks:
+    """Turns Arrow batches of a selection into checked blocks."""
+
+    selection: Selection
+    reader: Reader
+
+    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Block]:
+        """The blocks of a partition."""
+        first = 0
+        for batch in batches:
+            yield from (block for block, _ in self.blocks(batch.columns, f"partition {partition}", first))
+            first += batch.num_rows
+
+    def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
+        """The rows of one batch; see `Selection.blocks`."""
+        return self.selection.blocks(self.reader, columns, where, first)
+
+
+@dataclass(frozen=True)
+class ArgumentsToBlocks:
+    """Turns the arguments of a function into blocks, whatever their number: one a model's input, or all for its one.
+
+    Attributes:
+        reader: How rows are read.
+        loader: What turns arguments into inputs.
+    """
+
+    reader: Reader
+    loader: Loaders | None = None
+    fits: bool = True
+
+    def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
+        """The rows of one batch; see `Selection.blocks`."""
+        slots, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
+        names = [f"argument {number}" for number in range(1, len(columns) + 1)]
+        if len(slots) > 1:
+            if len(columns) != len(slots):
+                raise DataError(
+                    f"the model has {len(slots)} inputs ({', '.join(slot.name for slot in slots)}), but the function was "
+                    f"given {len(columns)} argument(s): give one for each, in this order."
+                )
+            structure = Structure(len(slots), bare=False)
+            leaves = [
+                Leaf((name,), False, slot, self.fits, loaders.get(slot.name))
+                for name, slot in zip(names, slots, strict=True)
+            ]
+        else:
+            slot = slots[0] if slots else None
+            structure = Structure()
+            leaves = [Leaf(tuple(names), len(names) > 1, slot, self.fits, loaders.get(slot.name if slot else ""))]
+            if loaders and len(names) > 1:
+                raise DataError(f"the function's loader takes one argument, received {len(names)}.")
+        return Selection(Form(structure), tuple(leaves)).blocks(self.reader, columns, where, first)
+
+
+@dataclass(frozen=True)
+class FrameBlocks:
+    """The blocks of a DataFrame, as a source that tasks run over like an RDD; see `sparkkeras.data.rdd.Blocks`."""
+
+    frame: DataFrame
+    read: BatchesToBlocks
+
+    def getNumPartitions(self) -> int:  # noqa: N802 - as an RDD's
+        """How many partitions there are."""
+        return self.frame.rdd.getNumPartitions()
+
+    def mapPartitionsWithIndex(self, call: Callable[[int, Iterable[Block]], Iterable[R]]) -> RDD[R]:  # noqa: N802
+        """What ``call`` yields over each partition's blocks."""
+        from pyspark import RDD
+
+        try:
+            rdd = self.frame.mapInArrow(OverBatches(self.read, call), "result binary").rdd  # runs the shuffles before it
+        except Exception as error:
+            raise translated(error) from error
+        return RDD(rdd._jrdd, rdd.ctx, _Results())
+
+
+@dataclass(frozen=True)
+class OverBatches:
+    """Runs over the Arrow batches of a partition; each result is a row of bytes."""
+
+    read: BatchesToBlocks
+    call: Callable[[int, Iterable[Block]], Iterable[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results, pickled, one batch each."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        partition = 0 if task is None else task.partitionId()
+        for result in self.call(partition, self.read(partition, batches)):
+            yield payload(result)
+
+
+def payload(result: Any) -> pa.RecordBatch:
+    """A result as a batch of one row."""
+    import pyarrow as pa
+
+    return pa.record_batch([pa.array([pickle.dumps(result, 5)], pa.binary())], ["result"])
+
+
+@dataclass(frozen=True)
+class OverColumns:
+    """Runs over the batches of the columns that a column function was given; see `column_function`."""
+
+    __name__ = "keras_model"  # what Spark calls it in plans
+
+    task: Callable[[TaskContext, Iterator[Any]], Iterator[pa.Array]]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
+        """As many values as rows were given; every batch is read."""
+        yield from self.task(task_context(), batches)
+        for _ in batches:
+            pass
+
+
+class ColumnFunction(Protocol):
+    """What Spark makes of a function over Arrow batches of columns."""
+
+    def __call__(self, *columns: Column) -> Column:
+        """The column of its values."""
+        ...
+
+    def asNondeterministic(self) -> ColumnFunction:  # noqa: N802 - Spark's name
+        """The same, computed once for each row wherever it is mentioned."""
+        ...
+
+
+def column_function(call: OverColumns, type_name: str) -> ColumnFunction:
+    """A function from columns to a column of a Spark type."""
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
+    from pyspark.util import PythonEvalType
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="It is preferred to specify type hints")  # an object's cannot be read
+        function: Any = arrow_udf(call, type_name, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+    return function  # type: ignore[no-any-return]
+
+
+class _Results(Serializer):  # type: ignore[misc]
+    """Reads what `OverBatches` made, where Spark hands its rows over."""
+
+    def load_stream(self, stream: Any) -> Iterator[Any]:
+        rows = BatchedSerializer(CPickleSerializer()).load_stream(stream)
+        return (pickle.loads(row[0]) for row in rows)
+
+
+def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
+    """The rows whose column ``name`` is false, 0 or null, and the others.
+
+    Raises:
+        DataError: There is no such column, or it is neither boolean nor a number.
+    """
+    from pyspark.sql import functions, types
+
+    finder = _Finder(frame)
+    kind, _ = finder.type_of(name)
+    if not isinstance(kind, (types.BooleanType, types.NumericType)):
+        raise DataError(
+            f"column {name!r} says which rows validate, so it must be boolean or a number; it is of the type "
+            f"{kind.simpleString()}."
+        )
+    chosen = functions.coalesce(finder.column(name).cast("boolean"), functions.lit(False))
+    return frame.where(~chosen), frame.where(chosen)
+
+
+# Which columns
+
+
+def _side(argument: str, given: Columns | None, slots: Sequence[Slot], finder: _Finder) -> tuple[Structure, list[Leaf]]:
+    """The structure of one side, and a leaf for each of its arrays."""
+    names = [slot.name for slot in slots]
+    ends = "inputs" if argument == "features" else "outputs"
+    if given is None:
+        given = finder.default(argument, names)
+    if isinstance(given, Mapping):
+        if not given or (len(slots) > 1 and set(given) != set(names) and argument != "sample_weight"):
+            raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {ends} are {names}.")
+        by_name = dict(zip(names, slots, strict=True))
+        leaves = []
+        for key, columns in given.items():
+            if names and key not in by_name:
+                raise ConfigurationError(f"{argument}: the model has no {ends[:-1]} {key!r}. {known_names(key, names)}")
+            leaves.append(_leaf(f"{argument}[{key!r}]", columns, by_name.get(key)))
+        if len(slots) == 1:  # Keras wants the array itself
+            return Structure(), leaves
+        return Structure(len(leaves), tuple(given), bare=False), leaves
+    if isinstance(given, str) or len(slots) < 2:
+        if len(slots) > 1 and argument != "sample_weight":
+            raise ConfigurationError(
+                f"{argument}={given!r}: the model has {len(slots)} {ends}: give {{name: column}} for {names}."
+            )
+        return Structure(), [_leaf(argument, given, slots[0] if len(slots) == 1 else None)]
+    columns = _names(argument, given)
+    if len(columns) != len(slots):
+        raise ConfigurationError(
+            f"{argument}={list(columns)!r}: the model has {len(slots)} {ends}: give one column for each, or "
+            f"{{name: column(s)}} for {names}."
+        )
+    return Structure(len(columns), bare=False), [
+        _leaf(argument, column, slot) for column, slot in zip(columns, slots, strict=True)
+    ]
+
+
+def _leaf(argument: str, given: Any, slot: Slot | None) -> Leaf:
+    if isinstance(given, str):
+        return Leaf((given,), slot=slot)
+    return Leaf(_names(argument, given), together=True, slot=slot)
+
+
+def _names(argument: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError(f"{argument} is {describe(given)}; expected the name of a column, or a list of names.")
+    return tuple(given)
+
+
+class _Finder:
+    """Looks columns of a DataFrame up by name: a column's own name first, else a field of a struct (``user.age``).
+
+    As in Spark, upper and lower case do not matter where the name leaves no doubt.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+        self.schema: StructType = frame.schema
+        self._names = self.schema.names
+
+    def column(self, name: str) -> Column:
+        from pyspark.sql import functions
+
+        return functions.col(".".join(quoted(field.name) for field in self._found(name)))
+
+    def type_of(self, name: str) -> tuple[DataType, Mapping[str, Any]]:
+        """A column's type and metadata.
+
+        Raises:
+            DataError: There is none of this name, or more than one.
+        """
+        field = self._found(name)[-1]
+        return field.dataType, field.metadata
+
+    def _found(self, name: str) -> list[StructField]:
+        """The column, or the struct and its fields down to the one of this name."""
+        path = _path(self.schema, name)
+        if path is None:
+            raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
+        twins = [other for other in self._names if _alike(other, path[0].name)]
+        if twins.count(path[0].name) > 1 or (len(twins) > 1 and not self._tells_case):
+            raise DataError(
+                f"the DataFrame has {len(twins)} columns that Spark does not tell apart ({', '.join(map(repr, twins))}): "
+                "rename them."
+            )
+        return path
+
+    @property
+    def _tells_case(self) -> bool:
+        session = getattr(self._frame, "sparkSession", None)  # a schema alone has none
+        return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+    def default(self, argument: str, slots: Sequence[str]) -> Columns:
+        """What to take where nothing was said."""
+        if len(slots) < 2 and _field(self.schema, argument) is not None:
+            return argument
+        if slots and all(_field(self.schema, name) is not None for name in slots):
+            return {name: name for name in slots} if len(slots) > 1 else slots[0]
+        ends = "inputs" if argument == "features" else "outputs"
+        raise ConfigurationError(
+            f"{argument}= is missing: there is no column {argument!r}, nor are there columns named as the model's {ends} "
+            f"({', '.join(slots) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
+        )
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _path(kind: StructType, name: str) -> list[StructField] | None:
+    """The field of this name, after the structs that it is in; names themselves may have dots."""
+    from pyspark.sql.types import StructType
+
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        field = _field(kind, ".".join(parts[:count]))
+        if field is None:
+            continue
+        if count == len(parts):
+            return [field]
+        inner = field.dataType
+        rest = _path(inner, ".".join(parts[count:])) if isinstance(inner, StructType) else None
+        if rest is not None:
+            return [field, *rest]
+    return None
+
+
+def _field(kind: StructType, name: str) -> StructField | None:
+    exact = (field for field in kind.fields if field.name == name)
+    return next(exact, None) or next((field for field in kind.fields if _alike(field.name, name)), None)
+
+
+def _alike(name: str, other: str) -> bool:
+    return name.lower() == other.lower()
+
+
+# Whether they can be read
+
+
+def _check_types(leaf: Leaf, finder: _Finder) -> None:
+    for name in leaf.columns:
+        kind, _ = finder.type_of(name)
+        if leaf.loader is None:
+            _check_type(name, kind, leaf)
+        elif leaf.together:
+            raise ConfigurationError(f"a loader takes one column, received {list(leaf.columns)}.")
+        else:
+            leaf.loader.check(name, kind.simpleString())
+            _check_shape(leaf, leaf.loader.shape)
+    widths = [_width(*finder.type_of(name)) for name in leaf.columns] if leaf.loader is None else [None]
+    shape = None if leaf.slot is None or not leaf.fits else leaf.slot.shape
+    if shape is None or None in shape or None in widths:
+        return
+    width, wanted = sum(w for w in widths if w is not None), 1
+    for size in shape:
+        wanted *= size or 0
+    if width != wanted:
+        assert leaf.slot is not None
+        raise DataError(
+            f"{leaf.told} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) a row, but the model's input "
+            f"{leaf.slot.name!r} expects rows of shape {shape}. Choose other columns, or change the model's input."
+        )
+
+
+def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
+    """Refuse a loader whose arrays cannot fit the model's input."""
+    wanted = None if leaf.slot is None or not leaf.fits else leaf.slot.shape
+    if wanted is None:
+        return
+    known = len(shape) == len(wanted) and all(
+        mine is None or theirs is None or mine == theirs for mine, theirs in zip(shape, wanted, strict=True)
+    )
+    if not known:
+        assert leaf.slot is not None
+        raise ConfigurationError(
+            f"the loader of {leaf.told} makes arrays of the shape {shape}, but the model's input {leaf.slot.name!r} expects "
+            f"{wanted}: give it that size and mode."
+        )
+
+
+def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
+    from pyspark.sql import types
+
+    inner = kind
+    while isinstance(inner, types.ArrayType):
+        inner = inner.elementType
+    if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
+        return
+    if isinstance(inner, types.BinaryType) and inner is kind and leaf.slot is not None:
+        return
+    told = kind.simpleString()
+    if isinstance(inner, types.StringType):
+        advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
+    elif isinstance(inner, types.BinaryType):
+        advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
+    elif isinstance(inner, (types.StructType, types.MapType)):
+        advice = f"Name the fields that count ({name}.field), or give loader=image_loader(...) if it holds images."
+    else:
+        advice = "Turn it into numbers first, for instance with cast or unix_timestamp."
+    raise DataError(f"column {name!r} has the type {told}; expected numbers, booleans, arrays of them, or vectors. {advice}")
+
+
+def _is_vector(kind: DataType) -> bool:
+    return type(kind).__name__ == "VectorUDT"
+
+
+def _width(kind: DataType, metadata: Mapping[str, Any]) -> int | None:
+    """How many values a row has, where the type says."""
+    from pyspark.sql import types
+
+    if isinstance(kind, (types.NumericType, types.BooleanType)):
+        return 1
+    size = (metadata.get("ml_attr") or {}).get("num_attrs") if _is_vector(kind) else None
+    return None if size is None else int(size)

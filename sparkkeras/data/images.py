@@ -1,0 +1,441 @@
+"""Columns of images as arrays: encoded bytes, Spark's image struct, or URIs that the workers read. Decoded by Pillow."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
+
+import numpy as np
+
+from sparkkeras.arguments import one_of, whole_number
+from sparkkeras.custom_code import ByValue
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
+from sparkkeras.storage import has_scheme
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Mode = Literal["RGB", "L", "RGBA"]
+OnError = Literal["error", "null", "drop"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"]
+
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
+_DTYPES = ("float32", "float64", "uint8")
+
+_STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+_OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
+"""OpenCV's type codes: Pillow's mode, the order of the channels as stored, and their number."""
+
+_SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
+_READERS, _AHEAD = 16, 32
+
+
+def image_loader(
+    size: Sequence[int] | None,
+    mode: Mode = "RGB",
+    preprocessing: Callable[[Array], Any] | float | None = None,
+    *,
+    on_error: OnError = "error",
+    interpolation: Interpolation = "bilinear",
+    dtype: Literal["float32", "float64", "uint8"] = "float32",
+    draft: bool = False,
+) -> ImageLoader:
+    """What turns a column of images into a model's input, as ``loader=`` of `SparkModel.fit` and others.
+
+    The column holds one of
+
+    - encoded images (binary): JPEG, PNG, BMP, the first frame of a GIF, whatever Pillow reads but EPS, which is a program.
+      So does ``content`` of Spark's ``binaryFile`` source;
+    - Spark's image struct, as its ``image`` source makes it;
+    - URIs or absolute paths (string), which the workers read: ``file:`` and paths from their own disks, ``s3:`` or ``s3a:``,
+      ``gs:``, ``hdfs:`` and ``abfs:`` by pyarrow.fs, with the credentials that it finds there; it does not know Spark's. A
+      path that is not there is looked for once more with its ``%`` escapes undone.
+
+    The result has the shape (rows, height, width, channels), channels last whatever Keras's ``image_data_format`` is, with
+    values from 0 to 255: those of ``keras.utils.load_img(target_size=size, interpolation=interpolation)`` and
+    ``img_to_array``, to the last bit. As there, images are not turned as EXIF says, transparency is left out rather than
+    blended, and ``mode="L"`` leaves greyscale images of 16 or 32 bits their range.
+
+    Rows that cannot be loaded are nulls, missing files, and images that are damaged or that Pillow refuses as decompression
+    bombs. A store that cannot be reached, or a scheme that cannot be read, is an error whatever ``on_error`` says.
+
+    Args:
+        size: (height, width) in pixels, to which images are resized without regard to their proportions; ``None`` takes
+            them as they are, and then all must have one size, and ``on_error`` must be ``"error"``.
+        mode: ``"RGB"``, ``"L"`` (greyscale, one channel) or ``"RGBA"``; images of other modes are converted.
+        preprocessing: A function on a batch, shape (rows, height, width, channels), that gives an array with a row for each;
+            it may work in place, and sees only rows that could be loaded. Or a factor, such as ``1 / 255``. It travels to
+            the workers by value. Where ``size`` is given, the function is called at once on two test patterns.
+        on_error: What becomes of rows that cannot be loaded: ``"error"`` stops, ``"null"`` predicts null and trains without
+            them, ``"drop"`` leaves them out.
+        interpolation: How images are resized: one of Pillow's filters by Keras's name.
+        dtype: The dtype of the result; ``"uint8"`` where the model scales by itself.
+        draft: Whether JPEGs of more than twice the size are decoded at a half, a quarter or an eighth of their own: several
+            times as fast, but values differ a little from Keras's.
+
+    Raises:
+        ConfigurationError: An argument is out of range, or the function fails on test patterns.
+        CustomObjectError: The function cannot be pickled.
+        ClusterError: Pillow is missing.
+
+    Example::
+
+        loader = image_loader((224, 224), preprocessing=keras.applications.resnet.preprocess_input)
+        photos = spark.read.format("binaryFile").load("/photos/*.jpg")
+        SparkModel(model).predict(photos, features="content", loader=loader)
+    """
+    if size is not None:
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            raise ConfigurationError(f"size={size!r}: expected (height, width) in pixels, or None for the images' own size.")
+        size = (whole_number("size[0]", size[0]), whole_number("size[1]", size[1]))
+    one_of("mode", mode, tuple(_CHANNELS))
+    one_of("on_error", on_error, ("error", "null", "drop"))
+    one_of("interpolation", interpolation, _INTERPOLATIONS)
+    one_of("dtype", dtype, _DTYPES)
+    if size is None and on_error != "error":
+        raise ConfigurationError(
+            f"on_error={on_error!r} needs size=(height, width): without it, rows that cannot be loaded have no shape."
+        )
+    _pillow()
+    function: ByValue[Callable[[Array], Any]] | float | None
+    if preprocessing is None or callable(preprocessing):
+        function = None if preprocessing is None else ByValue.dump(preprocessing, "preprocessing")
+    else:
+        function = _factor(preprocessing, dtype)
+    shape = (*(size or (None, None)), _CHANNELS[mode])
+    loader = ImageLoader(size, mode, function, on_error, interpolation, dtype, bool(draft), shape)
+    if size is None or not callable(preprocessing):
+        return loader
+    patterns = np.resize(np.arange(256, dtype=dtype), (2, *size, _CHANNELS[mode]))
+    return replace(loader, shape=loader.prepared(patterns).shape[1:])
+
+
+def _factor(value: Any, dtype: str) -> float:
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or dtype == "uint8":
+        meant = 'dtype="uint8" holds no scaled values: give dtype="float32"' if number else "expected a function or a number"
+        raise ConfigurationError(f"preprocessing={value!r}: {meant}.")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class ImageLoader:
+    """Decodes a column of images; made by `image_loader`, which says what the fields mean.
+
+    Attributes:
+        shape: The shape of one row, as preprocessing leaves it; ``None`` where the images decide.
+    """
+
+    size: tuple[int, int] | None
+    mode: Mode
+    preprocessing: ByValue[Callable[[Array], Any]] | float | None
+    on_error: OnError
+    interpolation: Interpolation
+    dtype: str
+    draft: bool
+    shape: tuple[int | None, ...]
+
+    def check(self, name: str, kind: str) -> None:
+        """Refuse a column that cannot hold images.
+
+        Args:
+            name: Its name.
+            kind: Its Spark type, by its simple name.
+
+        Raises:
+            DataError: It is of another type than binary, string and Spark's image struct.
+        """
+        if kind in ("binary", _STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
+            return
+        if "content:binary" in kind:
+            advice = f"Name its field {name}.content."
+        elif kind.startswith("struct"):
+            advice = "Name the field that holds the image."
+        else:
+            advice = "Pixels in arrays need no loader: leave loader= out."
+        raise DataError(
+            f"column {name!r} has the type {kind}; expected images: binary (encoded, such as the column content of the "
+            f"binaryFile source), string (URIs), or the struct of Spark's image source, {_STRUCT}. {advice}"
+        )
+
+    def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
+        """The images of a column.
+
+        Args:
+            column: Encoded images, structs or URIs.
+            name: Its name, for messages.
+
+        Returns:
+            Their values, shape (rows, *shape), and which rows are good, shape (rows,); the others' values are zeros.
+
+        Raises:
+            DataError: A row cannot be loaded and ``on_error`` is ``"error"``; images have several sizes and there is no
+                ``size``; or a URI is of a scheme that cannot be read.
+            ConfigurationError: The preprocessing function fails.
+            StorageError: A store cannot be reached.
+            ClusterError: Pillow is missing on this worker.
+        """
+        _pillow()
+        good = np.zeros(len(column), bool)
+        images, filled = None if self.size is None else self._room(len(column), self.size), 0
+        with closing(_values(column, name)) as values:
+            for row, value in enumerate(values):
+                try:
+                    pixels = self._pixels(value())
+                except SparkKerasError:
+                    raise
+                except Exception as error:
+                    if self.on_error == "error":
+                        raise DataError(_complaint(name, row, column[row], error)) from error
+                    continue
+                if images is None:
+                    images = self._room(len(column), pixels.shape[:2])
+                if pixels.shape != images.shape[1:]:
+                    raise DataError(
+                        f"column {name!r}, row {row} of the batch{_origin(column[row])}: the image has {_told(pixels)}, and "
+                        f"those before it {_told(images[0])}. Give image_loader a size=(height, width) to resize them."
+                    )
+                images[filled] = pixels
+                filled += 1
+                good[row] = True
+        return self._spread(images, filled, good), good
+
+    def prepared(self, images: Array) -> Array:
+        """Images, shape (rows, height, width, channels), as preprocessing leaves them; it may work in place.
+
+        Raises:
+            ConfigurationError: The function fails, or gives something else than a row for each image.
+        """
+        if self.preprocessing is None:
+            return images
+        if isinstance(self.preprocessing, float):
+            images *= self.preprocessing
+            return images
+        try:
+            found = np.asarray(self.preprocessing.load()(images))
+        except Exception as error:
+            raise ConfigurationError(
+                f"preprocessing failed on {self.dtype} images of shape {images.shape}: {type(error).__name__}: {error}"
+            ) from error
+        if found.ndim == 0 or len(found) != len(images) or not np.can_cast(found.dtype, self.dtype, "same_kind"):
+            raise ConfigurationError(
+                f"preprocessing gave {found.dtype} of shape {found.shape} for {self.dtype} images of shape {images.shape}; "
+                f"expected a row for each image, in values that dtype={self.dtype!r} can hold."
+            )
+        return found.astype(self.dtype, copy=False)
+
+    def _room(self, rows: int, size: Sequence[int]) -> Array:
+        return np.empty((rows, *size, _CHANNELS[self.mode]), self.dtype)
+
+    def _spread(self, images: Array | None, filled: int, good: Array) -> Array:
+        """Prepared images, each in its row; zeros in the others."""
+        if images is None or not filled:
+            return np.zeros((len(good), *(size or 0 for size in self.shape)), self.dtype)
+        found = self.prepared(images[:filled])
+        if filled == len(good):
+            return found
+        rows = np.zeros((len(good), *found.shape[1:]), self.dtype)
+        rows[good] = found
+        return rows
+
+    def _pixels(self, value: Any) -> Array:
+        """One image, shape (height, width, channels), converted and resized in Keras's order."""
+        from PIL import Image
+
+        if value is None:
+            raise _DamagedError("it is null")
+        image: Any = _from_struct(value) if isinstance(value, dict) else _opened(value)
+        height, width = self.size or (image.height, image.width)
+        whole = image.draft(None, (2 * width, 2 * height)) if self.draft and not isinstance(value, dict) else None
+        if image.mode != self.mode and not (self.mode == "L" and image.mode in ("I", "I;16")):
+            image = image.convert(self.mode)
+        if image.size != (width, height):
+            # A draft of an odd number of pixels has a last one that is only partly there.
+            box = None if whole is None else whole[1]
+            image = image.resize((width, height), Image.Resampling[self.interpolation.upper()], box)
+        pixels = np.asarray(image)
+        if self.dtype == "uint8" and pixels.dtype != np.uint8:
+            raise _DamagedError(f'it has {pixels.dtype} values, which dtype="uint8" cannot hold')
+        return pixels.reshape(height, width, _CHANNELS[self.mode])
+
+
+class _DamagedError(Exception):
+    """An image cannot be loaded; the message is the reason."""
+
+
+def _pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ClusterError(
+            "images are decoded by Pillow, which cannot be imported: pip install pillow (or sparkkeras[images]), for the "
+            f"driver and for all workers. {type(error).__name__}: {error}"
+        ) from error
+
+
+def _opened(data: bytes) -> Any:
+    """An encoded image; its pixels are decoded when they are asked for."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(data))
+    except UnidentifiedImageError:
+        raise _DamagedError(f"Pillow finds no image in its {len(data)} bytes, which begin with {data[:12]!r}") from None
+    if image.format == "EPS":  # Pillow would run it, by Ghostscript
+        raise _DamagedError("it is an EPS, which is a program and not run")
+    return image
+
+
+def _from_struct(row: dict[str, Any]) -> Any:
+    """An image of Spark's image struct."""
+    from PIL import Image
+
+    kind = _OPENCV.get(row["mode"])
+    if kind is None or row["nChannels"] != kind[2]:
+        raise _DamagedError(
+            f"it has mode {row['mode']} and nChannels {row['nChannels']}; expected 0 (CV_8UC1) with 1, 16 (CV_8UC3) with 3, "
+            "or 24 (CV_8UC4) with 4"
+        )
+    mode, order, channels = kind
+    height, width, data = row["height"] or 0, row["width"] or 0, row["data"] or b""
+    if height < 1 or width < 1 or len(data) != height * width * channels:
+        raise _DamagedError(f"it has {len(data)} bytes for {height} x {width} pixels of {channels} channel(s)")
+    return Image.frombuffer(mode, (width, height), data, "raw", order, 0, 1)
+
+
+def _complaint(name: str, row: int, value: Any, error: Exception) -> str:
+    reason = str(error) if isinstance(error, _DamagedError) else f"{type(error).__name__}: {error}"
+    return (
+        f"column {name!r}, row {row} of the batch{_origin(value)}: the image cannot be loaded: {reason}. Mend it, or give "
+        'on_error="drop" or on_error="null" to go on without such rows.'
+    )
+
+
+def _origin(value: Any) -> str:
+    """Where an image comes from, in brackets, where its column says."""
+    found = None
+    with suppress(UnicodeDecodeError):
+        found = value.as_py()
+    if isinstance(found, dict):
+        found = found["origin"]
+    return f" ({_public(found)})" if isinstance(found, str) else ""
+
+
+def _public(uri: str) -> str:
+    """A URI without the password in it."""
+    return re.sub("//[^/@]*:[^/@]*@", "//", uri)
+
+
+def _told(pixels: Array) -> str:
+    return f"{pixels.shape[0]} x {pixels.shape[1]} pixels"
+
+
+# What a column holds
+
+
+def _values(column: pa.Array, name: str) -> Generator[Callable[[], Any], None, None]:
+    """What gives each row: None, encoded bytes, or a struct as a dict."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        yield from _read_ahead(column)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind):
+        for value in column:
+            yield value.as_py
+    else:
+        raise DataError(
+            f"column {name!r} holds values of the type {kind}; expected images: encoded bytes, URIs, or the struct of "
+            "Spark's image source."
+        )
+
+
+def _read_ahead(column: pa.Array) -> Generator[Callable[[], bytes | None], None, None]:
+    """Files, some of which are read while others are decoded: stores take long to answer."""
+    pool, rows = ThreadPoolExecutor(_READERS, "sparkkeras-images"), iter(column)
+    try:
+        pending = deque(pool.submit(_read, row) for row in islice(rows, _AHEAD))
+        while pending:
+            yield pending.popleft().result
+            pending.extend(pool.submit(_read, row) for row in islice(rows, 1))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(value: Any) -> bytes | None:
+    uri = value.as_py()
+    if uri is None:
+        return None
+    scheme = uri.partition(":")[0].lower() if has_scheme(uri) else "file"
+    if scheme not in _SCHEMES:
+        web = "The web is not read from here" if scheme in ("http", "https") else f"{scheme!r} is not known"
+        raise DataError(
+            f"the image {_public(uri)!r} cannot be read. {web}. {known_names(scheme, _SCHEMES)} Copy the images "
+            "to one of these, or bring their bytes as a binary column."
+        )
+    read, path = _local(uri) if scheme == "file" else _stored(uri)
+    try:
+        return read(path)
+    except FileNotFoundError:
+        # Spark writes paths as they are in some places and with escapes in others.
+        if unquote(path) == path:
+            raise
+        return read(unquote(path))
+
+
+def _local(uri: str) -> tuple[Callable[[str], bytes], str]:
+    return _read_local, re.sub("^file:(//[^/]*)?", "", uri, flags=re.IGNORECASE)
+
+
+def _read_local(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _stored(uri: str) -> tuple[Callable[[str], bytes], str]:
+    scheme, _, rest = uri.partition(":")
+    place, _, path = rest.removeprefix("//").partition("/")
+    path, mark, options = path.partition("?")
+    return functools.partial(_read_stored, f"{scheme.lower().replace('s3a', 's3')}://{place}/{mark}{options}"), path
+
+
+def _read_stored(store: str, path: str) -> bytes:
+    try:
+        with _connecting:  # a second client of Arrow's for S3 would wait for all that the first is reading
+            files, root = _store(store)
+        with files.open_input_file(f"{root.rstrip('/')}/{path}") as file:
+            data: bytes = file.readall()
+            return data
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise StorageError(
+            f"cannot read the image {path!r} of {_public(store)} through pyarrow: {reason}. "
+            'Where Spark can read it, take spark.read.format("binaryFile") and its column content.'
+        ) from error
+
+
+_connecting = threading.Lock()
+
+
+@functools.lru_cache(maxsize=64)
+def _store(uri: str) -> tuple[Any, str]:
+    """The file system of a bucket or cluster, and the path of its root there; connecting takes long."""
+    from pyarrow import fs
+
+    found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+    return found

@@ -1,0 +1,460 @@
+"""Data behind Spark Connect: tasks as jobs over DataFrames, since there are no RDDs.
+
+The rows of a DataFrame are written to the machines that train as elsewhere (`sparkkeras.data.rdd`), and what Spark keeps is
+a small DataFrame of handles. What tasks share travels in their functions; where it is larger than those may be, it lies on
+the cluster as rows of bytes, which a broadcast join brings to each handle. Results that are large are brought together on
+the cluster piece by piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from sparkkeras.data.arrays import even_slices
+from sparkkeras.data.block import Block
+from sparkkeras.data.columns import Leaf, to_column
+from sparkkeras.data.dataset import DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
+from sparkkeras.data.files import Handle
+from sparkkeras.data.frame import BatchesToBlocks, OverBatches, Selection, payload
+from sparkkeras.data.local import LocalShared
+from sparkkeras.data.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
+from sparkkeras.data.schema import Reader
+from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.remote import INLINE_BYTES, Failure, RemoteCluster, Told
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+R = TypeVar("R")
+
+
+RESULT = "result binary"
+"""The schema of frames of pickled results."""
+
+NO_DRIVER = (
+    "asynchronous and hogwild training need a driver that executors can dial, and Spark Connect has none: use "
+    'mode="synchronous", or run the script on the cluster itself (spark-submit).'
+)
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Large values and results lie in rows of about this size."""
+
+SENT_BYTES = 48 * 1024 * 1024
+"""So much of a large value travels to the cluster in one function."""
+
+PLAN_CACHE = "spark.connect.session.planCache.enabled"
+"""Off while rows are stored: the server would keep the last plans, and the values of many rounds with them."""
+
+SWEEP_ROWS = 4096
+REPAIRS = 3
+
+
+@dataclass(frozen=True)
+class RemoteDataset:
+    """The rows of a DataFrame behind Connect.
+
+    Attributes:
+        cluster: The session that it lives in.
+        frame: The columns that matter.
+        read: How they become blocks.
+    """
+
+    cluster: RemoteCluster
+    frame: DataFrame
+    read: BatchesToBlocks
+
+    @classmethod
+    def of(cls, cluster: RemoteCluster, block: Block, reader: Reader, num_workers: int | None) -> RemoteDataset:
+        """Arrays of this process, sent there; in their order, cut into even slices."""
+        import pyarrow as pa
+
+        names = [f"c{number}" for number in range(len(block.arrays))]
+        read = BatchesToBlocks(Selection(block.form, tuple(Leaf((name,), fits=False) for name in names)), reader)
+        session = cluster.session
+        if not block.rows:  # Spark makes no DataFrame of a table without rows
+            return cls(cluster, session.range(0), read)
+        table = pa.table([to_column(array) for array in block.arrays], names)
+        if num_workers is None:
+            return cls(cluster, session.createDataFrame(table), read)
+        sizes = [part.stop - part.start for part in even_slices(block.rows, min(num_workers, block.rows))]
+        table = table.append_column("worker", pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)))
+        table = table.append_column("row", pa.array(np.arange(block.rows)))
+        # A union of slices will not do: Spark makes one partition of frames that have one each.
+        frame = session.createDataFrame(table).repartitionById(len(sizes), "worker").sortWithinPartitions("row")
+        return cls(cluster, frame.select(*names), read)
+
+    @property
+    def num_partitions(self) -> int:
+        """Connect does not tell before there is a job."""
+        raise NotImplementedError("Spark Connect does not tell how many partitions a DataFrame has.")
+
+    @property
+    def max_result_bytes(self) -> int:
+        """What the results of one job may have altogether."""
+        return self.cluster.max_result_bytes
+
+    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
+        """As `Dataset.share`; what is large is a file of the session."""
+        return nullcontext(self.cluster.keep(value))
+
+    def run(self, task: Task[R]) -> RemoteResults[R]:
+        """As `Dataset.run`, in one pass over the rows."""
+        call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
+        return RemoteResults(self.cluster, self.frame.mapInArrow(OverBatches(self.read, Told(call)), RESULT))
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """As `Dataset.stored`: one job that writes the files. They are removed when the context ends."""
+        name = f"sparkkeras-{uuid.uuid4().hex}"
+        session = self.cluster.session
+        before = session.conf.get(PLAN_CACHE, "true") or "true"
+        with suppress(Exception):  # a server may not let everybody set it
+            session.conf.set(PLAN_CACHE, "false")
+        handles = self.stored_again(name, None).persist()
+        found: tuple[Handle, ...] = ()
+        try:
+            found = tuple(checked(self.cluster.collect(handles)))
+            yield StoredRemoteDataset(self, handles, found, name)
+        finally:
+            with suppress(Exception):  # the server may be gone
+                handles.unpersist()  # the first to ask: a server that is gone is waited for once
+                # As many tasks as there are slots, since nobody says how many parts there shall be.
+                session.range(SWEEP_ROWS).mapInArrow(OverRows(Sweep(name)), RESULT).collect()
+                session.conf.set(PLAN_CACHE, before)
+
+    def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
+        """The handles of some partitions, or of all; their files are written where they are computed."""
+        wanted = None if partitions is None else frozenset(partitions)
+        return self.frame.mapInArrow(OverBatches(self.read, Told(_Only(Store(name), wanted))), RESULT)
+
+
+@dataclass(frozen=True)
+class StoredRemoteDataset:
+    """Rows that lie in files where they train; see `RemoteDataset`."""
+
+    source: RemoteDataset
+    handle_frame: DataFrame
+    handles: tuple[Handle, ...]
+    name: str
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        return len(self.handles)
+
+    @property
+    def max_result_bytes(self) -> int:
+        """What the results of one job may have altogether."""
+        return self.source.max_result_bytes
+
+    @property
+    def slots(self) -> int:
+        """Connect does not tell."""
+        return len(self.handles)
+
+    @property
+    def driver(self) -> DriverAddress:
+        """There is none that workers could dial."""
+        raise ConfigurationError(NO_DRIVER)
+
+    def background(self, call: Callable[[], R]) -> Running[R]:
+        """Nobody needs it here."""
+        raise ConfigurationError(NO_DRIVER)
+
+    def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
+        """Nobody needs it here."""
+        raise ConfigurationError(NO_DRIVER)
+
+    @contextmanager
+    def share(self, value: R) -> Iterator[Shared[R]]:
+        """As `Dataset.share`; what is large lies on the cluster as rows until the context ends."""
+        payload = pickle.dumps(value, 5)
+        if len(payload) <= INLINE_BYTES:
+            yield LocalShared(value)
+            return
+        token = uuid.uuid4().hex
+        sent = [
+            self._sent(token, start, payload[start : start + SENT_BYTES]) for start in range(0, len(payload), SENT_BYTES)
+        ]
+        # Connect lets go of checkpoints that nobody refers to.
+        yield RowsShared(token, functools.reduce(lambda one, other: one.union(other), sent))
+
+    def _sent(self, token: str, start: int, payload: bytes) -> DataFrame:
+        """Bytes as rows on the cluster. A checkpoint, so that no later plan has them in it; on disk, to spare the heap."""
+        from pyspark import StorageLevel
+
+        one = self.source.cluster.session.range(0, 1, 1, 1)
+        rows = one.mapInArrow(_Emit(token, start, payload), "token string, start bigint, bytes binary")
+        return rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+
+    def run(self, task: Task[R]) -> RemoteResults[R]:
+        """As `Dataset.run`, over the files."""
+        cluster = self.source.cluster
+        call = OverHandles(Told(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores)))
+        shared = [value.rows for value in vars(task).values() if isinstance(value, RowsShared) and value.rows is not None]
+        return RemoteResults(
+            cluster,
+            _beside(self.handle_frame, shared).mapInArrow(call, RESULT),
+            functools.partial(self._repaired, call, shared),
+        )
+
+    def _repaired(self, call: OverHandles, shared: Sequence[DataFrame], partitions: Sequence[int]) -> list[tuple[int, Any]]:
+        """Results of partitions whose files were not found where their tasks ran, with their numbers."""
+        cluster = self.source.cluster
+        results: list[tuple[int, Any]] = []
+        for _ in range(REPAIRS):
+            again = self.source.stored_again(self.name, partitions).persist()
+            try:
+                checked(cluster.collect(again))
+                found = cluster.collect(_beside(again, shared).mapInArrow(OverHandles(Numbered(call.call)), RESULT))
+            finally:
+                again.unpersist()
+            results += [pair for pair in found if not isinstance(pair[1], Missing)]
+            partitions = [item.partition for _, item in found if isinstance(item, Missing)]
+            if not partitions:
+                return results
+        raise ClusterError(
+            f"the rows of the partitions {list(partitions)} were written {REPAIRS} times, and were never where their tasks "
+            "ran: executors seem to come and go. Call fit again."
+        )
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """This dataset."""
+        yield self
+
+
+def _beside(handles: DataFrame, shared: Sequence[DataFrame]) -> DataFrame:
+    """Each handle with all rows of what its task shares."""
+    from pyspark.sql import functions
+
+    if not shared:
+        return handles
+    return handles.crossJoin(functions.broadcast(functools.reduce(lambda one, other: one.union(other), shared)))
+
+
+@dataclass(frozen=True)
+class RemoteResults(Generic[R]):
+    """Results of a job over a DataFrame.
+
+    Attributes:
+        cluster: Where it runs.
+        frame: Its rows are pickled results.
+        repair: Gives the numbered results of partitions whose files were missing.
+    """
+
+    cluster: RemoteCluster
+    frame: DataFrame
+    repair: Callable[[Sequence[int]], list[tuple[int, Any]]] | None = None
+
+    def collect(self) -> list[R]:
+        """As `Results.collect`."""
+        found = self.cluster.collect(self.frame)
+        repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
+        results: list[R] = []
+        for item in found:
+            if isinstance(item, Missing):
+                results += repaired[item.partition]
+            else:
+                results.append(item)
+        return results
+
+    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
+        """As `Results.reduce`: each piece of a `Merging` is brought together by a task of its own."""
+        if not isinstance(combine, Merging):
+            return [combine(self.collect())]
+        pieces = self.frame.mapInArrow(_Split(combine), "piece int, place bigint, result binary")
+        # A lambda: Spark looks at the arguments and hints of a function's own code.
+        combined = pieces.groupBy("piece").applyInArrow(lambda table: _combine_piece(combine, table), RESULT)
+        found = self.cluster.collect(combined)
+        missing = [item.partition for item in found if isinstance(item, Missing)]
+        in_order = sorted((item for item in found if isinstance(item, _Piece)), key=lambda piece: piece.number)
+        done = [combine.join([piece.value for piece in in_order])] if in_order else []
+        return done + [result for results in self.from_source(missing).values() for result in results]
+
+    def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
+        """As `Results.from_source`."""
+        results: dict[int, list[R]] = {partition: [] for partition in partitions}
+        if partitions:
+            assert self.repair is not None
+            for partition, result in self.repair(partitions):
+                results[partition].append(result)
+        return results
+
+    def lazy(self) -> DataFrame:
+        """The pickled results as a DataFrame."""
+        return self.frame
+
+
+# What runs on the workers
+
+
+@dataclass(frozen=True)
+class RowsShared(Generic[R]):
+    """A value that comes to each task as rows.
+
+    Attributes:
+        token: Its name.
+        rows: The rows, which only the driver knows.
+    """
+
+    token: str
+    rows: DataFrame | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> Any:
+        return RowsShared, (self.token,)
+
+    @property
+    def value(self) -> R:
+        """The value, put together once for each process."""
+        if self.token in _pieces:
+            pieces = sorted(_pieces.pop(self.token).items())
+            _values[self.token] = pickle.loads(b"".join(piece for _, piece in pieces))
+        value: R = _values[self.token]
+        return value
+
+
+_pieces: dict[str, dict[int, bytes]] = {}
+_values: dict[str, Any] = {}
+"""What the task that runs in this process shares: by token, as it came, and put together."""
+
+
+@dataclass(frozen=True)
+class OverHandles:
+    """Runs over the handles of a partition, once the rows of what tasks share are there."""
+
+    call: Callable[[int, Iterable[Handle]], Iterable[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results, pickled, one batch each."""
+        handles: dict[bytes, None] = {}  # each stands beside every row of what is shared
+        tokens: set[str] = set()
+        _pieces.clear()  # a task that was ended may have left some
+        for batch in batches:
+            handles.update(dict.fromkeys(batch.column("result").to_pylist()))
+            if batch.num_columns == 1:
+                continue
+            columns = (batch.column(name) for name in ("token", "start", "bytes"))
+            for token, start, piece in zip(*columns, strict=True):
+                tokens.add(token.as_py())
+                if token.as_py() not in _values:
+                    _pieces.setdefault(token.as_py(), {})[start.as_py()] = piece.as_py()
+        for token in _values.keys() - tokens:
+            del _values[token]
+        for packed in handles:
+            handle = pickle.loads(packed)
+            for result in self.call(handle.partition, iter([handle])):
+                yield payload(result)
+
+
+@dataclass(frozen=True)
+class OverRows:
+    """Runs a function over rows that do not matter."""
+
+    call: Callable[[Iterable[Any]], Iterable[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results, pickled."""
+        for result in self.call(batches):
+            yield payload(result)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Pairs results with their partition."""
+
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
+        """The pairs; what ends a task is passed on."""
+        for result in self.call(partition, rows):
+            yield result if isinstance(result, Failure) else (partition, result)
+
+
+@dataclass(frozen=True)
+class _Only:
+    """Calls a function for some partitions; the rows of others are read past."""
+
+    call: Callable[[int, Iterable[Block]], Iterable[Any]]
+    partitions: frozenset[int] | None
+
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+        if self.partitions is None or partition in self.partitions:
+            yield from self.call(partition, blocks)
+        else:
+            for _ in blocks:
+                pass
+
+
+@dataclass(frozen=True)
+class _Emit:
+    """Yields bytes as rows of pieces."""
+
+    token: str
+    start: int
+    payload: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        for start in range(0, len(self.payload), PIECE_BYTES):
+            piece = self.payload[start : start + PIECE_BYTES]
+            columns = [pa.array([self.token]), pa.array([self.start + start]), pa.array([piece], pa.binary())]
+            yield pa.record_batch(columns, ["token", "start", "bytes"])
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a result, and which."""
+
+    number: int
+    value: Any
+
+
+_WHOLE = -1
+"""Stands for what is no piece: that something is missing, or has failed."""
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Cuts results into pieces. ``place`` has them combined in the order of the partitions."""
+
+    merging: Merging[Any]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        partition = 0 if task is None else task.partitionId()
+        for batch in batches:
+            for packed in batch.column("result"):
+                result = pickle.loads(packed.as_py())
+                whole = isinstance(result, (Missing, Failure))
+                pieces = [result] if whole else self.merging.split(result, PIECE_BYTES)
+                for number, piece in enumerate(pieces, _WHOLE if whole else 0):
+                    data = pa.array([pickle.dumps(piece, 5)], pa.binary())
+                    columns = [pa.array([number], pa.int32()), pa.array([partition]), data]
+                    yield pa.record_batch(columns, ["piece", "place", "result"])
+
+
+def _combine_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
+    """Combine the same piece of all results."""
+    import pyarrow as pa
+
+    number = table.column("piece")[0].as_py()
+    rows = sorted(zip(table.column("place").to_pylist(), table.column("result").to_pylist(), strict=True))
+    found = [pickle.loads(packed) for _, packed in rows]
+    results = found if number == _WHOLE else [_Piece(number, merging(found))]
+    return pa.table([pa.array([pickle.dumps(result, 5) for result in results], pa.binary())], ["result"])

@@ -1,0 +1,159 @@
+"""Arrays as DataFrames, and DataFrames as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkkeras.arguments import optional_number
+from sparkkeras.data.block import describe
+from sparkkeras.data.columns import to_column
+from sparkkeras.data.frame import Columns, Named, quoted
+from sparkkeras.data.mllib import encode_label
+from sparkkeras.data.schema import Schema
+from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def to_data_frame(
+    spark: SparkSession | SparkContext,
+    x: Any,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    features: str = "features",
+    label: str = "label",
+    weight: str = "weight",
+    categorical: bool = False,
+    vectors: bool = False,
+) -> DataFrame:
+    """A DataFrame of arrays: a row for each sample, in their order.
+
+    Args:
+        spark: The session, also one of Spark Connect; or a SparkContext.
+        x: Features with the samples on the first axis: an array, or a dict of arrays with a column for each. Numbers make a
+            column of numbers, more axes one of (nested) arrays.
+        y: Labels, likewise; ``None``: there are none.
+        sample_weight: A weight for each sample, shape (samples,).
+        features: The name of the features' column.
+        label: The name of the labels' column.
+        weight: The name of the weights' column.
+        categorical: Whether labels are one-hot rows, to be turned into class numbers (doubles, as Spark ML has them).
+        vectors: Whether features of shape (samples, features) become vectors of Spark ML instead of arrays.
+
+    Raises:
+        DataError: Arrays differ in length, have no rows, or hold what is no number.
+        ConfigurationError: Two columns would have one name.
+
+    Example::
+
+        df = to_data_frame(spark, x_train, y_train)
+        SparkModel(model).fit(df, epochs=5)
+    """
+    import pyarrow as pa
+
+    labels = None if y is None else _classes(np.asarray(y)) if categorical else y
+    arrays: dict[str, Array] = {}
+    for name, side in ((features, x), (label, labels), (weight, sample_weight)):
+        if side is None:
+            continue
+        for column, array in side.items() if isinstance(side, Mapping) else [(name, side)]:
+            if column in arrays:
+                raise ConfigurationError(f"two columns would be called {column!r}: give other names.")
+            arrays[column] = _array(column, array)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise DataError(f"arrays must have the same number of rows, and at least one; received {lengths}.")
+    table = pa.table([to_column(array) for array in arrays.values()], list(arrays))
+    frame = _session(spark).createDataFrame(table)
+    return _with_vectors(frame, [name for name in _names(features, x) if arrays[name].ndim == 2]) if vectors else frame
+
+
+def from_data_frame(
+    frame: DataFrame,
+    features: Columns = "features",
+    label: Columns | None = "label",
+    *,
+    categorical: bool = False,
+    nb_classes: int | None = None,
+) -> tuple[Any, Any]:
+    """The features and labels of a DataFrame as arrays of this process, collected.
+
+    Args:
+        frame: The DataFrame; its rows must fit the memory of this process.
+        features: The columns of the features, as in `SparkModel.fit`. Names give a dict of arrays.
+        label: Those of the labels; ``None``: there are none.
+        categorical: Whether to return one-hot labels, shape (rows, classes), instead of numbers.
+        nb_classes: How many classes there are then; ``None`` takes the largest label plus one.
+
+    Returns:
+        ``(x, y)``; ``y`` is ``None`` without labels.
+
+    Raises:
+        DataError: A column is missing, holds nulls, or what is no number; there are no rows; labels are no class numbers.
+    """
+    nb_classes = optional_number("nb_classes", nb_classes)
+    selection = Named(features, label).select(frame, Schema(), labelled=label is not None)
+    table = selection.narrowed(frame).toArrow().combine_chunks()
+    if not table.num_rows:
+        raise DataError("the DataFrame has no rows.")
+    found = selection.read([column.chunk(0) for column in table.columns])
+    for leaf in found:
+        if leaf.good is not None:
+            raise DataError(
+                f"{leaf.told} is null, or holds a null, in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
+            )
+    form, arrays = selection.form, [leaf.values for leaf in found]
+    x = form.x.build(arrays[form.span("x")])
+    y = None if form.y is None else form.y.build(arrays[form.span("y")])
+    if not categorical or y is None:
+        return x, y
+    if not isinstance(y, np.ndarray):
+        raise ConfigurationError("categorical=True is for one column of labels; give label= the name of one.")
+    labels = y.reshape(-1)
+    if not np.isfinite(labels).all() or labels.min() < 0:
+        raise DataError("categorical=True expects class numbers from 0 up as labels; some are negative or not finite.")
+    classes = nb_classes or int(labels.max()) + 1
+    return x, np.stack([encode_label(value, classes) for value in labels])
+
+
+def _session(spark: Any) -> SparkSession:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if isinstance(spark, SparkContext):
+        return SparkSession(spark)
+    if not hasattr(spark, "createDataFrame"):
+        raise ConfigurationError(f"spark is {describe(spark)}; expected a SparkSession or a SparkContext.")
+    session: SparkSession = spark
+    return session
+
+
+def _names(features: str, x: Any) -> list[str]:
+    return list(x) if isinstance(x, Mapping) else [features]
+
+
+def _array(name: str, given: Any) -> Array:
+    array = np.asarray(given)
+    if array.ndim == 0 or array.dtype.kind not in "fiub":
+        raise DataError(f"{name!r} is {describe(array)}; expected numbers or booleans with the rows on the first axis.")
+    return array
+
+
+def _classes(labels: Array) -> Array:
+    if labels.ndim != 2:
+        raise DataError(f"categorical=True expects one-hot labels of shape (samples, classes), received {labels.shape}.")
+    classes: Array = labels.argmax(axis=1).astype(np.float64)
+    return classes
+
+
+def _with_vectors(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    from pyspark.ml.functions import array_to_vector
+
+    return frame.withColumns({name: array_to_vector(frame[quoted(name)].cast("array<double>")) for name in names})

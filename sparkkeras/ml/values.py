@@ -1,0 +1,204 @@
+"""What values the params take: each function is called with a param's name and a value, and returns what is kept.
+
+All of them raise `ConfigurationError`, which says what was received and what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments
+from sparkkeras.callbacks import as_callbacks
+from sparkkeras.data.block import describe
+from sparkkeras.data.columns import Loader
+from sparkkeras.data.frame import Columns, Loaders
+from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.parameter.rules import RULES, UpdateRule
+
+T = TypeVar("T")
+
+Names = str | list[str] | dict[str, str]
+"""A name for what all outputs give, or one for each output: in their order, or by the output's name."""
+
+TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
+"""What the outputs of a model may mean."""
+
+
+def optional(convert: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
+    """As ``convert``; ``None`` is kept."""
+    return partial(_optional, convert)
+
+
+def _optional(convert: Callable[[str, Any], T], name: str, value: Any) -> T | None:
+    return None if value is None else convert(name, value)
+
+
+def number(low: int = 1) -> Callable[[str, Any], int]:
+    """Whole numbers from ``low`` up."""
+    return partial(arguments.whole_number, low=low)
+
+
+def optional_number(low: int = 1) -> Callable[[str, Any], int | None]:
+    """Whole numbers from ``low`` up, or ``None``."""
+    return partial(arguments.optional_number, low=low)
+
+
+def choice(*known: Any) -> Callable[[str, Any], Any]:
+    """One of some values."""
+    return partial(_choice, known)
+
+
+def _choice(known: tuple[Any, ...], name: str, value: Any) -> Any:
+    arguments.one_of(name, value, known)
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A name or path."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name}={value!r}: expected a text that is not empty.")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ConfigurationError(f"{name}={value!r}: expected True or False.")
+    return bool(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
+    arguments.fraction(name, value)
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number over 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
+        raise ConfigurationError(f"{name}={value!r}: expected a positive number.")
+    return float(value)
+
+
+def columns(name: str, value: Any) -> Columns:
+    """One column, several, or ``{input or output: column(s)}``."""
+    if isinstance(value, Mapping):
+        if value and all(isinstance(key, str) and not isinstance(each, Mapping) for key, each in value.items()):
+            return {key: columns(f"{name}[{key!r}]", each) for key, each in value.items()}  # type: ignore[misc]
+    elif isinstance(value, str):
+        return text(name, value)
+    elif isinstance(value, (list, tuple)) and value and all(isinstance(each, str) and each for each in value):
+        return list(value)
+    raise ConfigurationError(
+        f"{name} is {describe(value)}; expected the name of a column, a list of names, or {{input or output: column(s)}}."
+    )
+
+
+def names(name: str, value: Any) -> Names:
+    """A name of a new column, one for each output, or ``{output: name}``; an empty name leaves the column out."""
+    given = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(each, str) for each in given):
+        raise ConfigurationError(
+            f"{name} is {describe(value)}; expected the name of a column, a list with one for each output, or "
+            "{output: column}. An empty name leaves the column out."
+        )
+    return dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
+
+
+def task(name: str, value: Any) -> str | dict[str, str]:
+    """One of `TASKS`, or ``{output: one of them}``."""
+    if isinstance(value, Mapping):
+        return {str(output): _choice(TASKS, f"{name}[{output!r}]", each) for output, each in value.items()}
+    arguments.one_of(name, value, TASKS)
+    return str(value)
+
+
+def network(name: str, value: Any) -> keras.Model:
+    """A Keras model."""
+    if not isinstance(value, keras.Model):
+        raise ModelError(f"{name} is {describe(value)}; expected a keras.Model.")
+    return value
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value) or isinstance(value, type):
+        raise ConfigurationError(f"{name} is {describe(value)}; expected a function.")
+    return value  # type: ignore[no-any-return]
+
+
+def callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
+    """Keras callbacks."""
+    return as_callbacks(name, value)
+
+
+def loaders(name: str, value: Any) -> Loaders:
+    """A loader, or ``{input: loader}``."""
+    if isinstance(value, Mapping):
+        return {str(key): _loader(f"{name}[{key!r}]", each) for key, each in value.items()}
+    return _loader(name, value)
+
+
+def _loader(name: str, value: Any) -> Loader:
+    missing = [member for member in ("shape", "on_error", "check", "__call__") if not hasattr(value, member)]
+    if missing or isinstance(value, type):
+        raise ConfigurationError(
+            f"{name} is {describe(value)}; expected a loader such as image_loader(...), which has shape, on_error, "
+            "check(name, kind) and can be called."
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def by_name(name: str, value: Any) -> dict[str, Any]:
+    """Objects by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class or function}}.")
+    return dict(value)
+
+
+def class_weight(name: str, value: Any) -> dict[int, float]:
+    """A weight for each class."""
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} is {describe(value)}; expected {{class number: weight}}.")
+    for key, weight in value.items():
+        whole = isinstance(key, (int, np.integer)) and not isinstance(key, bool) and key >= 0
+        if not whole or not isinstance(weight, (int, float, np.number)) or not 0 <= weight < math.inf:
+            raise ConfigurationError(
+                f"{name}={dict(value)!r}: expected class numbers from 0 up, each with a weight of 0 or more."
+            )
+    return {int(key): float(weight) for key, weight in value.items()}
+
+
+def rule(name: str, value: Any) -> str | UpdateRule:
+    """The name of an update rule, or one. Whether it fits the mode is told when training begins."""
+    if isinstance(value, str):
+        arguments.one_of(name, value, tuple(RULES))
+        return value
+    if isinstance(value, type) or not isinstance(value, UpdateRule):
+        raise ConfigurationError(
+            f"{name}={value!r}: expected one of {sorted(RULES)} or an object with modes, init and fold; see "
+            "sparkkeras.UpdateRule."
+        )
+    return value
+
+
+def frequency(name: str, value: Any) -> str | int:
+    """``"epoch"``, ``"batch"`` or a number of batches."""
+    return arguments.frequency(value)
+
+
+def port(name: str, value: Any) -> int:
+    """A port, or 0."""
+    return arguments.port(value)
+
+
+def server_options(name: str, value: Any) -> ParameterServerOptions | None:
+    """A ``ParameterServerOptions`` or ``None``."""
+    return arguments.instance(name, value, ParameterServerOptions)

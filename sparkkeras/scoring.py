@@ -1,0 +1,319 @@
+"""A model as a column of a DataFrame: what ``predict`` adds, what transformers add, and SQL functions.
+
+Spark sends the columns that the model takes to its Python workers, batch by Arrow batch, and puts what comes back beside
+the row it came from; all other columns stay in the JVM. A worker process loads the model once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from sparkkeras import device
+from sparkkeras import model as models
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import Block
+from sparkkeras.data.columns import Leaf, stored_as, to_column, type_name
+from sparkkeras.data.dataset import Shared, TaskContext
+from sparkkeras.data.frame import (
+    ArgumentsToBlocks,
+    BatchesToBlocks,
+    ColumnFunction,
+    Columns,
+    Loaders,
+    Named,
+    OverColumns,
+    column_function,
+    quoted,
+)
+from sparkkeras.data.rdd import Deferred
+from sparkkeras.data.schema import OnNan, Reader, Schema
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.model import ModelArchive, ModelWeights
+from sparkkeras.remote import AnyCluster, cluster_of
+from sparkkeras.weights import Array
+from sparkkeras.worker import BatchOptions, LocalTrainer, Transform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+BATCH_SIZE = 1024
+"""Rows that the model is called on at a time, where nobody says."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model, as Spark stores it.
+
+    Attributes:
+        name: Its name.
+        dtype: The dtype that it is stored in.
+        rank: How many axes a row has; a single number has none.
+    """
+
+    name: str
+    dtype: str
+    rank: int
+
+    @property
+    def type_name(self) -> str:
+        """The Spark type of a row."""
+        return type_name(self.dtype, self.rank)
+
+    def column(self, predicted: Any, good: Array) -> pa.Array:
+        """Predictions as a column; null where rows were not good."""
+        array = np.asarray(predicted).astype(self.dtype, copy=False)
+        return to_column(array.reshape(len(array)) if self.rank == 0 else array, good)
+
+
+def outputs_of(model: keras.Model) -> tuple[Output, ...]:
+    """The outputs of a model. One of shape (batch, 1) is a number.
+
+    Raises:
+        ModelError: The model does not say what it gives.
+    """
+    tensors = getattr(model, "outputs", None)
+    if not tensors:
+        raise ModelError(
+            f"the model {model.name!r} does not say the shape of its outputs, which the type of a column depends on, since "
+            "it is subclassed. Wrap it: keras.Model(inputs, model(inputs)) with inputs = keras.Input(shape)."
+        )
+    names = [slot.name for slot in models.schema_of(model).outputs]
+    return tuple(
+        Output(name, stored_as(keras.backend.standardize_dtype(tensor.dtype)), _rank(tensor.shape))
+        for name, tensor in zip(names, tensors, strict=True)
+    )
+
+
+def _rank(shape: Sequence[int | None]) -> int:
+    return 0 if len(shape) == 2 and shape[1] == 1 else len(shape) - 1
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Everything that scoring needs to know, on its way to becoming a column.
+
+    Attributes:
+        archive: The model.
+        state: Its weights.
+        options: How rows become batches.
+        schema: What the model takes.
+        outputs: What it gives.
+        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls.
+    """
+
+    archive: ModelArchive
+    state: ModelWeights
+    options: BatchOptions
+    schema: Schema
+    outputs: tuple[Output, ...]
+    on_nan: OnNan
+
+    @classmethod
+    def of(
+        cls,
+        model: keras.Model,
+        *,
+        batch_size: int = BATCH_SIZE,
+        transform: Transform | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        on_nan: OnNan = "allow",
+    ) -> Scorer:
+        """A scorer for a built model, compiled or not."""
+        models.check_built(model)
+        by_value = None if transform is None else ByValue.dump(transform, "transform")
+        return cls(
+            ModelArchive.pack(model, custom_objects),
+            ModelWeights.take(model),
+            BatchOptions(batch_size, by_value),
+            models.schema_of(model),
+            outputs_of(model),
+            on_nan,
+        )
+
+    @property
+    def reader(self) -> Reader:
+        """How rows are read."""
+        return Reader(self.schema, False, self.on_nan)
+
+    def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
+        """A function from columns to the column of predictions: a struct of all outputs where there are several.
+
+        Args:
+            cluster: Where it will run.
+            read: How the columns become blocks.
+        """
+        task = ScoreTask(
+            cluster.keep(self.archive), cluster.keep(self.state), cluster.keep(self.options), read, self.outputs
+        )
+        return column_function(OverColumns(Deferred(task, cluster.carried_environment)), self.type_name)
+
+    @property
+    def type_name(self) -> str:
+        """The Spark type of the column."""
+        if len(self.outputs) == 1:
+            return self.outputs[0].type_name
+        return f"struct<{', '.join(f'`{output.name}`: {output.type_name}' for output in self.outputs)}>"
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Predicts batch after batch of columns, as many rows as come."""
+
+    archive: Shared[ModelArchive]
+    state: Shared[ModelWeights]
+    options: Shared[BatchOptions]
+    read: BatchesToBlocks | ArgumentsToBlocks
+    outputs: tuple[Output, ...]
+
+    def __call__(self, context: TaskContext, batches: Iterator[Any]) -> Iterator[pa.Array]:
+        """Predict."""
+        good: deque[Array] = deque()
+
+        def blocks() -> Iterator[Block]:
+            first = 0
+            for batch in batches:
+                columns = batch if isinstance(batch, tuple) else (batch,)
+                for block, whole in self.read.blocks(columns, f"partition {context.worker}", first):
+                    first += block.rows
+                    good.append(np.ones(block.rows, bool) if whole is None else whole)
+                    if whole is None:
+                        yield block
+                    elif whole.any():
+                        yield block[np.flatnonzero(whole)]
+
+        trainer = LocalTrainer(self.archive.value, context)
+        for predicted in trainer.predict(self.state.value, blocks(), self.options.value, self.read.reader.schema):
+            leaves = keras.tree.flatten(predicted)
+            yield self._column(leaves, _taken(good, len(leaves[0])))
+        if any(rows.any() for rows in good):
+            raise DataError(_OTHER_ROWS)
+        if good:  # nobody predicts anything for the last rows
+            nothing = [np.zeros((0,) * (1 + output.rank), output.dtype) for output in self.outputs]
+            yield self._column(nothing, np.concatenate(good))
+
+    def _column(self, leaves: Sequence[Any], good: Array) -> pa.Array:
+        columns = [output.column(_spread(leaf, good), good) for output, leaf in zip(self.outputs, leaves, strict=True)]
+        if len(columns) == 1:
+            return columns[0]
+        import pyarrow as pa
+
+        missing = None if good.all() else pa.array(~good)
+        return pa.StructArray.from_arrays(columns, [output.name for output in self.outputs], mask=missing)
+
+
+_OTHER_ROWS = "transform gave another number of rows than it was given: it must return a row for each, in their order."
+
+
+def _taken(queue: deque[Array], rows: int) -> Array:
+    """What a queue says of the next rows, so many of which are good; it loses them."""
+    taken: list[Array] = []
+    while rows:
+        if not queue:
+            raise DataError(_OTHER_ROWS)
+        head = queue.popleft()
+        count = int(head.sum())
+        if count > rows:
+            end = int(np.flatnonzero(head)[rows])
+            queue.appendleft(head[end:])
+            head, count = head[:end], rows
+        taken.append(head)
+        rows -= count
+    return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+
+def _spread(predicted: Any, good: Array) -> Array:
+    """Predictions at the rows that they are of; the others are zeros."""
+    values = np.asarray(predicted)
+    if good.all():
+        return values
+    spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
+    spread[good] = values
+    return spread
+
+
+def with_predictions(
+    frame: DataFrame,
+    model: keras.Model,
+    *,
+    features: Columns | None = None,
+    output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
+    batch_size: int = BATCH_SIZE,
+    transform: Transform | None = None,
+    loader: Loaders | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    on_nan: OnNan = "allow",
+) -> DataFrame:
+    """A DataFrame with a model's predictions beside its rows, computed when they are asked for.
+
+    Args:
+        frame: The rows, also a stream.
+        model: A built model, compiled or not.
+        features: The columns of its inputs; see `SparkModel.fit`.
+        output_col: The new column; for several outputs a list of names, or a dict of them by output. With one name for
+            several outputs, the columns are called ``{output_col}_{output}``.
+        batch_size: Rows that the model is called on at a time.
+        transform: ``transform(x, None) -> x`` on each batch, on the workers.
+        loader: What turns a column into an input, such as `image_loader`.
+        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
+        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with nulls.
+
+    Raises:
+        DataError: A column is missing, or of a type that does not fit.
+        ConfigurationError: An output column is there already, or unknown.
+    """
+    scorer = Scorer.of(model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_nan=on_nan)
+    names = _column_names(output_col, scorer.outputs, frame.columns)
+    selection = Named(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
+    cluster = cluster_of(frame.sparkSession, device.worker_environment)
+    function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
+    # Spark may compute what is deterministic as often as it is mentioned: in a filter and behind it.
+    with cluster.training_workers():
+        predicted = function.asNondeterministic()(*selection.columns(frame))
+    if len(names) == 1:
+        scored = frame.withColumn(names[0], predicted)
+    else:
+        whole = f"__{'_'.join(names)}"
+        scored = frame.withColumn(whole, predicted)
+        fields = {
+            name: scored[quoted(whole)].getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
+        }
+        scored = scored.withColumns(fields).drop(whole)
+    return scored.where(scored[quoted(names[0])].isNotNull()) if _drops(selection.leaves) else scored
+
+
+def _drops(leaves: Sequence[Leaf]) -> bool:
+    return any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in leaves)
+
+
+def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str]) -> list[str]:
+    """The name of each output's column."""
+    ends = [output.name for output in outputs]
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in ends:
+                raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, ends)}")
+        missing = [name for name in ends if name not in given]
+        if missing:
+            raise ConfigurationError(f"output_col has no column for the output(s) {missing}.")
+        names = [given[name] for name in ends]
+    elif isinstance(given, str):
+        names = [given] if len(ends) == 1 else [f"{given}_{name}" for name in ends]
+    else:
+        names = list(given) if isinstance(given, (list, tuple)) else [given]
+    told = {name.lower() for name in names if isinstance(name, str) and name}  # Spark takes no notice of case
+    if len(names) != len(ends) or len(told) != len(names):
+        raise ConfigurationError(f"output_col={given!r}: expected {len(ends)} different name(s), for the output(s) {ends}.")
+    for name in existing:
+        if name.lower() in told:
+            raise ConfigurationError(
+                f"output_col={given!r}: the DataFrame has a column {name!r} already. Choose another name, or drop({name!r}) "
+                "first."
+            )
+    return names

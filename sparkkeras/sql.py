@@ -1,0 +1,129 @@
+"""A model as a function: in SQL, and as a column expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from sparkkeras import arguments, device
+from sparkkeras.arguments import known_arguments
+from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
+from sparkkeras.data.schema import OnNan
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.remote import active_session, cluster_of
+from sparkkeras.scoring import BATCH_SIZE, Scorer
+from sparkkeras.worker import Transform
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+
+@known_arguments
+def keras_udf(
+    model: keras.Model,
+    *,
+    batch_size: int = BATCH_SIZE,
+    transform: Transform | None = None,
+    loader: Loaders | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    on_nan: OnNan = "allow",
+) -> Callable[..., Column]:
+    """A model as a function from columns to a column: ``df.select(keras_udf(model)(df.features))``.
+
+    It takes one column for each input of the model. A model with one input takes several columns as well: numbers and flat
+    arrays, which are laid side by side. Rows go to the model in batches, through Arrow; each worker process loads it once.
+
+    Args:
+        model: A built model, compiled or not. What becomes of it afterwards does not matter to the function.
+        batch_size: Rows that the model is called on at a time.
+        transform: ``transform(x, None) -> x`` on each batch, on the workers.
+        loader: What turns a column into an input, such as `image_loader`, or ``{input name: loader}``.
+        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
+        on_nan: ``"allow"`` predicts null for rows with nulls; ``"error"`` refuses these, and NaN and infinite values.
+
+    Returns:
+        A function of columns or column names. Its value is a float for an output of shape (batch, 1), a (nested) array of
+        floats for other shapes, and a struct of these, by the outputs' names, for several outputs.
+
+    Raises:
+        ModelError: The model is not built, or does not say the shape of its outputs.
+
+    Example::
+
+        classify = keras_udf(model)
+        df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
+    """
+    function = _function(None, model, batch_size, transform, loader, custom_objects, on_nan)
+
+    def predicted(*columns: Any) -> Column:
+        with cluster_of(active_session(), device.worker_environment).training_workers():
+            return function(*columns)
+
+    return predicted
+
+
+@known_arguments
+def register_keras_udf(
+    spark: SparkSession,
+    name: str,
+    model: keras.Model,
+    *,
+    batch_size: int = BATCH_SIZE,
+    transform: Transform | None = None,
+    loader: Loaders | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    on_nan: OnNan = "allow",
+) -> Callable[..., Column]:
+    """A model as a function of SQL: ``SELECT classify(features) FROM measurements``.
+
+    Args:
+        spark: The session whose SQL shall know it.
+        name: What SQL calls it.
+        model: As in `keras_udf`.
+        batch_size: As in `keras_udf`.
+        transform: As in `keras_udf`.
+        loader: As in `keras_udf`.
+        custom_objects: As in `keras_udf`.
+        on_nan: As in `keras_udf`.
+
+    Returns:
+        The function, which takes columns or their names, as `keras_udf` gives it.
+
+    Raises:
+        ConfigurationError: The name is none that SQL takes.
+        ModelError: As in `keras_udf`.
+
+    Example::
+
+        register_keras_udf(spark, "classify", model)
+        spark.sql("SELECT id, classify(features)[1] AS fraud FROM payments")
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigurationError(f"name={name!r}: expected a name of letters, digits and underscores, such as 'classify'.")
+    function = _function(spark, model, batch_size, transform, loader, custom_objects, on_nan)
+    with cluster_of(spark, device.worker_environment).training_workers():
+        registered: Callable[..., Column] = spark.udf.register(name, function)
+    return registered
+
+
+def _function(
+    spark: SparkSession | None,
+    model: keras.Model,
+    batch_size: int,
+    transform: Transform | None,
+    loader: Loaders | None,
+    custom_objects: Mapping[str, Any] | None,
+    on_nan: OnNan,
+) -> ColumnFunction:
+    arguments.one_of("on_nan", on_nan, ("error", "allow"))
+    scorer = Scorer.of(
+        model,
+        batch_size=arguments.whole_number("batch_size", batch_size),
+        transform=transform,
+        custom_objects=custom_objects,
+        on_nan=on_nan,
+    )
+    read = ArgumentsToBlocks(scorer.reader, loader, fits=transform is None)
+    return scorer.function(cluster_of(spark or active_session(), device.worker_environment), read)

@@ -1,0 +1,113 @@
+"""What comes back from workers, brought together: their results, and the figures of an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import keras
+import numpy as np
+
+from sparkkeras import metrics
+from sparkkeras.data.dataset import Results
+from sparkkeras.job import Job
+from sparkkeras.metrics import MetricState
+
+R = TypeVar("R")
+
+TREE_WORKERS = 64
+"""With more workers than this, what they send is brought together on the workers first."""
+
+TREE_BYTES = 256 * 1024 * 1024
+"""So it is if it is larger than this altogether, or than half of what Spark lets a job return."""
+
+
+class Seen(Protocol):
+    """What a worker tells of its rows."""
+
+    @property
+    def worker(self) -> int:
+        """Which worker."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows it saw."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+        ...
+
+    @property
+    def logs(self) -> dict[str, Any]:
+        """The figures over them."""
+        ...
+
+
+def gathered(
+    results: Results[R], merge: Callable[[Sequence[R]], R], workers: int, each: int, max_result_bytes: int
+) -> list[R]:
+    """All results, or partial merges of neighbouring ones where they are many or large.
+
+    Args:
+        results: What workers yield.
+        merge: Makes one result of several.
+        workers: How many there are.
+        each: The bytes of one result.
+        max_result_bytes: What Spark lets the results of a job have; 0 is no bound.
+    """
+    groups = tree_groups(workers, each, max_result_bytes)
+    return results.collect() if groups is None else results.reduce(merge, groups)
+
+
+def tree_groups(workers: int, each: int, max_result_bytes: int) -> int | None:
+    """How many partial results come to the driver, or ``None`` where the results themselves can.
+
+    Args:
+        workers: How many results there are.
+        each: The bytes of one.
+        max_result_bytes: What Spark lets the results of a job have; 0 is no bound.
+    """
+    bound = min(TREE_BYTES, max_result_bytes // 2 if max_result_bytes else TREE_BYTES)
+    if workers <= TREE_WORKERS and workers * each <= bound:
+        return None
+    return max(1, min(math.isqrt(workers), bound // max(1, each)))
+
+
+def figures(model: keras.Model, state: MetricState, reports: Sequence[Seen]) -> dict[str, Any]:
+    """The figures of an epoch, from the metrics' state.
+
+    An own ``train_step`` may return figures that are no metrics of the model. Keras then shows those of the last batch;
+    here they are averaged over the workers by rows.
+    """
+    found = metrics.results(model, state)
+    return found if set(found) == set(reports[0].logs) else mean_logs(reports)
+
+
+def mean_logs(reports: Sequence[Seen]) -> dict[str, Any]:
+    """The means of the workers' own figures, by rows."""
+    return {name: _mean([(report.logs[name], report.rows) for report in reports]) for name in reports[0].logs}
+
+
+def _mean(figures: Sequence[tuple[Any, int]]) -> Any:
+    """A mean by rows: a number, an array where the figure is one, and ``None`` where a worker did not send it."""
+    if any(figure is None for figure, _ in figures):
+        return None
+    mean = sum(np.asarray(figure) * rows for figure, rows in figures) / sum(rows for _, rows in figures)
+    return float(mean) if np.ndim(mean) == 0 else mean
+
+
+def note_workers(job: Job, epoch: int, reports: Sequence[Seen]) -> None:
+    """Write down what each worker saw in an epoch: its figures are the mean of its rounds, by rows."""
+    for worker in sorted({report.worker for report in reports}):
+        rounds = [report for report in reports if report.worker == worker]
+        told = {
+            "worker": worker,
+            "epoch": epoch,
+            "rows": sum(report.rows for report in rounds),
+            "seconds": sum(report.seconds for report in rounds),
+        }
+        job.histories.append(told | mean_logs(rounds) | told)  # a metric may be called "rows"

@@ -1,0 +1,635 @@
+"""Asynchronous and hogwild training: one Spark job whose tasks train all epochs and exchange with a server on the driver.
+
+The driver serves the weights, and meanwhile drives callbacks and progress from what workers report. An epoch has ended when
+all workers have reported it; the weights at that moment are kept, and are what callbacks see, what is saved, and what the
+workers evaluate on their validation rows when they come to the end of an epoch themselves (a second Spark job would wait
+for their slots). The model has the weights of the last epoch that ended.
+
+Optimizer slots live in the worker for the whole run. Their mean, by rows, is what the master's optimizer gets at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkkeras import metrics
+from sparkkeras import model as models
+from sparkkeras.callbacks import DriverCallbacks
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import Block, describe
+from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
+from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, ParameterServerError
+from sparkkeras.job import Job, Validation
+from sparkkeras.metrics import MetricState
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Standing
+from sparkkeras.parameter.rules import AsynchronousRule, State, Window
+from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
+from sparkkeras.parameter.store import Snapshot, Store
+from sparkkeras.parameter.transport import Address, Endpoint, RefusedError, TransportError, connect, make_transport
+from sparkkeras.parameter.wire import Secret
+from sparkkeras.strategy.gather import figures, gathered, note_workers
+from sparkkeras.weights import Array, Flat, average
+from sparkkeras.worker import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
+
+PROGRESS_SECONDS = 0.25
+"""How often the driver looks after progress while nothing happens."""
+
+LEAVE_SECONDS = 2.0
+"""How long workers may take to leave by themselves before Spark ends their tasks, and their processes with them."""
+
+MOST_VALUES = 100
+"""A figure of a worker alone that is a longer vector is not sent."""
+
+PREFLIGHT_SECONDS = 10.0
+"""How long a worker tries to reach the driver before training."""
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """Which rows each worker evaluates: some of its own, or some that every worker can open."""
+
+    options: BatchOptions
+    spans: tuple[tuple[int, int], ...] | None
+    rows: tuple[tuple[Rows, ...], ...]
+
+    def blocks(self, worker: int, block: Block) -> Iterator[Block]:
+        """A worker's rows to evaluate."""
+        if self.spans is not None:
+            start, stop = self.spans[worker]
+            return iter((block[start:stop],) if stop > start else ())
+        return (opened for part in self.rows[worker] if (opened := part.open()) is not None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all tasks of a run know.
+
+    Attributes:
+        epochs: The epochs to go through.
+        shares: How many rows each worker trains on.
+        batches: How many batches each worker has in an epoch.
+        every: How many batches lie between exchanges; ``None``: an epoch.
+        rule: What is exchanged.
+        num_workers: How many workers there are.
+        trainable: How many values at the head of the weight vector are trained.
+        contents: What travels.
+        address: Where the server is.
+        renew_seconds: How often a lease is renewed.
+    """
+
+    epochs: range
+    shares: tuple[int, ...]
+    batches: tuple[int, ...]
+    every: int | None
+    rule: ByValue[AsynchronousRule]
+    num_workers: int
+    trainable: int
+    contents: Contents
+    address: Address
+    renew_seconds: float
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The optimizer of a worker at the end, or the mean of several."""
+
+    rows: int
+    optimizer: Flat
+
+
+def merge(slots: Sequence[Slots]) -> Slots:
+    """The mean, by rows."""
+    return Slots(sum(each.rows for each in slots), average((each.optimizer, each.rows) for each in slots))
+
+
+class WorkerExchange:
+    """A worker's half of an exchange: pull, the rule's exchange, push. An `Exchange`."""
+
+    def __init__(self, plan: Plan, client: ParameterClient, learning_rates: int) -> None:
+        self.every = plan.every
+        self._plan, self._client, self._rule = plan, client, plan.rule.load()
+        self._learning_rates = learning_rates
+        pulled = client.pull()
+        self._version = pulled.version
+        self._base = pulled.weights.vector.copy()
+        self.begun = Flat(self._base, pulled.weights.counters)
+        self.directive = Directive()
+        self._epoch = 0
+        self._before: MetricState = ()
+        self._started = 0.0
+
+    def begin_epoch(self, epoch: int, before: MetricState) -> None:
+        """An epoch begins; ``before`` is its metric state up to where an earlier attempt came."""
+        self._epoch, self._before, self._started = epoch, before, time.perf_counter()
+
+    @property
+    def stopped(self) -> bool:
+        """As `Exchange.stopped`: the thread that renews the lease may have heard of it."""
+        return self._client.stopped
+
+    def __call__(self, weights: Flat, milestone: Milestone) -> GoOn:
+        """As `Exchange`."""
+        plan = self._plan
+        trained = slice(None, plan.trainable)
+        center = self._client.pull()
+        window = Window(milestone.steps, milestone.rows, milestone.learning_rate, plan.num_workers)
+        given = self._rule.exchange(weights.vector[trained], self._base[trained], center.weights.vector[trained], window)
+        statistics = weights.vector[plan.trainable :]
+        theirs = center.weights.vector[plan.trainable :]
+        sent, onward = self._checked(given)
+        self._base[trained] = onward
+        self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
+        directive = self._client.push(
+            (sent, statistics),
+            weights.counters,
+            self._metrics(milestone.metrics),
+            base=self._version,
+            epoch=self._epoch,
+            batch=milestone.batch,
+            steps=milestone.steps,
+            rows=milestone.rows,
+            learning_rate=milestone.learning_rate,
+            ended=None if milestone.logs is None else self._ended(milestone, milestone.logs),
+        )
+        # What this worker goes on from holds its own update, which the server folds behind what was pulled.
+        self._version = center.version + 1
+        self.directive = self._client.proceed() if directive.wait else directive
+        return GoOn(Flat(self._base, weights.counters), self._learning_rate(), self.directive.stop)
+
+    def _learning_rate(self) -> float | None:
+        if self.directive.learning_rate is None or self.directive.learning_rate[0] <= self._learning_rates:
+            return None
+        self._learning_rates, value = self.directive.learning_rate
+        return value
+
+    def _ended(self, milestone: Milestone, logs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "logs": {name: _told(value) for name, value in logs.items()},
+            "seconds": time.perf_counter() - self._started,
+            "learning_rate": milestone.learning_rate,
+        }
+
+    def _metrics(self, state: MetricState) -> MetricState:
+        expected = [shape for shape, _ in self._plan.contents.metrics.specs]
+        if [array.shape for array in state] != expected:
+            raise DataError(
+                f"a worker's model has {len(state)} metric variables and the driver's {len(expected)}, or other shapes: a "
+                "metric makes them depend on the data. Create a metric's variables in its __init__ or build()."
+            )
+        return metrics.merge([self._before, state]) if self._before else state
+
+    def _checked(self, given: Any) -> tuple[Array, Array]:
+        vectors = given if isinstance(given, tuple) else ()
+        shape = (self._plan.trainable,)
+        if len(vectors) != 2 or not all(isinstance(each, np.ndarray) and each.shape == shape for each in vectors):
+            told = ", ".join(map(describe, vectors)) or describe(given)
+            raise ConfigurationError(
+                f"exchange of the rule {self._rule!r} must return two vectors of shape {shape}, what to send and what to go "
+                f"on from; it returned {told}."
+            )
+        sent, onward = (each.astype(self._base.dtype, copy=False) for each in vectors)
+        return sent, onward
+
+
+def _told(figure: Any) -> Any:
+    """A figure as JSON knows it; a long vector is left out, and is there in the History from the metric's state."""
+    array = np.asarray(figure)
+    return array.tolist() if array.size <= MOST_VALUES else None
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """A worker's part of a run: all of its epochs."""
+
+    archive: Shared[ModelArchive]
+    state: Shared[ModelState]
+    options: Shared[FitOptions]
+    plan: Plan
+    validation: ValidationPlan | None
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Slots]:
+        """Train as far as nobody has yet; yields the optimizer at the end, or nothing where others did all there was."""
+        if not self.plan.batches[context.worker]:
+            return
+        with ParameterClient(self.plan.address, self.plan.contents, context.worker, context.attempt) as client:
+            standing = client.lease()
+            if standing is None:
+                return
+            try:
+                with client.renewing(self.plan.renew_seconds):
+                    block = next(blocks, None)
+                    if block is None:
+                        raise DataError(_FEWER.format(worker=context.worker))
+                    run = _Run(self, context, client, block, standing)
+                    run.train()
+                    if standing.epoch < self.plan.epochs.stop:
+                        yield Slots(self.plan.shares[context.worker], run.state.optimizer)
+                    client.finish()  # a copy of this task that waits must not end before the slots are on their way
+            except ParameterServerError:
+                raise  # who cannot be reached, or has given the partition to another, need not be told
+            except FilesMissing:
+                client.release(missing=True)  # the driver has the rows read again, and another task goes on
+            except BaseException:
+                client.release()
+                raise
+
+
+_FEWER = (
+    "partition {worker} has fewer rows than when it was first read: its source gives others each time. Cache it, or write "
+    "it down first."
+)
+
+
+class _Run:
+    """One attempt at a worker's epochs."""
+
+    def __init__(
+        self, task: TrainTask, context: TaskContext, client: ParameterClient, block: Block, standing: Standing
+    ) -> None:
+        self._plan, self._validation = task.plan, task.validation
+        self._options = task.options.value
+        self._trainer = LocalTrainer(task.archive.value, context)
+        self._worker = context.worker
+        self._client, self._block = client, block
+        self._standing = standing
+        set_before, rate = standing.learning_rate or (0, None)
+        self._exchange = WorkerExchange(task.plan, client, set_before)
+        self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
+        if standing.steps or rate is not None:
+            self.state = models.advanced(self.state, self._trainer.archive.cached(), standing.steps, rate)
+
+    def train(self) -> None:
+        """Go on from where the partition stands."""
+        plan, batch, before = self._plan, self._standing.batch, self._standing.metrics
+        # A source that is not deterministic may give fewer rows when a lost partition is read again.
+        rows = min(plan.shares[self._worker], self._block.rows)
+        callbacks = lasting(self._options.callbacks.fresh() if self._options.callbacks else ())
+        for number in range(self._standing.epoch, plan.epochs.stop):
+            self._exchange.begin_epoch(number, before)
+            stretch = Stretch(number, rows, batch, plan.batches[self._worker])
+            replica = self._trainer.fit(
+                self.state, self._block, stretch, self._options, callbacks=callbacks, exchange=self._exchange
+            )
+            if replica is None:
+                raise DataError(_FEWER.format(worker=self._worker))
+            self.state = replica.state
+            self._evaluate(self._exchange.directive)
+            if replica.stopped:  # by the server or by a callback
+                break
+            batch, before = 0, ()
+        for callback in callbacks:
+            callback.end()
+        for directive in self._client.staying():
+            self._evaluate(directive)
+
+    def _evaluate(self, directive: Directive) -> None:
+        """Evaluate what the server asks for."""
+        if self._validation is None:
+            return
+        while directive.evaluate and not directive.stop:
+            epoch = directive.evaluate[0]
+            state = ModelState(self._client.snapshot(epoch), self.state.optimizer)
+            blocks = self._validation.blocks(self._worker, self._block)
+            found = self._trainer.evaluate(state, blocks, self._validation.options)
+            directive = self._client.report(epoch, () if found is None else found[0])
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Whether a worker reaches the server; yields what is wrong if anything is."""
+
+    address: Address
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[str]:
+        """Call once."""
+        caller = connect(self.address)
+        try:
+            caller.call("health", {})
+        except (TransportError, RefusedError) as error:
+            yield f"{socket.gethostname()} ({error})"
+        finally:
+            caller.close()
+
+
+class ParameterServerStrategy:
+    """See the module's words.
+
+    Args:
+        locked: Whether updates are folded one after the other (asynchronous), or all at once (hogwild).
+    """
+
+    def __init__(self, locked: bool) -> None:
+        self._locked = locked
+
+    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+        """As `Strategy.fit`."""
+        callbacks.on_train_begin()
+        epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
+        if epochs:
+            callbacks.on_epoch_begin(epochs.start)
+            _Training(job, dataset, callbacks, epochs, self._locked).run()
+        callbacks.on_train_end()
+
+
+class _Training:
+    """The driver's half of one run."""
+
+    def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
+        self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
+        self._at_once = max(1, min(job.num_workers, dataset.slots))
+        self._state = ModelState.take(job.model)
+        self._trainable = models.trainable_size(job.model)
+        self._learning_rate = models.learning_rate(job.model)
+        options = job.server.options
+        self._store = Store(self._state.weights, self._trainable, job.rule, job.rule_state, self._at_once, locked=locked)
+        self._ledger = Ledger(
+            self._planned(),
+            epochs,
+            at_once=self._at_once,
+            validates=lambda epoch: job.validation is not None and (epoch + 1) % job.validation.frequency == 0,
+            max_staleness=options.max_staleness,
+            lease_seconds=options.lease_seconds,
+            start_seconds=options.start_seconds,
+            on_epoch=self._keep_epoch,
+            clock=time.monotonic,
+        )
+        self._contents = Contents.of(self._state.weights, metrics.take(job.model))
+        self._service = ParameterService(self._store, self._ledger, self._contents)
+        self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
+        self._iterations, self._steps = models.iterations(job.model), Counter[int]()
+        self._pace = _Pace()
+        self._warned = False
+        self._epoch = epochs.start
+
+    def run(self) -> None:
+        """Train."""
+        job, dataset, server = self._job, self._dataset, self._job.server
+        with ExitStack() as stack:
+            validation = self._validation_plan(stack)
+            address = stack.enter_context(
+                make_transport(server.transport).serve(self._service, self._endpoint(), Secret.fresh())
+            )
+            stack.callback(self._end)
+            self._preflight(address)
+            task = TrainTask(
+                stack.enter_context(dataset.share(job.archive)),
+                stack.enter_context(dataset.share(self._state)),
+                stack.enter_context(dataset.share(job.options)),
+                self._plan(address),
+                validation,
+            )
+            slots = self._supervise(dataset.run(task))
+        if slots:
+            self._keep_slots(merge(slots).optimizer)
+
+    def _supervise(self, results: Results[Slots]) -> list[Slots]:
+        """Run the job while callbacks and progress go on here; what the workers yield at the end."""
+        size, bound = self._state.optimizer.nbytes, self._dataset.max_result_bytes
+        workers = self._job.num_workers
+
+        def train() -> list[Slots]:
+            try:
+                return gathered(results, merge, workers, size, bound)
+            finally:
+                self._ledger.wake()
+
+        running = [self._dataset.background(train)]
+        try:
+            stopped = False
+            while not stopped:
+                for each in running:
+                    if each.done:
+                        each.result()  # what has failed must not wait for the others
+                stopped = self._stopped(running)
+                for worker in self._ledger.take_missing():
+                    running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
+                    stopped = stopped and self._job.model.stop_training
+            return [slots for each in running for slots in each.result()]
+        except BaseException:
+            self._ledger.stop()
+            self._ledger.drain(LEAVE_SECONDS)
+            for each in running:
+                each.cancel()
+            for each in running:
+                with contextlib.suppress(Exception):
+                    each.result()
+            if self._service.failure is not None:
+                raise self._service.failure from None
+            raise
+
+    def _stopped(self, running: Sequence[Running[Any]]) -> bool:
+        """Wait for something to happen, and deal with it; whether that was the end."""
+        over = all(each.done for each in running)  # asked first: what comes to an end now is dealt with below
+        end = self._ledger.wait(0.0 if over else PROGRESS_SECONDS)
+        if self._service.failure is not None:
+            raise self._service.failure
+        if end is None:
+            self._tell_progress()
+            return over
+        self._end_epoch(end)
+        if self._job.model.stop_training:
+            self._ledger.stop()
+            return True
+        return False
+
+    def _keep_epoch(self, epoch: int) -> Snapshot:
+        """The last worker has reported an epoch: keep its weights, and what the server has done so far."""
+        self._kept[epoch] = (self._service.stats(""), self._store.rule_state())
+        return self._store.snapshot()
+
+    def _end_epoch(self, end: EpochEnd) -> None:
+        job, model = self._job, self._job.model
+        snapshot: Snapshot = end.held
+        with snapshot:
+            if not np.isfinite(snapshot.weights.vector).all():
+                raise DivergenceError(
+                    f"the rule {job.rule!r} made weights that are not finite in epoch {end.epoch + 1}. The model keeps "
+                    "those of the epoch before. Try a smaller learning rate, or another rule."
+                )
+            unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
+            if snapshot.version and self._learning_rate > 0 and unmoved:
+                warnings.warn(
+                    f"{snapshot.version} updates were folded, and the weights are as they were. If the rule {job.rule!r} is "
+                    "your own: fold must change center in place (center += ..., not center = center + ...).",
+                    stacklevel=2,
+                )
+            models.put_weights(snapshot.weights, model)
+        for report in end.reports:
+            self._steps[report.worker] += report.steps
+        models.set_iterations(model, self._iterations + max(self._steps.values()))
+        logs = figures(model, metrics.merge(report.metrics for report in end.reports), end.reports)
+        note_workers(job, end.epoch, end.reports)
+        stats, rule_state = self._kept.pop(end.epoch)
+        job.rule_state.clear()
+        job.rule_state.update(rule_state)
+        self._callbacks.on_pace(*self._pace.of_epoch(stats, sum(report.rows for report in end.reports)))
+        if end.absent and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"from epoch {end.epoch + 1} on validation leaves out the rows of {end.absent} workers that have ended "
+                "already: their callbacks ended them, or others began late (too few slots) or began again (a lost worker).",
+                stacklevel=2,
+            )
+        if end.validation:
+            self._callbacks.on_test_begin()
+            validated = metrics.results(model, metrics.merge(end.validation))
+            self._callbacks.on_test_end(validated)
+            logs |= {f"val_{name}": value for name, value in validated.items()}
+        self._callbacks.on_epoch_end(end.epoch, logs)
+        if not model.stop_training and end.epoch + 1 < self._epochs.stop:
+            self._callbacks.on_epoch_begin(end.epoch + 1)
+            self._epoch = end.epoch + 1
+        self._tell_learning_rate()
+
+    def _tell_learning_rate(self) -> None:
+        """Pass on a learning rate that a callback has set."""
+        value = models.learning_rate(self._job.model)
+        if value != self._learning_rate and models.has_settable_rate(self._job.model):
+            self._learning_rate = value
+            self._ledger.set_learning_rate(value)
+
+    def _tell_progress(self) -> None:
+        self._callbacks.on_round_end(self._pace.rows_since(self._ledger.rows), self._ledger.progress(self._epoch))
+
+    def _keep_slots(self, optimizer: Flat) -> None:
+        """Give the master's optimizer the workers' mean; a learning rate that a callback set stays."""
+        model = self._job.model
+        ModelState(models.take_weights(model), optimizer).put(model)
+        if models.has_settable_rate(model):
+            model.optimizer.learning_rate = self._learning_rate
+        if model.optimizer is not None:
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+
+    def _end(self) -> None:
+        """Whatever has happened: let go of snapshots, and write down what the server did."""
+        for end in self._ledger.undelivered():
+            end.held.release()
+        self._job.server.stats = self._service.stats(self._job.server.transport)
+
+    def _planned(self) -> dict[int, Share]:
+        job = self._job
+        shares = {worker: job.batches_of(worker) for worker in range(len(job.shares.train))}
+        validating = {worker for worker, batches in shares.items() if batches} if job.validation is not None else set()
+        if job.validation is not None and job.validation.spans is not None:
+            validating = {worker for worker, (start, stop) in enumerate(job.validation.spans) if stop > start}
+        return {worker: Share(batches, worker in validating) for worker, batches in shares.items()}
+
+    def _plan(self, address: Address) -> Plan:
+        job = self._job
+        assert isinstance(job.rule, AsynchronousRule)
+        return Plan(
+            epochs=self._epochs,
+            shares=job.shares.train,
+            batches=tuple(job.batches_of(worker) for worker in range(len(job.shares.train))),
+            every=None if job.frequency == "epoch" else int(job.frequency),
+            rule=ByValue.dump(job.rule, "rule"),
+            num_workers=self._at_once,
+            trainable=self._trainable,
+            contents=self._contents,
+            address=address,
+            renew_seconds=job.server.options.lease_seconds / 3,
+        )
+
+    def _validation_plan(self, stack: ExitStack) -> ValidationPlan | None:
+        validation: Validation | None = self._job.validation
+        if validation is None:
+            return None
+        if validation.spans is not None:
+            return ValidationPlan(validation.options, validation.spans, ())
+        parts = stack.enter_context(stack.enter_context(validation.dataset.stored()).everywhere())
+        training = [worker for worker, rows in enumerate(self._job.shares.train) if rows]
+        rows: list[tuple[Rows, ...]] = [()] * len(self._job.shares.train)
+        for turn, worker in enumerate(training):
+            rows[worker] = tuple(parts[turn :: len(training)])
+        return ValidationPlan(validation.options, None, tuple(rows))
+
+    def _endpoint(self) -> Endpoint:
+        options, driver = self._job.server.options, self._dataset.driver
+        host = options.host or driver.host
+        return Endpoint(
+            host=host,
+            listen=options.bind or (host if options.host else driver.listen),
+            port=self._job.server.port,
+            encrypt=options.encrypt,
+            timeout=options.timeout,
+            members=4 + 2 * self._job.num_workers,
+        )
+
+    def _preflight(self, address: Address) -> None:
+        """See whether workers reach the server, where that is not plain.
+
+        Raises:
+            ParameterServerError: Some do not.
+        """
+        if self._dataset.driver.is_local and self._job.server.options.host is None:
+            return
+        patient = Address(
+            address.transport,
+            address.host,
+            address.port,
+            address.secret,
+            address.encrypt,
+            min(PREFLIGHT_SECONDS, address.timeout),
+        )
+        unreached = self._dataset.run(Preflight(patient)).collect()
+        if unreached:
+            raise ParameterServerError(
+                f"workers do not reach the parameter server on the driver at {address.told}: {', '.join(unreached[:3])}. "
+                "Give an address of the driver that they reach, ParameterServerOptions(host=..., bind='0.0.0.0') or "
+                "spark.driver.host, and a port= that no firewall closes."
+            )
+
+
+@dataclass(frozen=True)
+class _Repair:
+    """Train a partition whose rows have to be read again."""
+
+    results: Results[Slots]
+    worker: int
+    ledger: Ledger
+
+    def __call__(self) -> list[Slots]:
+        try:
+            return self.results.from_source([self.worker])[self.worker]
+        finally:
+            self.ledger.wake()
+
+
+class _Pace:
+    """How fast it goes."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._last = ParameterServerStats()
+
+    def rows_since(self, rows: int) -> int:
+        """The rows since this was last asked."""
+        new, self._rows = rows - self._rows, rows
+        return new
+
+    def of_epoch(self, stats: ParameterServerStats, rows: int) -> tuple[int, float, str]:
+        """The rows of an epoch, the seconds since the one before ended, and its updates in words."""
+        counts = Counter(stats.staleness)
+        counts.subtract(self._last.staleness)
+        recent = ParameterServerStats(
+            seconds=stats.seconds - self._last.seconds,
+            pushes=stats.pushes - self._last.pushes,
+            staleness=dict(+counts),
+        )
+        self._last = stats
+        told = (
+            f"{recent.updates_per_second:,.0f} updates/s - staleness {recent.mean_staleness:.1f} mean, "
+            f"{recent.max_staleness} max"
+        )
+        return rows, recent.seconds, told

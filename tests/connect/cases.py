@@ -1,0 +1,167 @@
+"""Trainings that a session of Connect and an ordinary one must bring to the same end, to the last bit.
+
+Run as a program, it trains all of them in an ordinary session: ``python -m tests.connect.cases FOLDER``.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from sparkkeras import SparkModel, to_data_frame
+from tests.conftest import SOAK
+from tests.models import classifier
+
+ROOT = Path(__file__).parent.parent.parent
+WIDTH, CLASSES, ROWS = 8, 4, 240
+SECONDS = 240
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "8g" if SOAK else "2g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def model(**compiled):
+    return classifier(WIDTH, 16, CLASSES, **({"optimizer": keras.optimizers.Adam(0.01)} | compiled))
+
+
+def arrays(rows=ROWS):
+    """Rows that can be learnt."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, WIDTH)).astype(np.float32)
+    return x, (x @ generator.normal(size=(WIDTH, CLASSES))).argmax(1)
+
+
+def frame(spark, rows=ROWS):
+    """The rows in two partitions, with weights and a column that says which validate."""
+    x, y = arrays(rows)
+    x = {"features": x, "held_out": np.arange(rows) % 5 == 0}
+    return to_data_frame(spark, x, y, sample_weight=np.linspace(0.5, 2, rows).astype(np.float32))
+
+
+def two_ended(seed=0):
+    """A model with two inputs and two outputs."""
+    keras.utils.set_random_seed(seed)
+    left, right = keras.Input((WIDTH,), name="left"), keras.Input((1,), name="right")
+    hidden = keras.layers.Dense(6, activation="relu", name="hidden")(keras.layers.concatenate([left, right]))
+    scores = keras.layers.Dense(CLASSES, activation="softmax", name="scores")(hidden)
+    amount = keras.layers.Dense(1, name="amount")(hidden)
+    found = keras.Model([left, right], {"scores": scores, "amount": amount}, name="two_ended")
+    found.compile("adam", {"scores": "sparse_categorical_crossentropy", "amount": "mse"})
+    return found
+
+
+def two_ended_arrays():
+    x, y = arrays()
+    return {"left": x, "right": x[:, 0] ** 2}, {"scores": y, "amount": x.sum(1)}
+
+
+def doubled(x, y=None):
+    return 2 * x, y
+
+
+class Case:
+    """A training.
+
+    Args:
+        fit: What goes to ``fit``: a function of the session.
+        model: Makes the model.
+        fits: How often to fit.
+        spark_model: What else the SparkModel takes.
+    """
+
+    def __init__(self, fit, model=model, fits=1, **spark_model):
+        self._fit, self._model, self._fits, self._settings = fit, model, fits, spark_model
+
+    def train(self, spark):
+        """The trained SparkModel, and its histories."""
+        trained = SparkModel(self._model(), **({"batch_size": 16, "seed": 7} | self._settings))
+        histories = []
+        for _ in range(self._fits):
+            data, *labels, named = self._fit(spark)
+            histories.append(trained.fit(data, *labels, **({"epochs": 2, "verbose": 0} | named)).history)
+        return trained, histories
+
+
+def stopping():
+    return keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0, restore_best_weights=True)
+
+
+CASES = {
+    "plain": Case(lambda spark: (frame(spark), {})),
+    "often": Case(lambda spark: (frame(spark), {}), frequency=3),
+    "again": Case(lambda spark: (frame(spark), {"epochs": 1}), fits=2),
+    "rule": Case(lambda spark: (frame(spark), {}), rule="slowmo"),
+    "split": Case(lambda spark: (frame(spark), {"validation_split": 0.25})),
+    "validation_frame": Case(lambda spark: (frame(spark), {"validation_data": frame(spark, 50)})),
+    "validation_arrays": Case(lambda spark: (frame(spark), {"validation_data": arrays(50)})),
+    "validation_col": Case(lambda spark: (frame(spark), {"validation_col": "held_out"})),
+    "sample_weight": Case(lambda spark: (frame(spark), {"sample_weight": "weight"})),
+    "stopping": Case(lambda spark: (frame(spark), {"callbacks": [stopping()], "epochs": 5})),
+    "transform": Case(lambda spark: (frame(spark), {"transform": doubled})),
+    "arrays": Case(lambda spark: (*arrays(), {})),
+    "arrays_of_three": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
+    "two_ended": Case(
+        lambda spark: (
+            to_data_frame(spark, two_ended_arrays()[0], two_ended_arrays()[1]),
+            {"features": ["left", "right"], "label": {"scores": "scores", "amount": "amount"}},
+        ),
+        two_ended,
+    ),
+}
+
+
+class Classic:
+    """The outcomes of an ordinary session, trained by another process meanwhile."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.connect.cases", str(folder)],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_GATEWAY"))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @functools.cached_property
+    def _histories(self):
+        output, _ = self._process.communicate(timeout=SECONDS)
+        assert self._process.returncode == 0, output
+        return json.loads((self._folder / "histories.json").read_text())
+
+    def of(self, name):
+        """The weights and the histories of a case."""
+        histories = self._histories[name]
+        with np.load(self._folder / f"{name}.npz") as found:
+            return [found[key] for key in found.files], histories
+
+
+def main(folder):
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]")
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    histories = {}
+    for name, case in CASES.items():
+        trained, histories[name] = case.train(spark)
+        np.savez(Path(folder) / f"{name}.npz", *trained.model.get_weights())
+    (Path(folder) / "histories.json").write_text(json.dumps(histories))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,67 @@
+"""A real server of Spark Connect, started by this process, and a session on it; see tests/spark/test_connect.py."""
+
+import socket
+import warnings
+
+import pytest
+
+from tests.connect import cases
+
+
+@pytest.fixture(scope="session")
+def local_dir(tmp_path_factory):
+    """Where the workers have their temporary folders."""
+    return tmp_path_factory.mktemp("local")
+
+
+@pytest.fixture(scope="session")
+def spark(local_dir):
+    """A session of Connect. The server has two slots, and tries a task twice."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    builder = SparkSession.builder.remote("local[2,2]").appName("sparkkeras tests")
+    for key, value in (cases.SETTINGS | {"spark.connect.grpc.binding.port": port, "spark.local.dir": local_dir}).items():
+        builder = builder.config(key, str(value))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(DefaultChannelBuilder, "default_port", staticmethod(lambda: port))  # else 15002, which may be taken
+        session = builder.getOrCreate()
+    server().setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def settings(spark):
+    """Sets a setting of the session until the test ends."""
+    before = {}
+
+    def give(name, value):
+        before.setdefault(name, spark.conf.get(name))
+        spark.conf.set(name, value)
+
+    yield give
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def server():
+    """The SparkContext of the server, which this process has, as it started it."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def stored(local_dir):
+    """The folders with rows below a folder. Files of the session lie there as well, until it ends."""
+    return [path for path in local_dir.rglob("sparkkeras-*") if path.is_dir()]
+
+
+@pytest.fixture(scope="session")
+def classic(tmp_path_factory):
+    """What the cases come to in an ordinary session: by name, weights and histories. Another process trains them."""
+    return cases.Classic(tmp_path_factory.mktemp("classic"))

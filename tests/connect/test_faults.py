@@ -1,0 +1,180 @@
+"""What goes wrong behind Spark Connect: workers that are killed, files that vanish, errors, and an impatient person."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
+from tests.connect import cases
+from tests.connect.conftest import server, stored
+
+LONG = "nobody reads all of this " * 2000
+
+
+class Once(keras.callbacks.Callback):
+    """Does something in one worker, once, at the end of a batch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_train_batch_end(self, batch, logs=None):
+        try:
+            (Path(self.folder) / "done").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        self.act()
+
+
+class Kill(Once):
+    def act(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sleep(Once):
+    def act(self):
+        time.sleep(120)
+
+
+class Remove(keras.callbacks.Callback):
+    """Removes the files of all workers once, after the first epoch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+        self.removed = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        for found in [] if epoch else stored(self.folder):
+            shutil.rmtree(found)
+            self.removed += 1
+
+
+def refuse(x, y):
+    if len(x) > 1:
+        raise LookupError("the transform gave up")
+    return x, y
+
+
+def refuse_at_length(x, y=None):
+    if len(x) > 1:
+        raise LookupError(LONG)
+    return x, y
+
+
+def as_plain(classic, weights):
+    return all(np.array_equal(*pair) for pair in zip(classic.of("plain")[0], weights, strict=True))
+
+
+def fitted(spark, **named):
+    trained = SparkModel(cases.model(), batch_size=16, seed=7)
+    trained.fit(cases.frame(spark), **({"epochs": 2, "verbose": 0} | named))
+    return trained.model.get_weights()
+
+
+def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
+    weights = fitted(spark, worker_callbacks=Kill(tmp_path))
+    assert (tmp_path / "done").exists()
+    assert as_plain(classic, weights)
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_files_that_vanish_are_written_again(spark, classic, local_dir, monkeypatch, bound):
+    """With results on their way to the driver, and with results that are brought together on the cluster."""
+    import sparkkeras.remote
+
+    if bound is not None:
+        monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
+    remove = Remove(local_dir)
+    weights = fitted(spark, callbacks=[remove])
+    assert remove.removed
+    assert as_plain(classic, weights)
+    assert not stored(local_dir)
+
+
+def test_a_transform_that_fails_is_told_with_its_traceback(spark):
+    with pytest.raises(WorkerError, match="LookupError: the transform gave up") as told:
+        fitted(spark, transform=refuse)
+    assert "in refuse" in told.value.worker_traceback
+    with pytest.raises(WorkerError, match="the transform gave up"):
+        SparkModel(cases.model()).evaluate(cases.frame(spark), transform=refuse)
+
+
+def test_a_long_error_comes_whole(spark):
+    with pytest.raises(WorkerError) as told:
+        fitted(spark, transform=refuse_at_length)
+    assert LONG.strip() in told.value.worker_traceback
+    x, _ = cases.arrays()
+    with pytest.raises(WorkerError, match="nobody reads all of this"):
+        SparkModel(cases.model()).predict(x, transform=refuse_at_length)
+
+
+def test_a_lazy_prediction_that_fails_at_length_says_so(spark):
+    """Who collects it is the person, so the error is Spark's own."""
+    scored = SparkModel(cases.model()).predict(cases.frame(spark), transform=refuse_at_length)
+    with pytest.raises(Exception, match="nobody reads all of this"):
+        scored.collect()
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (
+            "CASE WHEN label = 1 THEN NULL ELSE features END AS features, label",
+            "column 'features' is null.* row .* of partition",
+        ),
+        ("features, label + 2 AS label", "labels must be whole numbers from 0 to 3, but they range from 2 to 5"),
+        ("transform(features, v -> CAST('NaN' AS FLOAT)) AS features, label", "NaN or an infinite value"),
+        ("IF(label = 0, array(1.0F), features) AS features, label", "column 'features' holds arrays of different lengths"),
+    ],
+    ids=["null", "labels", "nan", "ragged"],
+)
+def test_what_is_wrong_with_rows_comes_as_itself(spark, columns, words):
+    frame = cases.frame(spark).selectExpr(*columns.replace(", label", ",, label").split(",, "))
+    with pytest.raises(DataError, match=words):
+        SparkModel(cases.model()).fit(frame, verbose=0)
+    with pytest.raises(DataError, match=words):
+        SparkModel(cases.model()).evaluate(frame)
+
+
+def test_a_column_that_is_not_there(spark):
+    with pytest.raises(DataError, match="pixels"):
+        SparkModel(cases.model()).fit(cases.frame(spark), features="pixels", verbose=0)
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_what_needs_a_driver_to_dial_is_refused(spark, mode):
+    trained = SparkModel(cases.model(), mode)
+    for data in ((cases.frame(spark),), cases.arrays()):
+        with pytest.raises(ConfigurationError, match=r'Spark Connect has none.*mode="synchronous".*spark-submit'):
+            trained.fit(*data, verbose=0)
+
+
+def test_what_gives_rdds_is_refused(spark):
+    with pytest.raises(ConfigurationError, match="Spark Connect has none: give a DataFrame"):
+        SparkModel(cases.model()).predict(cases.arrays()[0], collect=False)
+
+
+def test_who_interrupts_gets_the_cluster_back(spark, tmp_path, local_dir):
+    def interrupt():
+        while not (tmp_path / "done").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(spark, worker_callbacks=Sleep(tmp_path))
+    deadline = time.monotonic() + 20
+    while server().statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not server().statusTracker().getActiveJobsIds()
+    assert not stored(local_dir)
+    assert not spark.getTags()
+    assert spark.range(3).count() == 3

@@ -1,0 +1,100 @@
+"""Predicting, evaluating, SQL functions, and arrays as DataFrames, behind Spark Connect."""
+
+import numpy as np
+import pytest
+
+from sparkkeras import SparkModel, from_data_frame, keras_udf, register_keras_udf, to_data_frame
+from tests.connect import cases
+
+
+@pytest.fixture(scope="module")
+def model():
+    return cases.model(metrics=["accuracy"])
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """What Keras predicts."""
+    return model.predict(cases.arrays()[0], verbose=0)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def column(frame, name):
+    return np.array(frame.toArrow().column(name).to_pylist())
+
+
+def test_a_frame_gets_predictions_in_its_order(spark, model, expected):
+    scored = SparkModel(model).predict(cases.frame(spark), output_col="scores")
+    close(column(scored, "scores"), expected)
+    close(column(scored, "features"), cases.arrays()[0])
+    assert scored.where("scores[0] > 0.3").count() == (expected[:, 0] > 0.3).sum()
+
+
+@pytest.mark.parametrize("workers", [None, 3, 50])
+def test_arrays_are_predicted_in_their_order(spark, model, expected, workers):
+    close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
+
+
+def test_no_rows_make_no_predictions(spark, model):
+    assert SparkModel(model, num_workers=2).predict(cases.arrays()[0][:0]).shape == (0, cases.CLASSES)
+    assert SparkModel(model).predict(cases.frame(spark).where("false")).toArrow().num_rows == 0
+
+
+def test_evaluation_is_that_of_keras(spark, model):
+    x, y = cases.arrays()
+    wanted = model.evaluate(x, y, verbose=0)
+    close(SparkModel(model).evaluate(cases.frame(spark)), wanted)
+    close(SparkModel(model, num_workers=3).evaluate(x, y), wanted)
+    weights = np.linspace(0.5, 2, len(x)).astype(np.float32)
+    wanted = model.evaluate(x, y, sample_weight=weights, verbose=0)
+    close(SparkModel(model).evaluate(cases.frame(spark), sample_weight="weight"), wanted)
+
+
+def test_a_model_is_a_function_of_columns(spark, model, expected):
+    frame = cases.frame(spark)
+    close(column(frame.select(keras_udf(model)("features").alias("found")), "found"), expected)
+    doubled = keras_udf(model, transform=cases.doubled)(frame["features"])
+    close(column(frame.select(doubled.alias("found")), "found"), model.predict(2 * cases.arrays()[0], verbose=0))
+
+
+def test_a_model_is_a_function_of_sql(spark, model, expected):
+    function = register_keras_udf(spark, "classify", model)
+    cases.frame(spark).createOrReplaceTempView("rows_of_connect")
+    found = spark.sql("SELECT classify(features)[1] AS second FROM rows_of_connect")
+    close(column(found, "second"), expected[:, 1])
+    close(column(cases.frame(spark).select(function("features").alias("found")), "found"), expected)
+
+
+def test_several_inputs_and_outputs(spark):
+    model = cases.two_ended()
+    x, y = cases.two_ended_arrays()
+    wanted = model.predict([x["left"], x["right"]], verbose=0)
+    frame = to_data_frame(spark, x, y)
+    scored = SparkModel(model).predict(frame, features=["left", "right"], output_col="found")
+    close(column(scored, "found_scores"), wanted["scores"])
+    close(column(scored, "found_amount"), wanted["amount"][:, 0])
+    found = SparkModel(model, num_workers=3).predict(x)
+    close(found["scores"], wanted["scores"])
+    close(found["amount"], wanted["amount"])
+    struct = frame.select(keras_udf(model)("left", "right").alias("found")).select("found.amount")
+    close(column(struct, "amount"), wanted["amount"][:, 0])
+
+
+def test_nulls_are_predicted_as_null(spark, model, expected):
+    frame = cases.frame(spark).selectExpr("CASE WHEN label = 0 THEN NULL ELSE features END AS features", "label")
+    found = SparkModel(model).predict(frame, on_nan="allow").toArrow()
+    missing = np.array(found.column("label").to_pylist()) == 0
+    assert [value is None for value in found.column("prediction").to_pylist()] == missing.tolist()
+    close(np.array(found.column("prediction").drop_null().to_pylist()), expected[~missing])
+
+
+def test_arrays_become_frames_and_come_back(spark):
+    x, y = cases.arrays()
+    features, labels = from_data_frame(to_data_frame(spark, x, np.eye(cases.CLASSES)[y], categorical=True, vectors=True))
+    close(features, x)
+    assert labels.tolist() == y.tolist()
+    _, one_hot = from_data_frame(to_data_frame(spark, x, y), categorical=True)
+    assert one_hot.shape == (cases.ROWS, cases.CLASSES)

@@ -1,0 +1,108 @@
+"""Values too large for a function, and results too large for the driver, behind Spark Connect."""
+
+import gc
+import time
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+import sparkkeras.data.remote
+import sparkkeras.remote
+from sparkkeras import SparkModel, keras_udf
+from tests.connect import cases
+from tests.connect.conftest import server
+
+
+@pytest.fixture
+def small_bounds(monkeypatch):
+    """Everything is too large: it travels in many rows, and comes back in many pieces."""
+    for module in (sparkkeras.remote, sparkkeras.data.remote):
+        monkeypatch.setattr(module, "INLINE_BYTES", 0)
+    monkeypatch.setattr(sparkkeras.data.remote, "SENT_BYTES", 3000)
+    monkeypatch.setattr(sparkkeras.data.remote, "PIECE_BYTES", 500)
+    monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
+
+
+@pytest.mark.parametrize("name", ["often", "split", "validation_frame", "two_ended"])
+def test_training_comes_to_the_same(spark, classic, small_bounds, settings, name):
+    settings("spark.sql.autoBroadcastJoinThreshold", "-1")
+    settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    trained, histories = cases.CASES[name].train(spark)
+    weights, theirs = classic.of(name)
+    assert histories == theirs
+    for one, other in zip(trained.model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):
+    model = cases.model(metrics=["accuracy"])
+    x, y = cases.arrays()
+    expected = model.predict(x, verbose=0)
+    trained = SparkModel(model)
+    np.testing.assert_allclose(trained.predict(x), expected, rtol=1e-5)
+    np.testing.assert_allclose(trained.evaluate(x, y), model.evaluate(x, y, verbose=0), rtol=1e-5)
+    for frame in (
+        trained.predict(cases.frame(spark), output_col="found"),
+        cases.frame(spark).select(keras_udf(model)("features").alias("found")),
+    ):
+        np.testing.assert_allclose(np.array(frame.toArrow().column("found").to_pylist()), expected, rtol=1e-5)
+
+
+def test_the_server_lets_go_of_values(spark, small_bounds):
+    before = _kept()
+    SparkModel(cases.model(), frequency=2).fit(cases.frame(spark), verbose=0)
+    deadline = time.monotonic() + 20
+    while _kept() - before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _kept() - before
+
+
+def _kept():
+    """The RDDs that the server keeps, once it has looked for those that nobody refers to."""
+    gc.collect()
+    server()._jvm.System.gc()
+    return {int(number) for number in server()._jsc.getPersistentRDDs()}
+
+
+@pytest.mark.soak
+def test_a_model_of_70_mb_with_adam(spark, request):
+    """The state has 210 MB, which no function may have, nor come to the driver from each worker."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(2900, activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((cases.WIDTH,)), *layers, keras.layers.Dense(cases.CLASSES, activation="softmax")])
+    model.compile(keras.optimizers.Adam(1e-4), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    assert sum(weight.nbytes for weight in model.get_weights()) > 64 * 1024 * 1024
+    peak = _Peak()
+    epochs = []
+    began = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: epochs.append(time.monotonic()), on_epoch_end=lambda *_: peak.look()
+    )
+    trained = SparkModel(model, batch_size=60, seed=0)
+    history = trained.fit(cases.frame(spark), epochs=3, validation_split=0.2, callbacks=[began], verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    x, y = cases.arrays()
+    np.testing.assert_allclose(trained.evaluate(x, y), model.evaluate(x, y, verbose=0), rtol=1e-4)
+    found = np.array(trained.predict(cases.frame(spark)).toArrow().column("prediction").to_pylist())
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+    request.node.add_report_section("call", "memory", f"{peak} {np.diff(epochs).round(1)} s an epoch")
+
+
+class _Peak:
+    """The most memory that this process and each of its children has had."""
+
+    def __init__(self):
+        self._found = {}
+
+    def look(self):
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            try:
+                key = f"{process.name()} {process.pid}"
+                self._found[key] = max(self._found.get(key, 0), process.memory_info().rss)
+            except psutil.NoSuchProcess:
+                continue
+
+    def __str__(self):
+        largest = sorted(self._found.items(), key=lambda pair: -pair[1])[:5]
+        return ", ".join(f"{name}: {size / 1e6:.0f} MB" for name, size in largest)

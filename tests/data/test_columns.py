@@ -1,0 +1,390 @@
+"""Arrow columns become arrays, and arrays become Arrow columns; what cannot is told by name."""
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from sparkkeras import DataError
+from sparkkeras.data.columns import Leaf, read, stored_as, to_column, type_name
+from sparkkeras.data.schema import Slot
+
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def dense(*values):
+    return {"type": 1, "size": None, "indices": None, "values": list(values)}
+
+
+def sparse(size, entries):
+    return {"type": 0, "size": size, "indices": list(entries), "values": list(entries.values())}
+
+
+def vectors(*rows):
+    return pa.array(rows, VECTOR)
+
+
+LISTS = pa.list_(pa.float32())
+FIXED = pa.list_(pa.float32(), 2)
+NESTED = pa.list_(pa.list_(pa.int64()))
+KINDS = {
+    "double": (pa.array([1.5, -2.0]), [1.5, -2.0], "float64"),
+    "float": (pa.array([1.5, -2.0], pa.float32()), [1.5, -2.0], "float32"),
+    "tinyint": (pa.array([1, -2], pa.int8()), [1, -2], "int8"),
+    "bigint": (pa.array([1, 2**60]), [1, 2**60], "int64"),
+    "boolean": (pa.array([True, False]), [True, False], "bool"),
+    "decimal": (pa.array([Decimal("1.25"), Decimal("-3.50")], pa.decimal128(38, 2)), [1.25, -3.5], "float64"),
+    "array": (pa.array([[1, 2], [3, 4]], LISTS), [[1, 2], [3, 4]], "float32"),
+    "large array": (pa.array([[1, 2], [3, 4]], pa.large_list(pa.float32())), [[1, 2], [3, 4]], "float32"),
+    "fixed array": (pa.array([[1, 2], [3, 4]], FIXED), [[1, 2], [3, 4]], "float32"),
+    "array of booleans": (pa.array([[True], [False]]), [[True], [False]], "bool"),
+    "array of decimals": (pa.array([[Decimal("0.5")], [Decimal("2.0")]]), [[0.5], [2]], "float64"),
+    "empty arrays": (pa.array([[], []], LISTS), [[], []], "float32"),
+    "nested": (pa.array([[[1, 2]], [[3, 4]]], NESTED), [[[1, 2]], [[3, 4]]], "int64"),
+    "dense vectors": (vectors(dense(1, 2), dense(3, 4)), [[1, 2], [3, 4]], "float64"),
+    "sparse vectors": (vectors(sparse(3, {2: 5}), sparse(3, {})), [[0, 0, 5], [0, 0, 0]], "float64"),
+    "mixed vectors": (
+        vectors(sparse(3, {0: 1}), dense(4, 5, 6), sparse(3, {1: 2, 2: 3}), dense(7, 8, 9)),
+        [[1, 0, 0], [4, 5, 6], [0, 2, 3], [7, 8, 9]],
+        "float64",
+    ),
+    "array of vectors": (
+        pa.array([[dense(1, 2)], [sparse(2, {1: 3})]], pa.list_(VECTOR)),
+        [[[1, 2]], [[0, 3]]],
+        "float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_every_kind_becomes_an_array(kind):
+    column, expected, dtype = KINDS[kind]
+    values, good = read(column, "c")
+    assert good is None
+    assert values.dtype == dtype
+    assert values.shape == np.shape(expected)
+    np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_part_of_a_column_only_that_part_is_read(kind):
+    column, expected, _ = KINDS[kind]
+    for start in range(len(expected)):
+        np.testing.assert_array_equal(read(column[start:], "c")[0], np.array(expected)[start:])
+        np.testing.assert_array_equal(read(column[: start + 1], "c")[0], np.array(expected)[: start + 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_null_are_told_from_the_others(kind):
+    column, expected, _ = KINDS[kind]
+    rows = column.to_pylist()
+    with_nulls = pa.array([None, *rows, None], column.type)
+    values, good = read(with_nulls, "c")
+    assert good.tolist() == [False, *[True] * len(rows), False]
+    np.testing.assert_array_equal(values[good], expected)
+    assert not values[~good].any()
+
+
+def test_numbers_and_arrays_are_not_copied():
+    for column in (pa.array(np.arange(6.0)), pa.array(np.arange(6.0).reshape(3, 2).tolist()), pa.array([[1.0, 2.0]], FIXED)):
+        values, _ = read(column, "c")
+        flat = column if pa.types.is_floating(column.type) else column.flatten()
+        assert np.shares_memory(values, flat.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("column", "good", "first"),
+    [
+        (pa.array([[1.0, None], [3.0, 4.0]], LISTS), [False, True], None),
+        (pa.array([[1.0, 2.0], None, [None, 4.0]], FIXED), [True, False, False], [1, 2]),
+        (pa.array([[[1, 2], [3, None]], [[5, 6], [7, 8]]], NESTED), [False, True], None),
+        (pa.array([[[1, 2], None], [[5, 6], [7, 8]], None], NESTED), [False, True, False], None),
+        (pa.array([[[1, None], [3, 4]], [[5, 6], None], [[7, 8], [9, 1]]], NESTED), [False, False, True], None),
+        (pa.array([[dense(1, 2)], [None]], pa.list_(VECTOR)), [True, False], [[1, 2]]),
+    ],
+    ids=["array", "fixed array", "nested", "an array of a nested", "both", "vectors"],
+)
+def test_rows_with_nulls_inside_are_told_from_the_others(column, good, first):
+    values, found = read(column, "c")
+    assert found.tolist() == good
+    expected = [row for row, whole in zip(column.to_pylist(), good, strict=True) if whole]
+    if first is None:
+        np.testing.assert_array_equal(values[found], expected)
+    else:
+        np.testing.assert_array_equal(values[0], first)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array(["a"]), "column 'c' holds values of the type string, which is no number.*StringIndexer"),
+        (pa.array([["a"]]), "column 'c' holds values of the type string"),
+        (pa.array([{"a": 1}]), r"column 'c' holds values of the type struct<a: int64>"),
+        (pa.array([[1.0], [1.0, 2.0]]), r"column 'c' holds arrays of different lengths \(1 and 2\).*Pad them"),
+        (pa.array([[[1], [2, 3]]]), r"arrays of different lengths \(1 and 2\)"),
+        (vectors(dense(1), dense(1, 2)), r"different lengths \(1 and 2\)"),
+        (vectors(dense(1, 2), sparse(3, {0: 1})), r"vectors of different lengths \(2 and 3\)"),
+        (pa.array([b"1234"]), "holds bytes, which can be read as tensors only where the model says the shape"),
+    ],
+    ids=["text", "texts", "struct", "lengths", "nested", "dense", "sparse", "bytes"],
+)
+def test_what_cannot_become_an_array_is_told_by_name(column, words):
+    with pytest.raises(DataError, match=words):
+        read(column, "c")
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "uint8"])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
+def test_bytes_are_tensors_of_the_models_shape(dtype, kind):
+    tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
+    column = pa.array([tensor.tobytes() for tensor in tensors], kind)
+    values, good = read(column, "c", (2, 3))
+    assert good is None
+    assert values.dtype == dtype
+    np.testing.assert_array_equal(values, tensors)
+    np.testing.assert_array_equal(read(column[1:3], "c", (2, 3))[0], tensors[1:3])
+
+
+def test_bytes_for_an_input_of_whole_numbers_are_whole_numbers():
+    tokens = np.array([[1, 2], [3, 70_000]], np.int32)
+    values, _ = read(pa.array([row.tobytes() for row in tokens]), "c", (2,), floating=False)
+    assert values.dtype == np.int32
+    np.testing.assert_array_equal(values, tokens)
+
+
+def test_tensors_may_be_missing():
+    values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "c", (2,))
+    assert good.tolist() == [False, True]
+    np.testing.assert_array_equal(values, [[0, 0], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [b"12345"],
+            r"column 'c' holds 5 bytes a row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape \(2,\)",
+        ),
+        ([b""], "holds 0 bytes a row"),
+        ([b"123456"], "holds 6 bytes a row"),  # 3 bytes a value
+        ([b"12345678", b"1234"], r"byte strings of different lengths \(8 and 4\)"),
+    ],
+)
+def test_bytes_of_another_size_are_refused(rows, words):
+    with pytest.raises(DataError, match=words):
+        read(pa.array(rows, pa.binary()), "c", (2,))
+
+
+@pytest.mark.parametrize("shape", [None, (None, 2)])
+def test_bytes_need_a_shape(shape):
+    with pytest.raises(DataError, match=re.escape(f"it says {shape}")):
+        read(pa.array([b"1234"]), "c", shape)
+
+
+# Columns of one input
+
+
+def test_columns_lie_side_by_side():
+    leaf = Leaf(("age", "paid", "scores", "v"), together=True, slot=Slot("x", (6,), floating=True))
+    columns = [
+        pa.array([30, 40]),
+        pa.array([True, False]),
+        pa.array([[0.5, 1.5], [2.5, 3.5]]),
+        vectors(dense(7, 8), dense(9, 1)),
+    ]
+    found = leaf.read(columns)
+    assert found.good is None
+    assert found.told == "the columns age, paid, scores, v"
+    np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
+
+
+@pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
+def test_whole_numbers_side_by_side_are_what_the_input_takes(floating, dtype):
+    leaf = Leaf(("a", "b"), together=True, slot=Slot("x", (2,), floating=floating))
+    values = leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int8())]).values
+    assert values.dtype == dtype
+    assert values.tolist() == [[1, 2]]
+
+
+def test_a_row_is_whole_where_all_of_its_columns_are():
+    leaf = Leaf(("a", "b"), together=True, slot=Slot("x", (3,), floating=True))
+    found = leaf.read([pa.array([1.0, None, 3.0, 4.0]), pa.array([[1.0, 2.0], [1.0, 2.0], [None, 2.0], None])])
+    assert found.good.tolist() == [True, False, False, False]
+    assert found.values.shape == (4, 3)
+    assert found.values[0].tolist() == [1, 1, 2]
+
+
+SCALARS = [pa.nulls(2, kind) for kind in (pa.float64(), pa.int32(), pa.bool_())]
+UNSAID = [pa.nulls(2, LISTS), pa.nulls(2, NESTED), pa.nulls(2, VECTOR), pa.array([[None], [None]], NESTED)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [((1,), SCALARS + UNSAID), ((4,), UNSAID), ((None,), SCALARS + UNSAID), ((2, 2), UNSAID), ((None, 2), UNSAID)],
+    ids=lambda value: str(value) if isinstance(value, tuple) else "",
+)
+def test_a_batch_of_nulls_only_has_rows_that_fit_and_are_not_whole(shape, columns):
+    slot = Slot("x", shape, floating=True)
+    for column in columns:
+        found = Leaf(("a",), slot=slot).read([column])
+        assert found.good.tolist() == [False, False]
+        assert len(found.values) == 2
+        assert slot.takes(found.values.shape[1:])
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), LISTS, VECTOR], ids=str)
+def test_a_batch_of_nulls_in_one_of_several_columns(kind):
+    leaf = Leaf(("a", "b", "c"), together=True, slot=Slot("x", (3,), floating=True))
+    found = leaf.read([pa.array([1.0, 2.0]), pa.nulls(2, kind), pa.array([5.0, 6.0])])
+    assert found.good.tolist() == [False, False]
+    assert found.values.shape == (2, 3)
+
+
+def test_empty_arrays_are_no_nulls():
+    with pytest.raises(DataError, match=r"received rows of shape \(0,\)"):
+        Leaf(("a",), slot=Slot("x", (3,))).read([pa.array([[], None], LISTS)])
+
+
+def test_nulls_are_nan_in_their_own_places():
+    leaf = Leaf(("a", "b", "c"), together=True, slot=Slot("x", (4,), floating=True))
+    columns = [
+        pa.array([1, None, 3, 4]),
+        pa.array([[1.0, None], [2.0, 3.0], None, [4.0, 5.0]]),
+        pa.array([True, True, True, None]),
+    ]
+    nan = np.nan
+    np.testing.assert_array_equal(
+        leaf.read(columns).values, [[1, 1, nan, 1], [nan, 2, 3, 1], [3, nan, nan, 1], [4, 4, 5, nan]]
+    )
+    whole_numbers = Leaf(("a", "b"), together=True, slot=Slot("x", (2,), floating=False))
+    assert whole_numbers.read([pa.array([1, None]), pa.array([2, 3])]).values.tolist() == [[1, 2], [0, 3]]
+
+
+def test_flat_rows_get_the_inputs_shape():
+    leaf = Leaf(("image",), slot=Slot("x", (2, 3)))
+    assert leaf.read([pa.array([list(range(6))] * 2)]).values.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
+    side_by_side = Leaf(("a", "b"), together=True, slot=Slot("x", (1, 2)))
+    assert side_by_side.read([pa.array([1]), pa.array([2])]).values.shape == (1, 1, 2)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((1,), [1.0, 2.0]), ((), [[1.0], [2.0]]), ((2, 1), [[1.0, 2.0]])])
+def test_a_last_axis_of_one_may_be_there_or_not(shape, rows):
+    assert Leaf(("a",), slot=Slot("x", shape)).read([pa.array(rows)]).values.shape[1:] in (shape, np.shape(rows)[1:])
+
+
+@pytest.mark.parametrize(("shape", "given"), [((3,), "(2,)"), ((2, 2), "(2,)"), ((None, 2), "(2,)")], ids=str)
+def test_what_does_not_fit_is_told_with_the_models_expectation(shape, given):
+    leaf = Leaf(("image",), slot=Slot("pixels", shape))
+    with pytest.raises(DataError) as caught:
+        leaf.read([pa.array([[1.0, 2.0]])])
+    assert f"column 'image' does not fit the model's input 'pixels': it expects rows of shape {shape}" in str(caught.value)
+    assert f"received rows of shape {given}" in str(caught.value)
+    free = Leaf(("image",), slot=Slot("pixels", shape), fits=False)
+    assert free.read([pa.array([[1.0, 2.0]])]).values.shape == (1, 2)
+
+
+def test_nested_arrays_are_laid_beside_nothing():
+    with pytest.raises(DataError, match=r"column 'b' has rows of shape \(1, 2\), which cannot be laid beside.*flatten"):
+        Leaf(("a", "b"), together=True).read([pa.array([1.0]), pa.array([[[1.0, 2.0]]])])
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Loads the length of a text; an empty one cannot be loaded."""
+
+    shape: tuple[int, ...] = ()
+    on_error: str = "null"
+
+    def check(self, name, kind):
+        pass
+
+    def __call__(self, column, name):
+        lengths = np.array([len(text) for text in column.to_pylist()], np.float32)
+        return lengths, lengths > 0
+
+
+def test_a_loader_makes_an_array_of_anything():
+    leaf = Leaf(("text",), slot=Slot("x", (1,)), loader=Lengths())
+    found = leaf.read([pa.array(["abc", "", "a"])])
+    assert found.values.tolist() == [3, 0, 1]
+    assert found.good.tolist() == [True, False, True]
+    assert found.may_lack
+    assert leaf.read([pa.array(["abc"])]).good is None
+
+
+# Arrays as columns
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    array=arrays.arrays(
+        st.sampled_from(["bool", "int8", "int16", "int32", "int64", "float32", "float64"]),
+        arrays.array_shapes(max_dims=4, max_side=3),
+    ),
+    data=st.data(),
+)
+def test_an_array_there_and_back(array, data):
+    good = np.array(data.draw(st.lists(st.booleans(), min_size=len(array), max_size=len(array))))
+    column = to_column(array, good)
+    column.validate(full=True)
+    assert column.is_valid().to_pylist() == good.tolist()
+    values, found = read(column, "c")
+    np.testing.assert_array_equal(values[good], array[good] if good.any() else values[good])
+    assert found is None if good.all() else found.tolist() == good.tolist()
+
+
+def test_a_column_is_none_of_the_arrays_order():
+    array = np.asfortranarray(np.arange(12.0).reshape(2, 3, 2))
+    assert to_column(array).to_pylist() == array.tolist()
+    assert to_column(array.transpose(1, 0, 2)).to_pylist() == array.transpose(1, 0, 2).tolist()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (2, 3, 0)], ids=str)
+def test_arrays_without_values_are_columns_too(shape):
+    assert to_column(np.zeros(shape)).to_pylist() == np.zeros(shape).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "name"),
+    [
+        ("float64", "float64", "double"),
+        ("float32", "float32", "float"),
+        ("float16", "float32", "float"),
+        ("bfloat16", "float32", "float"),
+        ("bool", "bool", "boolean"),
+        ("int8", "int8", "tinyint"),
+        ("uint8", "int16", "smallint"),
+        ("uint16", "int32", "int"),
+        ("uint32", "int64", "bigint"),
+        ("int64", "int64", "bigint"),
+    ],
+)
+def test_spark_has_a_type_that_holds_every_value(dtype, stored, name):
+    assert stored_as(dtype) == stored
+    assert type_name(stored, 0) == name
+    assert type_name(stored, 2) == f"array<array<{name}>>"
+
+
+def test_values_of_other_types_keep_their_value():
+    import ml_dtypes
+
+    assert to_column(np.array([200, 255], np.uint8)).to_pylist() == [200, 255]
+    assert to_column(np.array([0.5, 1.5], ml_dtypes.bfloat16)).to_pylist() == [0.5, 1.5]
+    assert to_column(np.array([[0.5], [1.5]], np.float16)).type == pa.list_(pa.float32())
+
+
+def test_numbers_that_spark_has_not_are_refused():
+    assert to_column(np.array([2**63 - 1], np.uint64)).to_pylist() == [2**63 - 1]
+    with pytest.raises(DataError, match="values of up to 18446744073709551615 do not fit Spark's bigint"):
+        to_column(np.array([2**64 - 1], np.uint64))

@@ -1,0 +1,335 @@
+"""Which columns of a DataFrame are what to the model, and which cannot be, told by name before any job runs."""
+
+from dataclasses import dataclass
+
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
+from pyspark.sql import types
+
+from sparkkeras import ConfigurationError, DataError
+from sparkkeras.data.block import Structure
+from sparkkeras.data.frame import Named, is_frame, split_by
+from sparkkeras.data.schema import Schema, Slot
+
+ONE = Schema((Slot("x", (3,), floating=True),), (Slot("y", (1,), floating=True),))
+TWO = Schema((Slot("user", (2,)), Slot("item", (1,))), (Slot("click", (1,)), Slot("price", (1,))))
+UNSAID = Schema()
+
+
+def frame(spark, columns):
+    """No rows under a schema: a DDL string, or fields."""
+    return spark.createDataFrame([], columns)
+
+
+def select(frame, schema=ONE, labelled=False, **named):
+    return Named(**named).select(frame, schema, labelled)
+
+
+def refusal(kind, *given, **named):
+    with pytest.raises(kind) as caught:
+        select(*given, **named)
+    return str(caught.value)
+
+
+# Where nothing is said
+
+
+def test_features_and_label_are_found_by_their_names(spark):
+    found = select(frame(spark, "id int, features array<float>, label int"), labelled=True)
+    assert found.names == ["features", "label"]
+    assert (found.form.x, found.form.y, found.form.weight) == (Structure(), Structure(), None)
+
+
+def test_columns_named_as_the_models_ends_are_found(spark):
+    assert select(frame(spark, "x array<float>, y int"), labelled=True).names == ["x", "y"]
+    found = select(frame(spark, "price int, item int, click int, user array<int>"), TWO, labelled=True)
+    assert found.names == ["user", "item", "click", "price"]
+    assert found.form.x.names == ("user", "item")
+    assert found.form.y.names == ("click", "price")
+
+
+def test_what_is_missing_is_told_with_what_there_is(spark):
+    told = refusal(ConfigurationError, frame(spark, "a int, b int"))
+    assert (
+        "features= is missing: there is no column 'features', nor are there columns named as the model's inputs (x)" in told
+    )
+    assert "The DataFrame has 'a', 'b'." in told
+    assert "label= is missing" in refusal(ConfigurationError, frame(spark, "features array<int>"), labelled=True)
+    assert "inputs (user, item)" in refusal(ConfigurationError, frame(spark, "features array<int>"), TWO)
+    assert "inputs (unknown)" in refusal(ConfigurationError, frame(spark, "a int"), UNSAID)
+
+
+# What is said
+
+
+@pytest.mark.parametrize("listed", [list, tuple])
+def test_several_columns_lie_side_by_side_in_one_input(spark, listed):
+    (leaf,) = select(frame(spark, "a int, b boolean, c decimal(10,2)"), features=listed(["c", "a", "b"])).leaves
+    assert leaf.columns == ("c", "a", "b")
+    assert leaf.together
+    assert leaf.slot == ONE.inputs[0]
+
+
+def test_several_inputs_take_a_column_each_or_names(spark):
+    given = frame(spark, "age int, income int, item int, clicked boolean, paid double")
+    by_name = {"item": "item", "user": ["age", "income"]}
+    found = select(given, TWO, True, features=by_name, label=["clicked", "paid"])
+    assert found.names == ["item", "age", "income", "clicked", "paid"]
+    assert found.form.x.names == ("item", "user")
+    assert found.form.y == Structure(2, bare=False)
+    assert [leaf.slot.name for leaf in found.leaves[:2]] == ["item", "user"]
+    wide = frame(spark, "u array<int>, i int")
+    assert select(wide, TWO, features=["u", "i"]).form.x == Structure(2, bare=False)
+
+
+def test_a_name_where_there_is_one_only_makes_no_dict(spark):
+    given = frame(spark, "a int, b int, c int, d int, w float")
+    named = {"features": {"x": ["a", "b", "c"]}, "label": {"y": "d"}, "sample_weight": {"y": "w"}}
+    found = select(given, ONE, True, **named)
+    assert found.names == ["a", "b", "c", "d", "w"]
+    assert (found.form.x, found.form.y, found.form.weight) == (Structure(), Structure(), Structure())
+
+
+def test_weights_are_one_column_or_one_for_each_output(spark):
+    given = frame(spark, "features array<int>, label int, w float, v float, user array<int>, item int, a int, b int")
+    assert select(given, ONE, True, sample_weight="w").form.weight == Structure()
+    both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
+    assert both.names == ["user", "item", "a", "b", "w", "v"]
+    assert both.form.weight.names == ("click", "price")
+    assert select(given, ONE, False, sample_weight="w").form.weight is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "named", "words"),
+    [
+        (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
+        (ONE, {"features": []}, "features is a list of 0"),
+        (ONE, {"features": ["a", 3]}, "features is a list of 2"),
+        (ONE, {"features": {}}, r"features has the keys \[\]"),
+        (ONE, {"features": {"z": "a"}}, "features: the model has no input 'z'. Known: 'x'"),
+        (ONE, {"features": {"x": 5}}, r"features\['x'\] is int 5"),
+        (TWO, {"features": "a"}, r"features='a': the model has 2 inputs: give \{name: column\} for \['user', 'item'\]"),
+        (
+            TWO,
+            {"features": ["a", "b", "c"]},
+            r"features=\['a', 'b', 'c'\]: the model has 2 inputs: give one column for each",
+        ),
+        (TWO, {"features": {"user": ["a", "b"]}}, r"keys \['user'\], but the model's inputs are \['user', 'item'\]"),
+    ],
+)
+def test_what_does_not_name_columns_is_refused(spark, schema, named, words):
+    with pytest.raises(ConfigurationError, match=words):
+        select(frame(spark, "a int, b int, c int"), schema, **named)
+
+
+# Names
+
+
+def test_names_may_hold_anything(spark):
+    row = types.StructType(
+        [
+            types.StructField("first name", types.IntegerType()),
+            types.StructField("a.b", types.IntegerType()),
+            types.StructField("ti`ck", types.IntegerType()),
+            types.StructField("user", types.StructType([types.StructField("age.now", types.IntegerType())])),
+            types.StructField("my.user", types.StructType([types.StructField("age", types.IntegerType())])),
+        ]
+    )
+    names = ["first name", "a.b", "ti`ck", "user.age.now", "my.user.age"]
+    given = spark.createDataFrame([(1, 2, 3, (4,), (5,))], row)
+    found = select(given, UNSAID, features=names)
+    assert found.names == names
+    assert tuple(found.narrowed(given).first()) == (1, 2, 3, 4, 5)
+    assert found.narrowed(given).columns == ["c0", "c1", "c2", "c3", "c4"]
+
+
+def test_a_column_of_that_name_comes_before_a_field(spark):
+    given = spark.createDataFrame([((1,), 2)], "user struct<age: int>, `user.age` int")
+    found = select(given, UNSAID, features="user.age")
+    assert tuple(found.narrowed(given).first()) == (2,)
+
+
+def test_case_does_not_matter_where_it_leaves_no_doubt(spark):
+    given = spark.createDataFrame([(1, (2,), 3.0)], "Age int, User struct<Size: int>, Label double")
+    found = select(given, UNSAID, True, features=["age", "user.size"])
+    assert tuple(found.narrowed(given).first()) == (1, 2, 3.0)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    given = spark.createDataFrame([(1, 2)], "a int, A int")
+    assert tuple(select(given, UNSAID, features=["A", "a"]).narrowed(given).first()) == (2, 1)
+    spark.conf.set("spark.sql.caseSensitive", "false")
+    with pytest.raises(DataError, match=r"2 columns that Spark does not tell apart \('a', 'A'\): rename them"):
+        select(frame(spark, types.StructType.fromDDL("a int, A int")), UNSAID, features="a")
+
+
+def test_columns_of_one_name_are_refused_where_they_are_named(spark):
+    given = frame(spark, "a int, b int").join(frame(spark, "b int, c int"))
+    with pytest.raises(DataError, match=r"2 columns that Spark does not tell apart \('b', 'b'\)"):
+        select(given, UNSAID, features=["a", "b"])
+    assert select(given, UNSAID, features=["a", "c"]).narrowed(given).columns == ["c0", "c1"]
+
+
+@pytest.mark.parametrize("name", ["agge", "user.agge", "age.years", ""])
+def test_a_column_that_is_not_there_is_told_with_those_that_are(spark, name):
+    with pytest.raises(DataError, match=f"no column '{name}'. Known: 'age', 'user'."):
+        select(frame(spark, "age int, user struct<age: int>"), UNSAID, features=[name])
+
+
+# Types
+
+VECTORS = [VectorUDT(), OldVectorUDT()]
+READABLE = [
+    "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "boolean", "array<double>",
+    "array<array<boolean>>", "array<decimal(3,1)>", "binary",
+]  # fmt: skip
+
+
+def one(kind):
+    return types.StructType([types.StructField("c", types._parse_datatype_string(kind) if isinstance(kind, str) else kind)])
+
+
+@pytest.mark.parametrize("kind", [*READABLE, *VECTORS], ids=str)
+def test_what_can_be_read(spark, kind):
+    shape = (1,) if isinstance(kind, str) and "<" not in kind else (3,)
+    assert select(frame(spark, one(kind)), Schema((Slot("x", shape),)), features="c").names == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("string", "Encode text first, for instance with pyspark.ml.feature.StringIndexer"),
+        ("array<string>", "Encode text first"),
+        ("date", "Turn it into numbers first"),
+        ("timestamp", "unix_timestamp"),
+        ("void", "Turn it into numbers first"),
+        ("struct<a: int>", r"Name the fields that count \(c.field\)"),
+        ("map<string,int>", "Name the fields"),
+        ("array<struct<a: int>>", "Name the fields"),
+        ("array<binary>", "Bytes are read as tensors where"),
+    ],
+)
+def test_what_cannot_be_read_is_told_by_name(spark, kind, advice):
+    with pytest.raises(DataError, match=rf"column 'c' has the type {kind.split('<')[0]}.*expected numbers.*{advice}"):
+        select(frame(spark, one(kind)), features="c")
+
+
+def test_labels_are_no_bytes_and_no_text(spark):
+    for kind in ("binary", "string"):
+        with pytest.raises(DataError, match=f"column 'label' has the type {kind}"):
+            select(frame(spark, f"features array<int>, label {kind}"), labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named", "words"),
+    [
+        (
+            "a int, b int",
+            {"features": ["a", "b"]},
+            r"the columns a, b have 2 value\(s\) a row.*'x' expects rows of shape \(3,\)",
+        ),
+        ("a int", {"features": "a"}, r"column 'a' has 1 value\(s\) a row"),
+        ("a int, b int, c int, d int", {"features": ["a", "b", "c", "d"]}, "have 4 value"),
+    ],
+)
+def test_a_width_that_the_types_tell_is_checked(spark, columns, named, words):
+    with pytest.raises(DataError, match=words):
+        select(frame(spark, columns), **named)
+    assert select(frame(spark, columns), fits=False, **named).names  # a transform may mend it
+    assert select(frame(spark, columns), UNSAID, **named).names
+
+
+def test_the_width_of_vectors_is_in_their_metadata(spark):
+    def vectors(size):
+        field = types.StructField("features", VectorUDT(), metadata={"ml_attr": {"num_attrs": size}})
+        return frame(spark, types.StructType([field, types.StructField("age", types.IntegerType())]))
+
+    assert select(vectors(3)).names == ["features"]
+    assert select(vectors(2), features=["features", "age"]).names == ["features", "age"]
+    with pytest.raises(DataError, match=r"column 'features' has 4 value\(s\) a row"):
+        select(vectors(4))
+    with pytest.raises(DataError, match=r"the columns features, age have 4 value\(s\)"):
+        select(vectors(3), features=["features", "age"])
+
+
+# Loaders
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Loads texts."""
+
+    shape: tuple[int, ...] = (3,)
+    on_error: str = "error"
+
+    def check(self, name, kind):
+        if kind != "string":
+            raise DataError(f"column {name!r} is {kind}, not text.")
+
+    def __call__(self, column, name):
+        raise NotImplementedError
+
+
+def test_a_loader_says_what_it_takes(spark):
+    texts = frame(spark, "features string, number int, user array<int>, item int")
+    assert select(texts, loader=Texts()).leaves[0].loader == Texts()
+    fitting = {"user": Texts((2,))}
+    leaves = select(texts, TWO, loader=fitting, features=["features", "item"]).leaves
+    assert [leaf.loader for leaf in leaves] == [fitting["user"], None]
+    with pytest.raises(DataError, match="column 'number' is int, not text"):
+        select(texts, features="number", loader=Texts())
+
+
+@pytest.mark.parametrize(
+    ("schema", "named", "words"),
+    [
+        (ONE, {"features": ["a", "b"], "loader": Texts()}, r"a loader takes one column, received \['a', 'b'\]"),
+        (ONE, {"features": "a", "loader": {"z": Texts()}}, "loader: the model has no input 'z'. Known: 'x'"),
+        (TWO, {"features": ["a", "b"], "loader": Texts()}, r"2 inputs, so give \{input name: loader\}: \['user', 'item'\]"),
+        (
+            TWO,
+            {"features": ["a", "b"], "loader": {"user": Texts()}},
+            r"makes arrays of the shape \(3,\), but .*'user' expects",
+        ),
+        (
+            ONE,
+            {"features": "a", "loader": Texts},
+            "loader is .*; expected what turns a column into arrays, such as image_loader",
+        ),
+    ],
+)
+def test_a_loader_that_fits_nothing_is_refused(spark, schema, named, words):
+    with pytest.raises(ConfigurationError, match=words):
+        select(frame(spark, "a string, b string"), schema, **named)
+
+
+# Which rows validate
+
+
+def test_rows_are_split_by_a_column(spark):
+    values = [(0, True, 1), (1, False, 0), (2, None, None), (3, True, 7)]
+    given = spark.createDataFrame(values, "id int, `is.val` boolean, number int")
+    for name in ("is.val", "number", "NUMBER"):
+        train, held_out = split_by(given, name)
+        assert [row.id for row in train.collect()] == [1, 2]
+        assert [row.id for row in held_out.collect()] == [0, 3]
+
+
+def test_the_column_must_say_yes_or_no(spark):
+    given = frame(spark, "fold string, flags array<boolean>, struct struct<a: string>")
+    for name, kind in [("fold", "string"), ("flags", "array<boolean>"), ("struct.a", "string")]:
+        with pytest.raises(DataError, match=f"column '{name}' says which rows validate.*of the type {kind}"):
+            split_by(given, name)
+    with pytest.raises(DataError, match="no column 'folds'.*Did you mean 'fold'"):
+        split_by(given, "folds")
+
+
+def test_what_is_a_frame(spark, sc):
+    assert is_frame(spark.range(1))
+    assert not is_frame(sc.parallelize([1]))
+    assert not is_frame([1])
+
+
+def test_a_row_has_one_weight(spark):
+    rows = frame(spark, "features array<float>, label int, one float, two float")
+    with pytest.raises(ConfigurationError, match=r"sample_weight=\['one', 'two'\]: a row has one weight"):
+        select(rows, labelled=True, sample_weight=["one", "two"])

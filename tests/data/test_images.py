@@ -1,0 +1,498 @@
+"""Columns of images as arrays, held against Keras's own loading to the last bit, and damaged on purpose."""
+
+import http.server
+import io
+import itertools
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from sparkkeras import ClusterError, ConfigurationError, CustomObjectError, DataError, StorageError
+from sparkkeras.data.images import image_loader
+
+STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+FIELDS = pa.struct(
+    [
+        ("origin", pa.string()), ("height", pa.int32()), ("width", pa.int32()), ("nChannels", pa.int32()),
+        ("mode", pa.int32()), ("data", pa.binary()),
+    ]
+)  # fmt: skip
+KERAS_MODES = {"RGB": "rgb", "L": "grayscale", "RGBA": "rgba"}
+
+
+def picture(height=30, width=41, mode="RGB", seed=0):
+    """Smooth colours with some noise: neither JPEG nor resizing leaves them as they are."""
+    rng = np.random.default_rng(seed)
+    channels = len(Image.new(mode, (1, 1)).getbands())
+    coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, channels), np.uint8)
+    smooth = np.stack([np.asarray(Image.fromarray(c).resize((width, height))) for c in coarse.transpose(2, 0, 1)], -1)
+    noisy = np.clip(smooth.astype(int) + rng.integers(-20, 20, smooth.shape), 0, 255).astype(np.uint8)
+    return Image.fromarray(noisy[..., 0] if channels == 1 else noisy)
+
+
+def encoded(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def by_keras(data, size, mode="RGB", interpolation="bilinear"):
+    image = keras.utils.load_img(io.BytesIO(data), KERAS_MODES[mode], size, interpolation)
+    return keras.utils.img_to_array(image, data_format="channels_last")
+
+
+def struct(image, origin="here"):
+    """An image as Spark stores it."""
+    pixels = np.atleast_3d(np.asarray(image))
+    channels = pixels.shape[2]
+    order = {1: [0], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[channels]
+    return {
+        "origin": origin, "height": pixels.shape[0], "width": pixels.shape[1], "nChannels": channels,
+        "mode": {1: 0, 3: 16, 4: 24}[channels], "data": np.ascontiguousarray(pixels[..., order]).tobytes(),
+    }  # fmt: skip
+
+
+def binary(*rows):
+    return pa.array(rows, pa.binary())
+
+
+PNG = encoded(picture())
+
+
+# The same pixels as Keras's
+
+
+@pytest.mark.parametrize("mode", KERAS_MODES)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_pixels_are_those_of_keras(kind, mode):
+    columns = [encoded(picture(seed=seed), kind) for seed in range(3)]
+    images, good = image_loader((20, 24), mode)(binary(*columns), "image")
+    assert images.dtype == np.float32
+    assert good.all()
+    np.testing.assert_array_equal(images, np.stack([by_keras(data, (20, 24), mode) for data in columns]))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"])
+@pytest.mark.parametrize("size", [(12, 50), (30, 41), (64, 64)])
+def test_every_interpolation_is_keras_own(interpolation, size):
+    data = encoded(picture(), "JPEG")
+    images, _ = image_loader(size, interpolation=interpolation)(binary(data), "image")
+    np.testing.assert_array_equal(images[0], by_keras(data, size, interpolation=interpolation))
+
+
+@pytest.mark.parametrize("mode", KERAS_MODES)
+@pytest.mark.parametrize("source", ["L", "RGB", "RGBA", "P", "1", "CMYK", "LA", "I;16"])
+def test_images_of_every_mode_are_converted_as_keras_does(source, mode):
+    if source == "I;16":
+        image = Image.fromarray((np.arange(30 * 41).reshape(30, 41) * 50).astype(np.uint16))
+    else:
+        image = picture(mode="RGBA" if source in ("RGBA", "LA") else "RGB").convert(source)
+    data = encoded(image, "TIFF" if source == "CMYK" else "PNG")
+    images, _ = image_loader((10, 10), mode)(binary(data), "image")
+    np.testing.assert_array_equal(images[0], by_keras(data, (10, 10), mode))
+
+
+def test_the_first_frame_of_an_animation_counts():
+    first, second = picture(seed=1).convert("P"), picture(seed=2).convert("P")
+    data = encoded(first, "GIF", save_all=True, append_images=[second])
+    images, _ = image_loader(None)(binary(data), "image")
+    np.testing.assert_array_equal(images[0], np.asarray(Image.open(io.BytesIO(encoded(first, "GIF"))).convert("RGB")))
+
+
+def test_exif_does_not_turn_an_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(picture(), "JPEG", exif=exif)
+    images, _ = image_loader(None)(binary(data), "image")
+    assert images.shape == (1, 30, 41, 3)
+    np.testing.assert_array_equal(images[0], by_keras(data, None))
+
+
+# Sizes, dtypes, preprocessing
+
+
+def test_without_a_size_images_keep_theirs():
+    loader = image_loader(None, "L")
+    assert loader.shape == (None, None, 1)
+    images, _ = loader(binary(PNG, PNG), "image")
+    assert images.shape == (2, 30, 41, 1)
+    assert loader(binary(), "image")[0].shape == (0, 0, 0, 1)
+
+
+def test_without_a_size_images_of_two_sizes_are_refused():
+    with pytest.raises(DataError, match=r"column 'x', row 1 .* 8 x 9 pixels, and those before it 30 x 41 pixels.*size="):
+        image_loader(None)(binary(PNG, encoded(picture(8, 9))), "x")
+
+
+def test_small_and_wide_dtypes():
+    plain, _ = image_loader((8, 8))(binary(PNG), "image")
+    for dtype in ("uint8", "float64"):
+        images, _ = image_loader((8, 8), dtype=dtype)(binary(PNG), "image")
+        assert images.dtype == dtype
+        np.testing.assert_array_equal(images, plain)
+    deep = encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16)))
+    assert image_loader((4, 4), "L")(binary(deep), "image")[0].max() == 40_000
+    with pytest.raises(DataError, match="uint16 values"):
+        image_loader((4, 4), "L", dtype="uint8")(binary(deep), "image")
+
+
+def test_a_factor():
+    plain, _ = image_loader((8, 8))(binary(PNG), "image")
+    images, _ = image_loader((8, 8), preprocessing=1 / 255)(binary(PNG), "image")
+    assert images.dtype == np.float32
+    np.testing.assert_array_equal(images, plain * np.float32(1 / 255))
+
+
+def test_preprocessing_of_keras_that_works_in_place():
+    plain, _ = image_loader((8, 8))(binary(PNG, PNG), "image")
+    loader = image_loader((8, 8), preprocessing=keras.applications.resnet.preprocess_input)
+    images, _ = loader(binary(PNG, PNG), "image")
+    np.testing.assert_array_equal(images, keras.applications.resnet.preprocess_input(plain.copy()))
+
+
+def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
+    loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)).astype("float64"))
+    assert loader.shape == (3,)
+    images, _ = loader(binary(PNG), "image")
+    assert images.shape == (1, 3)
+    assert images.dtype == np.float32
+
+
+def test_a_lambda_of_a_script_travels_by_value(tmp_path):
+    code = (
+        "import pickle, sys; from sparkkeras.data.images import image_loader; scale = 0.5;"
+        "sys.stdout.buffer.write(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * scale)))"
+    )
+    loader = pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    plain, _ = image_loader((8, 8))(binary(PNG), "image")
+    np.testing.assert_array_equal(loader(binary(PNG), "image")[0], plain * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: x.mean(), r"of shape \(\) for float32 images of shape \(2, 8, 8, 3\); expected a row for each"),
+        (lambda x: x[:1], r"of shape \(1, 8, 8, 3\)"),
+        (lambda x: x.reshape(3, 3), "preprocessing failed .* ValueError: cannot reshape"),
+        (lambda x: x.astype(complex), "complex128"),
+    ],
+)
+def test_preprocessing_that_fails_is_told_at_once(function, told):
+    with pytest.raises(ConfigurationError, match=told):
+        image_loader((8, 8), preprocessing=function)
+
+
+def test_preprocessing_that_loses_rows_on_the_worker_is_told():
+    with pytest.raises(ConfigurationError, match="expected a row for each"):
+        image_loader(None, preprocessing=lambda x: x[:1])(binary(PNG, PNG), "image")
+
+
+def test_preprocessing_that_cannot_travel_is_told():
+    lock = threading.Lock()
+    with pytest.raises(CustomObjectError, match="preprocessing cannot be sent"):
+        image_loader((8, 8), preprocessing=lambda x: x + lock.locked())
+
+
+def test_drafts_are_close_and_much_faster():
+    data = encoded(picture(1501, 2003), "JPEG", quality=90)
+    found, seconds = {}, {}
+    for draft in (False, True):
+        loader = image_loader((100, 120), draft=draft)
+        began = time.process_time()
+        found[draft], _ = loader(binary(data, data), "image")
+        seconds[draft] = time.process_time() - began
+    difference = np.abs(found[True] - found[False])
+    assert 0 < difference.mean() < 1
+    assert difference.max() < 16
+    assert seconds[True] < seconds[False]
+    small = encoded(picture(100, 120), "JPEG")
+    exact, _ = image_loader((64, 64), draft=True)(binary(small, PNG), "image")
+    np.testing.assert_array_equal(exact, np.stack([by_keras(small, (64, 64)), by_keras(PNG, (64, 64))]))
+
+
+# Spark's image struct
+
+
+@pytest.mark.parametrize("mode", KERAS_MODES)
+@pytest.mark.parametrize("source", ["L", "RGB", "RGBA"])
+def test_structs_are_as_their_files(source, mode):
+    image = picture(mode=source)
+    images, good = image_loader((20, 20), mode)(pa.array([struct(image)], FIELDS), "image")
+    assert good.all()
+    np.testing.assert_array_equal(images[0], by_keras(encoded(image), (20, 20), mode))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"nChannels": 4}, "mode 16 and nChannels 4"),
+        ({"mode": 21}, "mode 21"),
+        ({"height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}, "mode -1"),
+        ({"data": b"\0" * 9}, "9 bytes for 30 x 41 pixels of 3 channel"),
+        ({"height": 0, "width": 0, "data": b""}, "0 bytes for 0 x 0 pixels"),
+        ({"data": None}, "0 bytes for 30 x 41"),
+    ],
+)
+def test_damaged_structs(change, told):
+    column = pa.array([struct(picture()), struct(picture(), "file:/b.png") | change], FIELDS)
+    with pytest.raises(DataError, match=rf"column 'image', row 1 of the batch \(file:/b.png\).*{told}"):
+        image_loader((8, 8))(column, "image")
+    _, good = image_loader((8, 8), on_error="null")(column, "image")
+    assert good.tolist() == [True, False]
+
+
+# Damaged rows
+
+
+def bomb():
+    """A PNG that says it has more pixels than Pillow takes."""
+    import struct
+    import zlib
+
+    body = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    return PNG[:12] + body + struct.pack(">I", zlib.crc32(body)) + PNG[33:]
+
+
+DAMAGED = {
+    "null": (None, "it is null"),
+    "text": (b"<!DOCTYPE html>", "Pillow finds no image in its 15 bytes, which begin with b'<!DOCTYPE ht'"),
+    "empty": (b"", "in its 0 bytes"),
+    "truncated PNG": (PNG[: len(PNG) // 2], "truncated"),
+    "truncated JPEG": (encoded(picture(), "JPEG")[:900], "truncated"),
+    "flipped bytes": (PNG[:60] + b"\xff" * 40 + PNG[100:], "broken"),
+    "bomb": (bomb(), "DecompressionBombError"),
+    "EPS": (encoded(picture(), "EPS"), "EPS, which is a program"),
+}
+
+
+@pytest.mark.parametrize(("data", "told"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_row_is_an_error_with_its_place_and_reason(data, told):
+    with pytest.raises(DataError, match=r"^column 'photo', row 1 of the batch: the image cannot be loaded: ") as error:
+        image_loader((8, 8))(binary(PNG, data), "photo")
+    assert told in str(error.value)
+    assert 'on_error="drop"' in str(error.value)
+
+
+@pytest.mark.parametrize("on_error", ["null", "drop"])
+def test_damaged_rows_are_marked_and_zero_and_others_stay_in_place(on_error):
+    rows = []
+    for seed, (data, _) in enumerate(DAMAGED.values()):
+        rows += [encoded(picture(seed=seed)), data]
+    loader = image_loader((8, 8), preprocessing=lambda x: x + 1, on_error=on_error)
+    images, good = loader(binary(*rows), "image")
+    assert loader.on_error == on_error
+    assert good.tolist() == [True, False] * len(DAMAGED)
+    assert not images[~good].any()
+    np.testing.assert_array_equal(images[good], np.stack([by_keras(row, (8, 8)) + 1 for row in rows[::2]]))
+
+
+def test_a_batch_with_no_good_row_and_one_without_rows():
+    loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)), on_error="null")
+    images, good = loader(binary(None, b"no"), "image")
+    np.testing.assert_array_equal(images, np.zeros((2, 3), np.float32))
+    assert not good.any()
+    images, good = loader(binary(), "image")
+    assert images.shape == (0, 3)
+    assert good.shape == (0,)
+
+
+# URIs
+
+
+@pytest.fixture
+def files(tmp_path):
+    names = ["plain.png", "with space.png", "100%.png", "really%20so.png", "größe.png"]
+    for seed, name in enumerate(names):
+        (tmp_path / name).write_bytes(encoded(picture(seed=seed)))
+    return {name: str(tmp_path / name) for name in names}
+
+
+def test_local_files_by_path_and_by_uri_with_and_without_escapes(files, tmp_path):
+    given = {
+        files["plain.png"]: 0,
+        f"file:{files['plain.png']}": 0,
+        f"file://{files['plain.png']}": 0,
+        f"FILE://localhost{files['plain.png']}": 0,
+        files["with space.png"]: 1,
+        f"file://{files['with space.png'].replace(' ', '%20')}": 1,
+        f"file:{files['with space.png']}": 1,
+        f"file:{files['100%.png']}": 2,
+        f"file:{files['100%.png'].replace('%', '%25')}": 2,
+        f"file:{files['really%20so.png']}": 3,
+        (tmp_path / "größe.png").as_uri(): 4,
+    }
+    expected = [by_keras(encoded(picture(seed=seed)), (8, 8)) for seed in given.values()]
+    for kind in (pa.string(), pa.large_string()):
+        images, good = image_loader((8, 8))(pa.array(list(given), kind), "uri")
+        assert good.all()
+        np.testing.assert_array_equal(images, np.stack(expected))
+
+
+def test_more_files_than_are_read_ahead_stay_in_order(tmp_path):
+    for number in range(100):
+        Image.new("L", (4, 4), number).save(tmp_path / f"{number}.png")
+    images, _ = image_loader((4, 4), "L")(pa.array([str(tmp_path / f"{number}.png") for number in range(100)]), "uri")
+    np.testing.assert_array_equal(images[:, 0, 0, 0], np.arange(100))
+
+
+def test_files_that_cannot_be_read(files, tmp_path):
+    column = pa.array([files["plain.png"], "/nowhere/x.png", None, str(tmp_path), "", "/a\0b"])
+    _, good = image_loader((8, 8), on_error="drop")(column, "uri")
+    assert good.tolist() == [True] + [False] * 5
+    with pytest.raises(DataError, match=r"row 1 of the batch \(/nowhere/x.png\).*No such file"):
+        image_loader((8, 8))(column, "uri")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sparkkeras-images")]
+
+
+def test_text_that_is_no_unicode_is_a_damaged_row():
+    column = pa.array([b"/\xff.png"]).view(pa.string())
+    with pytest.raises(DataError, match="row 0 of the batch: .*UnicodeDecodeError"):
+        image_loader((8, 8))(column, "uri")
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("https://example.org/x.png", "The web is not read from here.*Known: .*'s3'.*binary column"),
+        ("ftp://me:secret@host/x.png", "'ftp' is not known"),
+        ("HDFSS://host/x.png", "Did you mean 'hdfs'"),
+    ],
+)
+def test_other_schemes_are_refused_whatever_on_error_says(uri, told):
+    with pytest.raises(DataError, match=told) as error:
+        image_loader((8, 8), on_error="drop")(pa.array([uri]), "uri")
+    assert "secret" not in str(error.value)
+
+
+@contextmanager
+def store(objects, together=1, status=404):
+    """An S3 store of this machine, as far as reading goes. It has nothing for reads that so many others do not join."""
+    asked, enough = itertools.count(1), threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            if next(asked) >= together:
+                enough.set()
+            self.answer(body=True, joined=enough.wait(2))
+
+        def answer(self, body, joined=True):
+            data = objects.get(self.path) if joined else None
+            self.send_response(status if data is None else 200)
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            if body and data:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"?scheme=http&region=here&endpoint_override=127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_object_store_is_read_many_at_a_time():
+    objects = {f"/bucket/in%20here/{number}.png": encoded(picture(seed=number)) for number in range(40)}
+    with store(objects, together=8) as options:
+        uris = [f"s3a://me:secret@bucket/in here/{number}.png{options}" for number in range(40)]
+        images, good = image_loader((8, 8), on_error="null")(pa.array([*uris, uris[0].replace("0.png", "no.png")]), "uri")
+    assert good.tolist() == [True] * 40 + [False]
+    np.testing.assert_array_equal(images[:40], np.stack([by_keras(data, (8, 8)) for data in objects.values()]))
+
+
+def test_a_store_that_refuses_is_no_damaged_row():
+    with store({}, status=403) as options:
+        with pytest.raises(StorageError, match=r"cannot read the image 'x.png' of s3://bucket/.*binaryFile") as error:
+            image_loader((8, 8), on_error="drop")(pa.array([f"s3://me:secret@bucket/x.png{options}"]), "uri")
+    assert "secret" not in str(error.value)
+
+
+# Columns and arguments
+
+
+@pytest.mark.parametrize("kind", ["binary", "string", "string collate UNICODE_CI", "varchar(200)", "char(9)", STRUCT])
+def test_columns_that_hold_images(kind):
+    image_loader((8, 8)).check("image", kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("int", "column 'image' has the type int; expected images: binary"),
+        ("array<float>", "need no loader"),
+        ("array<binary>", "binary"),
+        ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"Name its field image\.content"),
+        ("struct<a:int,b:string>", "Name the field that holds the image"),
+    ],
+)
+def test_columns_that_cannot_hold_images_are_refused(kind, told):
+    with pytest.raises(DataError, match=told):
+        image_loader((8, 8)).check("image", kind)
+
+
+def test_an_arrow_column_that_cannot_hold_images_is_refused():
+    with pytest.raises(DataError, match="holds values of the type int64"):
+        image_loader((8, 8), on_error="null")(pa.array([1]), "image")
+
+
+def test_a_slice_of_a_column():
+    column = pa.array([struct(picture(seed=seed)) for seed in range(4)], FIELDS)[2:]
+    images, _ = image_loader(None)(column, "image")
+    np.testing.assert_array_equal(images[0], np.asarray(picture(seed=2)))
+    images, _ = image_loader(None)(pa.array([b"no", PNG], pa.large_binary())[1:], "image")
+    assert len(images) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"size": 224}, r"size=224: expected \(height, width\)"),
+        ({"size": (224, 224, 3)}, "expected .height, width."),
+        ({"size": (224, 0)}, r"size\[1\]=0: expected a positive whole number"),
+        ({"mode": "BGR"}, "mode='BGR' is not known. Known: 'L', 'RGB', 'RGBA'"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"interpolation": "cubic"}, "Did you mean 'bicubic'"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+        ({"preprocessing": "caffe"}, "preprocessing='caffe': expected a function or a number"),
+        ({"preprocessing": True}, "expected a function"),
+        ({"preprocessing": float("nan")}, "expected a function"),
+        ({"preprocessing": 0.5, "dtype": "uint8"}, "holds no scaled values"),
+        ({"preprocessing": lambda x: x / 255, "dtype": "uint8"}, "values that dtype='uint8' can hold"),
+        ({"size": None, "on_error": "drop"}, "on_error='drop' needs size="),
+    ],
+)
+def test_arguments_are_checked(arguments, told):
+    with pytest.raises(ConfigurationError, match=told):
+        image_loader(**{"size": (8, 8), **arguments})
+
+
+def test_a_missing_pillow_is_told(monkeypatch):
+    loader = image_loader((8, 8), on_error="drop")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    for call in (lambda: image_loader((8, 8)), lambda: loader(binary(PNG), "image")):
+        with pytest.raises(ClusterError, match="pip install pillow"):
+            call()

@@ -1,0 +1,124 @@
+"""Matrices and vectors of MLlib, there and back."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.ml import linalg as ml
+from pyspark.mllib import linalg as mllib
+
+from sparkkeras import DataError
+from sparkkeras.data.mllib import from_matrix, from_vector, kind_of, to_matrix, to_vector
+
+TABLE = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+SPARSE = np.array([[0.0, 7.0, 0.0], [8.0, 0.0, 9.0]])
+
+
+def matrices(package):
+    """(matrix, what it is as an array) of every kind that a package has."""
+    return {
+        "dense": (package.DenseMatrix(2, 3, [1, 4, 2, 5, 3, 6]), TABLE),
+        "transposed": (package.DenseMatrix(2, 3, [1, 2, 3, 4, 5, 6], True), TABLE),
+        "sparse": (package.SparseMatrix(2, 3, [0, 1, 2, 3], [1, 0, 1], [8, 7, 9]), SPARSE),
+        "sparse transposed": (package.SparseMatrix(2, 3, [0, 1, 3], [1, 0, 2], [7, 8, 9], True), SPARSE),
+    }
+
+
+@pytest.mark.parametrize("package", [mllib, ml], ids=["mllib", "ml"])
+@pytest.mark.parametrize("kind", list(matrices(mllib)))
+def test_a_matrix_of_every_kind_becomes_its_array(package, kind):
+    matrix, expected = matrices(package)[kind]
+    array = from_matrix(matrix)
+    np.testing.assert_array_equal(array, expected)
+    assert array.dtype == np.float64
+    assert array.flags.c_contiguous
+    assert kind_of(matrix) == "matrix"
+    np.testing.assert_array_equal(from_matrix(to_matrix(array)), expected)
+
+
+def test_a_matrix_lies_column_by_column():
+    matrix = to_matrix(TABLE)
+    assert isinstance(matrix, mllib.DenseMatrix)
+    assert (matrix.numRows, matrix.numCols, matrix.isTransposed) == (2, 3, False)
+    assert matrix.values.tolist() == [1, 4, 2, 5, 3, 6]
+    assert matrix[1, 0] == 4
+    assert matrix == mllib.Matrices.dense(2, 3, [1, 4, 2, 5, 3, 6])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    columns=st.integers(0, 5),
+    order=st.sampled_from("CF"),
+    dtype=st.sampled_from(["float64", "float32", "int32", "uint8", "bool"]),
+)
+def test_a_round_trip_keeps_shape_and_values(rows, columns, order, dtype):
+    array = np.asarray(np.arange(rows * columns).reshape(rows, columns).astype(dtype), order=order)
+    np.testing.assert_array_equal(from_matrix(to_matrix(array)), array)
+    np.testing.assert_array_equal(from_matrix(to_matrix(array[::-1])), array[::-1])
+    for row in array:
+        np.testing.assert_array_equal(from_vector(to_vector(row)), row)
+
+
+@pytest.mark.parametrize("package", [mllib, ml], ids=["mllib", "ml"])
+def test_a_vector_of_every_kind_becomes_its_array(package):
+    for vector, expected in [
+        (package.DenseVector([1, 0, 3]), [1.0, 0.0, 3.0]),
+        (package.SparseVector(4, {1: 7.0, 3: 9.0}), [0.0, 7.0, 0.0, 9.0]),
+    ]:
+        array = from_vector(vector)
+        assert array.tolist() == expected
+        assert array.dtype == np.float64
+        assert kind_of(vector) == "vector"
+    assert isinstance(to_vector([1, 2]), mllib.DenseVector)
+
+
+@pytest.mark.parametrize("array", [TABLE.copy(), TABLE.copy(order="F"), TABLE[:1].copy()], ids=["C", "F", "one row"])
+def test_nothing_shares_memory(array):
+    """A backend may write into the rows that it is given, and a person into what was a prediction."""
+    before = array.copy()
+    matrix = to_matrix(array)
+    vector = to_vector(array[0])
+    from_matrix(matrix)[:] = -1
+    from_vector(vector)[:] = -1
+    np.testing.assert_array_equal(from_matrix(matrix), before)
+    np.testing.assert_array_equal(from_vector(vector), before[0])
+    array[:] = -2
+    np.testing.assert_array_equal(from_matrix(matrix), before)
+    np.testing.assert_array_equal(from_vector(vector), before[0])
+
+
+def test_a_matrix_that_came_through_pickle_gives_an_array_to_write_into():
+    import pickle
+
+    array = from_matrix(pickle.loads(pickle.dumps(to_matrix(TABLE))))
+    array += 1
+    np.testing.assert_array_equal(array, TABLE + 1)
+
+
+@pytest.mark.parametrize(
+    ("convert", "value", "words"),
+    [
+        (to_matrix, TABLE[0], r"received shape \(3,\): give array\[None, :\] for one row"),
+        (
+            to_matrix,
+            np.zeros((4, 2, 3)),
+            r"received shape \(4, 2, 3\): flatten its rows with array.reshape",
+        ),
+        (to_matrix, 3.0, r"received shape \(\): give np.array\(\[\[value\]\]\)"),
+        (to_matrix, [[1, 2], [3]], "received a list of 2, which is ragged"),
+        (to_matrix, np.array([["a", "b"]]), "to_matrix expects numbers or booleans"),
+        (to_matrix, TABLE * 1j, "dtype complex128"),
+        (to_vector, TABLE, r"received shape \(2, 3\): give array.reshape\(-1\), or to_matrix"),
+        (to_vector, np.float32(1), r"received shape \(\): give np.array\(\[value\]\)"),
+        (to_vector, [None, 1.0], "to_vector expects numbers or booleans"),
+        (from_matrix, TABLE, r"expects a Matrix, received an array of shape \(2, 3\)"),
+        (from_matrix, mllib.DenseVector([1.0]), "expects a Matrix, received DenseVector"),
+        (from_vector, to_matrix(TABLE), "expects a Vector, received DenseMatrix"),
+        (from_vector, [1.0], "expects a Vector, received a list of 1: to_vector makes one"),
+        (kind_of, TABLE, "expected a Matrix .* SparkModel.predict takes arrays"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(convert, value, words):
+    with pytest.raises(DataError, match=words):
+        convert(value)

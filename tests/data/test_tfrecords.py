@@ -1,0 +1,339 @@
+"""TFRecord files and tf.train.Examples, held against TensorFlow's own reader and writer, and damaged on purpose."""
+
+import gzip
+import io
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkkeras import DataError
+from sparkkeras.data.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
+from sparkkeras.data.records import SUFFIXES, compressor, framed, read_records
+
+RECORDS = [b"", b"a", bytes(range(256)) * 9, b"\x00" * 70_000]
+PLAIN = {str: str.encode, bool: int}
+OPTIONS = {None: "", "gzip": "GZIP", "zlib": "ZLIB"}
+
+
+def written(records, compression=None):
+    packed = compressor(compression)
+    return b"".join(packed.compress(framed(record)) for record in records) + packed.flush()
+
+
+def read(data, name="the file"):
+    return list(read_records(io.BytesIO(data), name))
+
+
+def example(**features):
+    """An Example of TensorFlow's; a feature is a pair of its kind and its values."""
+    lists = {"bytes": tf.train.BytesList, "float": tf.train.FloatList, "int64": tf.train.Int64List}
+    return tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                name: tf.train.Feature(**{f"{kind}_list": lists[kind](value=values)})
+                for name, (kind, values) in features.items()
+            }
+        )
+    )
+
+
+# Files
+
+
+@pytest.mark.parametrize("compression", SUFFIXES)
+def test_tensorflow_reads_what_we_write(tmp_path, compression):
+    path = tmp_path / "file"
+    path.write_bytes(written(RECORDS, compression))
+    found = tf.data.TFRecordDataset(str(path), compression_type=OPTIONS[compression])
+    assert [record.numpy() for record in found] == RECORDS
+
+
+@pytest.mark.parametrize("compression", SUFFIXES)
+def test_we_read_what_tensorflow_writes(tmp_path, compression):
+    path = tmp_path / "file"
+    with tf.io.TFRecordWriter(str(path), OPTIONS[compression]) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    assert read(path.read_bytes()) == RECORDS
+
+
+@pytest.mark.parametrize("compression", SUFFIXES)
+def test_a_file_of_no_records(compression):
+    assert read(written([], compression)) == []
+    assert read(b"") == []
+
+
+def test_a_plain_file_whose_first_length_looks_like_gzip_is_plain():
+    record = bytes(0x8B1F)
+    assert framed(record)[:2] == b"\x1f\x8b"
+    assert read(framed(record)) == [record]
+
+
+def test_gzip_files_behind_one_another_are_one():
+    assert read(written(RECORDS[:2], "gzip") + written(RECORDS[2:], "gzip")) == RECORDS
+
+
+def test_large_compressible_records_survive_small_reads():
+    record = np.random.default_rng(0).integers(0, 2, 3 << 20).astype(np.uint8).tobytes()
+    assert read(written([record, record], "zlib")) == [record, record]
+    assert read(gzip.compress(framed(bytes(5 << 20)) * 2)) == [bytes(5 << 20)] * 2
+
+
+def test_a_flipped_bit_is_found_with_its_file_and_offset():
+    data = bytearray(written([b"first", b"second"]))
+    offset = 16 + len(b"first")
+    for place, words in [
+        (offset, "the record's length"),
+        (offset + 9, "the record's length"),
+        (offset + 13, "data does"),
+    ]:
+        broken = data.copy()
+        broken[place] ^= 1
+        records = read_records(io.BytesIO(bytes(broken)), "part-7")
+        assert next(records) == b"first"
+        with pytest.raises(DataError, match=rf"part-7 is damaged.* offset {offset}: .*{words}"):
+            next(records)
+    with pytest.raises(DataError, match="offset 0: .* does not begin like a TFRecord file"):
+        read(b"a,b,c\n1,2,3\n")
+
+
+def test_a_file_that_ends_too_early_is_found_wherever_it_ends():
+    data = written([b"first", b"second"])
+    for end in range(1, len(data)):
+        if end == 16 + len(b"first"):
+            continue
+        with pytest.raises(DataError, match="ends within a record"):
+            read(data[:end])
+    for compression in ("gzip", "zlib"):
+        data = written([b"first", bytes(1000)], compression)
+        for end in (len(data) // 2, len(data) - 1):
+            with pytest.raises(DataError, match="ends within its compressed data"):
+                read(data[:end])
+        with pytest.raises(DataError, match=r"compressed data are damaged|checksum"):
+            read(data[:-2] + b"zz")
+
+
+def test_what_is_truncated_before_it_was_compressed_is_found():
+    with pytest.raises(DataError, match="ends within a record"):
+        read(zlib.compress(framed(b"first")[:-1]))
+
+
+# Examples
+
+FIELDS = [
+    Field("flag", "boolean"),
+    Field("tiny", "tinyint"),
+    Field("small", "smallint"),
+    Field("number", "int"),
+    Field("big", "bigint"),
+    Field("single", "float"),
+    Field("double", "double"),
+    Field("text", "string"),
+    Field("data", "binary"),
+    Field("flags", "boolean", is_array=True),
+    Field("bigs", "bigint", is_array=True),
+    Field("floats", "float", is_array=True),
+    Field("doubles", "double", is_array=True),
+    Field("texts", "string", is_array=True),
+    Field("datas", "binary", is_array=True),
+]
+ARROW = {
+    "boolean": (pa.bool_(), st.booleans()),
+    "tinyint": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
+    "smallint": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    "bigint": (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 127, 128, -1, 2**63 - 1, -(2**63)])),
+    "float": (pa.float32(), st.floats(width=32, allow_nan=False)),
+    "double": (pa.float64(), st.floats(width=32, allow_nan=False)),
+    "string": (pa.string(), st.text(max_size=5)),
+    "binary": (pa.binary(), st.binary(max_size=200)),
+}
+
+
+def values_of(field):
+    _, values = ARROW[field.value]
+    return st.none() | (st.lists(values, max_size=5) if field.is_array else values)
+
+
+def schema_of(fields):
+    return pa.schema(
+        [(field.name, pa.list_(ARROW[field.value][0]) if field.is_array else ARROW[field.value][0]) for field in fields]
+    )
+
+
+def batch_of(rows, fields):
+    return pa.RecordBatch.from_pylist(rows, schema_of(fields))
+
+
+ROWS = st.lists(st.fixed_dictionaries({field.name: values_of(field) for field in FIELDS}), max_size=6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=ROWS)
+def test_rows_come_back_and_are_what_tensorflow_understands(rows):
+    records = encode(batch_of(rows, FIELDS), FIELDS)
+    assert len(records) == len(rows)
+    for row, record in zip(rows, records, strict=True):
+        found = tf.train.Example.FromString(record).features.feature
+        assert set(found) == {name for name, value in row.items() if value is not None}
+        for field in FIELDS:
+            value = row[field.name]
+            if value is None:
+                continue
+            values = value if field.is_array else [value]
+            expected = [one.encode() if isinstance(one, str) else one for one in values]
+            kind = found[field.name].WhichOneof("kind")
+            assert kind == {BYTES: "bytes_list", FLOATS: "float_list", INTS: "int64_list"}[field.kind]
+            assert list(getattr(found[field.name], kind).value) == expected
+    assert decode([parse(record) for record in records], FIELDS, 0, "f").to_pylist() == rows
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=ROWS)
+def test_what_tensorflow_writes_is_understood(rows):
+    kinds = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
+    records = []
+    for row in rows:
+        given = {}
+        for field in FIELDS:
+            if (value := row[field.name]) is not None:
+                values = value if field.is_array else [value]
+                given[field.name] = (kinds[field.kind], [PLAIN.get(type(one), lambda same: same)(one) for one in values])
+        records.append(example(**given).SerializeToString())
+    assert decode([parse(record) for record in records], FIELDS, 0, "f").to_pylist() == rows
+
+
+def test_a_sliced_batch_is_only_its_rows():
+    rows = [{"x": [float(n), n + 0.5], "y": n, "s": ["a"] * n} for n in range(6)]
+    fields = [Field("x", "float", is_array=True), Field("y", "bigint"), Field("s", "string", is_array=True)]
+    assert encode(batch_of(rows, fields).slice(2, 3), fields) == encode(batch_of(rows[2:5], fields), fields)
+
+
+def test_values_that_are_not_packed_and_fields_that_nobody_knows_are_read():
+    def delimited(number, data):
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    floats = delimited(2, b"\x0d" + np.float32(1.5).tobytes() + delimited(1, np.float32([2, 3]).tobytes()))
+    whole = delimited(3, b"\x08\x05" + b"\x08\xac\x02" + delimited(1, b"\x07"))
+    unknown = b"\x48\x80\x01" + b"\x51" + bytes(8) + b"\x5d" + bytes(4) + delimited(15, b"?")
+    features = b"".join(
+        delimited(1, delimited(1, name) + delimited(2, unknown + feature))
+        for name, feature in [(b"f", floats), (b"i", whole), (b"none", b""), (b"i2", floats), (b"i2", floats + whole)]
+    )
+    record = unknown + b"\x0a" + bytes([len(features) & 0x7F | 0x80, len(features) >> 7]) + features
+    expected = tf.train.Example.FromString(record).features.feature
+    fields = [Field("f", "float", True), Field("i", "bigint", True), Field("none", "string"), Field("i2", "bigint", True)]
+    (row,) = decode([parse(record)], fields, 0, "f").to_pylist()
+    assert row == {
+        "f": list(expected["f"].float_list.value),
+        "i": list(expected["i"].int64_list.value),
+        "none": None,
+        "i2": list(expected["i2"].int64_list.value),
+    }
+    assert row["f"] == [1.5, 2, 3]
+    assert row["i"] == [5, 300, 7]
+
+
+def test_broken_examples_are_refused_and_nothing_else_happens():
+    record = example(x=("float", [1.0, 2.0]), y=("int64", [300, -1]), s=("bytes", [b"abc"])).SerializeToString()
+    refused = 0
+    for end in range(1, len(record)):
+        try:
+            tf.train.Example.FromString(record[:end])
+        except Exception:
+            refused += 1
+            with pytest.raises(ValueError):
+                parse(record[:end])
+    assert refused > 20
+    with pytest.raises(ValueError, match="unknown encoding"):
+        parse(b"\x0b")
+    with pytest.raises(ValueError, match="more than ten bytes"):
+        parse(b"\x08" + b"\xff" * 12)
+
+
+def test_a_double_is_rounded_to_float32():
+    fields = [Field("x", "double")]
+    rows = [{"x": 0.1}, {"x": 1e300}, {"x": float("-inf")}]
+    found = decode([parse(record) for record in encode(batch_of(rows, fields), fields)], fields, 0, "f").to_pylist()
+    assert [row["x"] for row in found] == [float(np.float32(0.1)), float("inf"), float("-inf")]
+
+
+def test_vectors_are_lists_of_floats():
+    kind = pa.struct(
+        {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
+    )
+    dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]}
+    sparse = {"type": 0, "size": 4, "indices": [1, 3], "values": [5.0, 6.0]}
+    fields = [Field("v", "double", is_array=True, is_vector=True)]
+    for vectors, expected in [
+        ([dense, sparse, None], [[1, 0, 2], [0, 5, 0, 6], None]),
+        ([dense, dense], [[1, 0, 2]] * 2),
+    ]:
+        batch = pa.record_batch([pa.array(vectors, kind)], ["v"])
+        records = [parse(record) for record in encode(batch, fields)]
+        found = decode(records, [Field("v", "float", is_array=True)], 0, "f").to_pylist()
+        assert [row["v"] for row in found] == expected
+
+
+def test_a_null_within_an_array_is_refused():
+    fields = [Field("x", "bigint", is_array=True)]
+    with pytest.raises(DataError, match=r"column 'x' holds an array with a null.*array_compact\(x\)"):
+        encode(batch_of([{"x": [1, None]}], fields), fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "values", "words"),
+    [
+        (Field("x", "float"), "int64", [1], "holds int64 values, but the schema says x float"),
+        (Field("x", "string"), "float", [1.0], "holds float values"),
+        (Field("x", "float"), "float", [1.0, 2.0], "has 2 values, but the schema says x float"),
+        (Field("x", "bigint"), "int64", [], "has 0 values"),
+        (Field("x", "string"), "bytes", [b"a", b"b"], "has 2 values"),
+        (Field("x", "tinyint"), "int64", [128], "holds 128, but the schema says x tinyint"),
+        (Field("x", "int", True), "int64", [0, -(2**31) - 1], "holds -2147483649, but the schema says x array<int>"),
+        (Field("x", "boolean"), "int64", [2], "holds 2, but the schema says x boolean"),
+        (Field("x", "string", True), "bytes", [b"ok", b"\xff"], "not UTF-8"),
+    ],
+)
+def test_a_record_that_does_not_fit_the_schema_is_named(field, kind, values, words):
+    good = {BYTES: ("bytes", [b"0"]), FLOATS: ("float", [0.0]), INTS: ("int64", [0])}[field.kind]
+    records = [example(x=good), example(), example(x=(kind, values)), example(x=good)]
+    parsed = [parse(record.SerializeToString()) for record in records]
+    with pytest.raises(DataError, match=rf"record 102 of part-7: feature 'x' .*{words}"):
+        decode(parsed, [field], 100, "part-7")
+
+
+def test_a_missing_feature_is_refused_where_the_schema_says_so():
+    parsed = [parse(example(x=("int64", [1])).SerializeToString()), parse(b"")]
+    with pytest.raises(DataError, match="record 1 of f: feature 'x' is missing, but the schema says x bigint NOT NULL"):
+        decode(parsed, [Field("x", "bigint", nullable=False)], 0, "f")
+
+
+def test_a_survey_takes_all_records_into_account():
+    records = [
+        example(a=("int64", [1]), b=("bytes", [b"text"]), c=("float", [1.0]), e=("bytes", [])),
+        example(a=("int64", [2**62, -1]), b=("bytes", [b"\xff"]), d=("bytes", ["ü".encode()])),
+        example(a=("int64", [-1])),
+    ]
+    seen = survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
+    assert {name: one.field(False).type_name for name, one in seen.items()} == {
+        "a": "array<bigint>",
+        "b": "binary",
+        "c": "float",
+        "d": "string",
+        "e": "array<string>",
+    }
+    assert seen["d"].field(True).type_name == "binary"
+    single = survey([(parse(records[2].SerializeToString()), "record 2")])
+    assert single["a"].field(False).type_name == "bigint"  # ten bytes, and one value
+
+
+def test_records_that_contradict_each_other_are_named():
+    records = [example(x=("int64", [1])), example(x=("float", [1.0]))]
+    with pytest.raises(DataError, match="feature 'x' holds int64 values in record 0, but float values in record 1"):
+        survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))

@@ -1,0 +1,111 @@
+"""What losses say of outputs, and which columns they become; without Spark."""
+
+import keras
+import pytest
+
+from sparkkeras import ConfigurationError
+from sparkkeras.ml.outputs import columns_of
+from tests.ml import parts
+
+losses = keras.losses
+
+
+def network(loss=None, units=1, axes=(), compiled=True):
+    model = keras.Sequential([keras.Input((*axes, 4)), keras.layers.Dense(units, name="end")])
+    if compiled:
+        model.compile(loss=loss)
+    return model
+
+
+def columns(model, task="auto", raw="o", probability="pr", prediction="p", output_type="array"):
+    return columns_of(model, task=task, output_type=output_type, raw=raw, probability=probability, prediction=prediction)
+
+
+@pytest.mark.parametrize(
+    ("loss", "units", "task", "from_logits"),
+    [
+        ("mse", 1, "regression", False),
+        ("mse", 3, None, False),
+        (parts.squared, 1, "regression", False),
+        (parts.squared, 2, None, False),
+        (None, 1, "regression", False),
+        ("binary_crossentropy", 1, "binary", False),
+        ("bce", 1, "binary", False),
+        (losses.binary_crossentropy, 3, "multilabel", False),
+        (losses.BinaryCrossentropy(from_logits=True), 1, "binary", True),
+        (losses.BinaryFocalCrossentropy(from_logits=True), 2, "multilabel", True),
+        ("SparseCategoricalCrossentropy", 3, "multiclass", False),
+        (losses.SparseCategoricalCrossentropy(from_logits=True), 3, "multiclass", True),
+        (losses.CategoricalCrossentropy(), 3, "multiclass", False),
+        (losses.CategoricalFocalCrossentropy(), 3, "multiclass", False),
+    ],
+)
+def test_auto_reads_the_loss(loss, units, task, from_logits):
+    (column,) = columns(network(loss, units))
+    assert (column.meaning.task, column.meaning.from_logits) == (task, from_logits)
+    names = {"regression": ["o", "p"], None: ["o"]}.get(task, ["o", "pr", "p"])
+    assert [field.name for field in column.fields()] == names
+
+
+def test_auto_on_what_is_not_compiled_and_on_sequences():
+    assert columns(network(compiled=False))[0].meaning.task == "regression"
+    assert columns(network(compiled=False, units=3))[0].meaning.task is None
+    assert columns(network("sparse_categorical_crossentropy", 3, axes=(5,)))[0].meaning.task is None
+
+
+def test_an_explicit_task_wins_and_keeps_what_the_loss_says_of_logits():
+    (column,) = columns(network("mse", 3), task="multiclass")
+    assert (column.meaning.task, column.meaning.from_logits) == ("multiclass", False)
+    (column,) = columns(network(losses.CategoricalCrossentropy(from_logits=True), 3), task="multilabel")
+    assert (column.meaning.task, column.meaning.from_logits) == ("multilabel", True)
+    assert columns(network("binary_crossentropy"), task="regression")[0].meaning.task == "regression"
+
+
+@pytest.mark.parametrize(("units", "axes", "task"), [(2, (), "binary"), (1, (), "multiclass"), (3, (5,), "multiclass")])
+def test_a_task_that_does_not_fit(units, axes, task):
+    with pytest.raises(ConfigurationError, match=f"task='{task}' does not fit the output .* shape"):
+        columns(network("mse", units, axes), task=task)
+
+
+def two_outputs():
+    inputs = keras.Input((4,))
+    ends = {"age": keras.layers.Dense(1, name="age")(inputs), "kind": keras.layers.Dense(3, name="kind")(inputs)}
+    model = keras.Model(inputs, ends)
+    model.compile(loss={"age": "mse", "kind": losses.SparseCategoricalCrossentropy(from_logits=True)})
+    return model
+
+
+def test_several_outputs_have_columns_and_tasks_of_their_own():
+    found = columns(two_outputs())
+    assert [[field.name for field in column.fields()] for column in found] == [
+        ["o_age", "p_age"],
+        ["o_kind", "pr_kind", "p_kind"],
+    ]
+    found = columns(two_outputs(), raw="", probability={"kind": "chances"}, prediction=["years", "sort"])
+    assert [[field.name for field in column.fields()] for column in found] == [["years"], ["chances", "sort"]]
+    found = columns(two_outputs(), task={"kind": "multilabel"})
+    assert [column.meaning.task for column in found] == ["regression", "multilabel"]
+
+
+def test_names_that_fit_no_output():
+    with pytest.raises(ConfigurationError, match=r"predictionCol: the model has no output 'sort'. Known: 'age', 'kind'"):
+        columns(two_outputs(), prediction={"sort": "x"})
+    with pytest.raises(ConfigurationError, match=r"outputCol=\['x'\]: expected 2 name\(s\)"):
+        columns(two_outputs(), raw=["x"])
+    with pytest.raises(ConfigurationError, match="task: the model has no output 'size'"):
+        columns(two_outputs(), task={"size": "binary"})
+
+
+def test_the_types_and_what_they_say_of_classes():
+    (column,) = columns(network("sparse_categorical_crossentropy", 3), output_type="vector")
+    raw, probability, prediction = column.fields()
+    assert (raw.dataType.simpleString(), raw.metadata) == ("vector", {"ml_attr": {"num_attrs": 3}})
+    assert (probability.dataType.simpleString(), probability.metadata) == ("vector", {"ml_attr": {"num_attrs": 3}})
+    assert (prediction.dataType.simpleString(), prediction.metadata) == (
+        "double",
+        {"ml_attr": {"num_vals": 3, "type": "nominal"}},
+    )
+    (column,) = columns(network("mse", 3, axes=(5,)), output_type="vector")
+    assert [field.dataType.simpleString() for field in column.fields()] == ["array<array<float>>"]
+    (column,) = columns(network("mse", 1))
+    assert [field.dataType.simpleString() for field in column.fields()] == ["double", "double"]

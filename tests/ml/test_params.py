@@ -1,0 +1,176 @@
+"""Params without Spark: names, defaults, checks, accessors, copies."""
+
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, DiLoCo, ModelError, ParameterServerOptions, SparkModel, UnknownArgumentError
+from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
+from tests.ml import parts
+from tests.models import classifier
+
+CLASSES = [KerasEstimator, KerasTransformer, ImageFeaturizer]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_argument_is_a_param_with_its_default(kind):
+    arguments = inspect.signature(kind).parameters
+    made = kind()
+    # A transformer's model is no param, or a search over models would give it the one that it began with.
+    assert {param.name for param in made.params} | {"model"} == set(arguments)
+    for param in made.params:
+        assert param.doc
+        assert not made.isSet(param)
+        if made.isDefined(param):
+            assert made.getOrDefault(param) == arguments[param.name].default
+    assert "inferenceBatchSize: " in made.explainParams()
+
+
+def test_spark_models_arguments_are_there_under_their_names_and_with_their_defaults():
+    renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
+    for function in (SparkModel.__init__, SparkModel.fit):
+        for name, given in inspect.signature(function).parameters.items():
+            if name in renamed or name in ("model", "batch_size"):
+                continue
+            assert KerasEstimator().getOrDefault(name) == given.default, name
+    assert KerasEstimator().getOrDefault("batch_size") == inspect.signature(SparkModel).parameters["batch_size"].default
+
+
+def test_setters_and_getters():
+    estimator = KerasEstimator().setNumWorkers(3).setFeaturesCol(["a", "b"]).setOnNan("drop").setLearningRate(0.5)
+    assert (estimator.getNumWorkers(), estimator.getFeaturesCol()) == (3, ["a", "b"])
+    assert (estimator.getOnNan(), estimator.getLearningRate(), estimator.getEpochs()) == ("drop", 0.5, 1)
+    assert estimator.setParams(epochs=4, mode="hogwild").getEpochs() == 4
+    assert estimator.set(estimator.seed, np.int64(7)) is None
+    assert estimator.getSeed() == 7
+    for kind in CLASSES:
+        for param in kind().params:
+            end = "".join(part[:1].upper() + part[1:] for part in param.name.split("_"))
+            assert getattr(kind, f"get{end}").__doc__
+            assert getattr(kind, f"set{end}").__doc__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_unknown_names_are_refused_with_the_known_ones(kind):
+    with pytest.raises(UnknownArgumentError, match=r"takes no argument 'outputcol'. Known: .*Did you mean 'outputCol'\?"):
+        kind(outputcol="x")
+    with pytest.raises(UnknownArgumentError, match=r"has no param 'infernceBatchSize'.*Did you mean 'inferenceBatchSize'\?"):
+        kind().setParams(infernceBatchSize=3)
+
+
+def test_server_settings_are_told_where_they_belong():
+    with pytest.raises(UnknownArgumentError, match="belongs in server_options=ParameterServerOptions"):
+        KerasEstimator(encrypt=True)
+
+
+def test_arguments_are_keywords_only():
+    with pytest.raises(TypeError, match="forces keyword arguments"):
+        KerasEstimator(classifier())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("epochs", 0, "epochs=0: expected a positive whole number"),
+        ("epochs", None, "epochs=None: expected a positive whole number"),
+        ("batch_size", 1.5, "batch_size=1.5: expected"),
+        ("num_workers", "two", "num_workers='two': expected"),
+        ("validation_split", 1.0, r"validation_split=1.0: expected a number in \[0, 1\)"),
+        ("mode", "async", "mode='async' is not known. Known: 'asynchronous'"),
+        ("frequency", "day", "frequency='day': expected"),
+        ("port", 70000, "port=70000: expected"),
+        ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),
+        ("rule", DiLoCo, "expected one of"),
+        ("server_options", {}, "ParameterServerOptions"),
+        ("shuffle", 1, "shuffle=1: expected True or False"),
+        ("learning_rate", -1, "learning_rate=-1: expected a positive number"),
+        ("learning_rate", float("nan"), "learning_rate=nan: expected a positive number"),
+        ("class_weight", {"a": 1}, "expected class numbers from 0 up"),
+        ("class_weight", [1, 2], "expected {class number: weight}"),
+        ("featuresCol", 3, "featuresCol is .*3.*; expected the name of a column"),
+        ("featuresCol", [], "expected the name of a column"),
+        ("featuresCol", {"left": 2}, r"featuresCol\['left'\] is"),
+        ("labelCol", "", "expected a text that is not empty"),
+        ("predictionCol", 3, "predictionCol is .*; expected the name of a column"),
+        ("outputType", "list", "outputType='list' is not known"),
+        ("task", "classification", "task='classification' is not known"),
+        ("task", {"left": "count"}, r"task\['left'\]='count' is not known"),
+        ("on_nan", "ignore", "on_nan='ignore' is not known"),
+        ("verbose", 5, "verbose=5 is not known"),
+        ("callbacks", ["EarlyStopping"], "expected keras.callbacks.Callback objects"),
+        ("custom_objects", [parts.Scale], "expected {name: class or function}"),
+        ("transform", "halved", "transform is .*; expected a function"),
+        ("loader", "images", "expected a loader such as image_loader"),
+    ],
+)
+def test_nonsense_is_refused_when_it_is_set(name, value, told):
+    for make in (lambda: KerasEstimator(**{name: value}), lambda: KerasEstimator().setParams(**{name: value})):
+        with pytest.raises(ConfigurationError, match=told):
+            make()
+    estimator = KerasEstimator()
+    with pytest.raises(ConfigurationError, match=told):
+        estimator.copy({estimator.getParam(name): value})
+
+
+def test_a_model_that_is_none():
+    for kind in (KerasEstimator, KerasTransformer):
+        with pytest.raises(ModelError, match="model is .*; expected a keras.Model"):
+            kind(model="resnet")
+    with pytest.raises(ModelError, match="has no model: KerasTransformer"):
+        KerasTransformer().get_model()
+
+
+def test_a_copy_has_the_params_and_leaves_the_original_alone():
+    model = classifier()
+    estimator = KerasEstimator(model=model, epochs=2, server_options=ParameterServerOptions(timeout=9))
+    other = estimator.copy({estimator.epochs: 5, estimator.batch_size: 8})
+    assert (other.getEpochs(), other.getBatchSize(), other.getModel()) == (5, 8, model)
+    assert (estimator.getEpochs(), estimator.getBatchSize(), other.uid) == (2, 32, estimator.uid)
+    assert other.getServerOptions().timeout == 9
+
+
+def test_values_that_json_knows_come_back_from_it():
+    """A grid's values are saved as JSON by Spark, and set again."""
+    for name, value in {
+        "learning_rate": 0.1,
+        "featuresCol": {"left": ["a", "b"], "right": "c"},
+        "outputCol": ["x", "y"],
+        "rule": "diloco",
+        "frequency": "batch",
+    }.items():
+        first = KerasEstimator(**{name: value}).getOrDefault(name)
+        assert KerasEstimator(**{name: json.loads(json.dumps(first))}).getOrDefault(name) == first
+
+
+def test_image_featurizer_knows_kerass_networks():
+    assert ImageFeaturizer(model="ResNet50", size=[32, 48]).getSize() == (32, 48)
+    with pytest.raises(ConfigurationError, match=r"model='resnet50' is not known.*Did you mean 'ResNet50'\?"):
+        ImageFeaturizer(model="resnet50")
+    with pytest.raises(ConfigurationError, match=r"its weights are to be given as well: .*weights=None for random ones"):
+        ImageFeaturizer(model="ResNet50").get_model()
+    with pytest.raises(ModelError, match="cannot be built"):
+        ImageFeaturizer(model="MobileNetV2", weights="/no/such/file.h5").get_model()
+    with pytest.raises(ConfigurationError, match=r"size=3: expected \(height, width\)"):
+        ImageFeaturizer(size=3)
+    with pytest.raises(ConfigurationError, match="expected 'auto', a function on a batch, a factor"):
+        ImageFeaturizer(preprocessing="resnet")
+
+
+def test_importing_touches_no_spark():
+    import subprocess
+    import sys
+
+    code = (
+        "import sparkkeras.ml, pyspark; from sparkkeras.ml import *; KerasEstimator(); KerasTransformer();"
+        "assert pyspark.SparkContext._active_spark_context is None and pyspark.SparkContext._gateway is None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_transformer_has_transform_as_its_method():
+    assert not hasattr(KerasTransformer, "setTransform")
+    assert callable(KerasTransformer(model=classifier()).transform)
+    assert isinstance(KerasTransformer(model=classifier()).get_model(), keras.Model)

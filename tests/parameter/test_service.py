@@ -1,0 +1,736 @@
+"""The calls and the client, through the transport without sockets."""
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
+from sparkkeras.parameter.ledger import Directive, Ledger, Share
+from sparkkeras.parameter.rules import Downpour
+from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterServerStats, ParameterService, is_finite
+from sparkkeras.parameter.store import Store
+from sparkkeras.parameter.transport import Endpoint, RefusedError, connect, make_transport
+from sparkkeras.parameter.wire import Secret
+from sparkkeras.weights import Flat
+
+VECTOR = np.array([1, 2, 3, 4], np.float32)  # the last one is a statistic
+COUNTERS = (np.array(5, np.int64), np.array([1, 9], np.uint32))
+METRICS = (np.array(0.5, np.float32), np.array([[1, 2]], np.float64))
+CONTENTS = Contents.of(Flat(VECTOR, COUNTERS), METRICS)
+
+
+@dataclass(frozen=True)
+class Picky(Downpour):
+    """An own rule that fails at what it does not like."""
+
+    def fold(self, center, state, update, staleness):
+        if update.sent[0] == 13:
+            raise ZeroDivisionError("thirteen")
+        center += update.sent
+
+
+class Bench:
+    """A service, and those who call it."""
+
+    def __init__(self, store, ledger, service, address):
+        self.store, self.ledger, self.service, self.address = store, ledger, service, address
+
+    def client(self, worker=0, attempt=None, caller=None, leased=True):
+        client = ParameterClient(self.address, CONTENTS, worker, 100 + worker if attempt is None else attempt, caller)
+        if leased:
+            assert client.lease() is not None
+        return client
+
+    @property
+    def stats(self):
+        return self.service.stats("inprocess")
+
+    @property
+    def values(self):
+        with self.store.snapshot() as snapshot:
+            return snapshot.weights.vector.tolist()
+
+
+@contextmanager
+def serving(*shares, rule=None, epochs=3, timeout=5.0, lease_seconds=10.0, at_once=1):
+    """A service of partitions of three batches that all validate."""
+    shares = dict(enumerate(shares or [Share(3, validates=True)] * 3))
+    store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(shares))
+    ledger = Ledger(
+        shares,
+        range(epochs),
+        at_once=at_once,
+        validates=lambda epoch: True,
+        max_staleness=None,
+        lease_seconds=lease_seconds,
+        start_seconds=10.0,
+        on_epoch=lambda epoch: store.snapshot(),
+        clock=time.monotonic,
+    )
+    service = ParameterService(store, ledger, CONTENTS)
+    endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
+    with make_transport("inprocess").serve(service, endpoint, Secret.fresh()) as address:
+        yield Bench(store, ledger, service, address)
+
+
+@pytest.fixture
+def bench():
+    with serving() as bench:
+        yield bench
+
+
+def push(client, delta=(1, 1, 1, 4), *, metrics=METRICS, counters=COUNTERS, ended=None, **told):
+    told = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1} | told
+    if ended is not None:
+        ended = {"logs": {"loss": 0.5}, "seconds": 1.5, "learning_rate": 0.25} | ended
+    return client.push([np.array(delta, np.float32)], counters, metrics, ended=ended, **told)
+
+
+def same(arrays, others):
+    """Whether shapes, dtypes and values are the same."""
+    pairs = list(zip(arrays, others, strict=True))
+    return all(one.dtype == other.dtype and np.array_equal(one, other) for one, other in pairs)
+
+
+# What travels
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        (),
+        (np.array(7, np.int64),),
+        (np.zeros((0, 3), np.float32), np.ones((2, 3), np.float16), np.array(True)),
+        (np.array([[1, 2], [3, 4]], np.uint8).T, np.arange(10, dtype=np.float64)[::3]),
+        METRICS,
+    ],
+    ids=["none", "a number", "empty and small ones", "views", "metrics"],
+)
+def test_small_arrays_come_back_as_they_were(arrays):
+    kind = Arrays.like(arrays)
+    data = kind.pack(arrays)
+    assert len(data) == kind.nbytes == sum(array.nbytes for array in arrays)
+    assert same(kind.unpack(memoryview(data)), arrays)
+
+
+def test_small_arrays_are_copied():
+    data = bytearray(Arrays.like(METRICS).pack(METRICS))
+    found = Arrays.like(METRICS).unpack(memoryview(data))
+    data[:] = bytes(len(data))
+    assert same(found, METRICS)
+    found[0][...] = 3
+
+
+def test_small_arrays_of_another_dtype_are_converted():
+    kind = Arrays.like([np.zeros(2, np.float32)])
+    assert same(kind.unpack(memoryview(kind.pack([np.array([1, 2])]))), [np.array([1, 2], np.float32)])
+
+
+@pytest.mark.parametrize("arrays", [(), (np.zeros(3),), (np.zeros((1, 2)),), (np.zeros(2), np.zeros(2)), (np.array(0.0),)])
+def test_small_arrays_of_other_shapes_are_refused(arrays):
+    with pytest.raises(ValueError, match="expected arrays of the shapes and dtypes .*'float32'.* received"):
+        Arrays.like([np.zeros(2, np.float32)]).pack(arrays)
+
+
+def test_the_bytes_of_what_travels():
+    assert (CONTENTS.size, CONTENTS.dtype) == (4, "float32")
+    assert CONTENTS.vector_bytes == 16
+    assert CONTENTS.weights_bytes == 16 + 8 + 8
+    assert CONTENTS.update_bytes == 16 + 8 + 8 + 4 + 16
+
+
+def test_a_vector_lies_at_the_head_of_a_body():
+    body = memoryview(bytearray(VECTOR.tobytes() + b"and more"))
+    found = CONTENTS.vector(body)
+    assert same([found], [VECTOR])
+    assert np.shares_memory(found, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [([], True), ([1, -2], True), ([1, "nan"], False), (["inf"], False), (["inf", "-inf"], False), ([1e38, 1e38], True)],
+)
+def test_finite_or_not(values, finite, dtype):
+    assert is_finite(np.array(values, dtype)) is finite
+
+
+# Pulls
+
+
+def test_what_is_pulled_is_what_the_server_has(bench):
+    pulled = bench.client().pull()
+    assert pulled.version == 0
+    assert same([pulled.weights.vector], [VECTOR])
+    assert same(pulled.weights.counters, COUNTERS)
+
+
+def test_weights_that_have_not_changed_do_not_travel_again(bench):
+    client = bench.client()
+    first = client.pull()
+    sent = bench.stats.sent_bytes
+    assert client.pull() is first
+    assert (bench.stats.pulls, bench.stats.unchanged, bench.stats.sent_bytes) == (2, 1, sent)
+    push(client)
+    second = client.pull()
+    assert second.version == 1
+    assert second.weights.vector.tolist() == [2, 3, 4, 4]
+    assert (bench.stats.pulls, bench.stats.unchanged, bench.stats.sent_bytes) == (3, 1, 2 * sent)
+
+
+def test_a_pull_lets_the_weights_go(bench):
+    client = bench.client()
+    with bench.store.snapshot() as snapshot:
+        memory = snapshot.weights.vector
+    client.pull()
+    client.pull()
+    push(client)
+    with bench.store.snapshot() as snapshot:
+        assert np.shares_memory(snapshot.weights.vector, memory)
+
+
+def test_pulls_go_to_the_same_memory(bench):
+    client = bench.client()
+    first = client.pull().weights.vector
+    push(client)
+    assert np.shares_memory(client.pull().weights.vector, first)
+    assert first.tolist() == [2, 3, 4, 4]
+
+
+def test_the_weights_of_an_epoch_that_is_being_evaluated():
+    with serving(Share(3, validates=True)) as bench:
+        client = bench.client()
+        client.pull()
+        assert push(client, batch=3, ended={}).evaluate == (0,)
+        push(client, (10, 10, 10, 4), epoch=1)
+        weights = client.snapshot(0)
+        assert weights.vector.tolist() == [2, 3, 4, 4]
+        assert same(weights.counters, COUNTERS)
+        assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
+        assert client.report(0, METRICS).evaluate == ()
+        with pytest.raises(ParameterServerError, match="epoch 0 is not being evaluated"):
+            client.snapshot(0)
+        end = bench.ledger.wait(0)
+        assert same(end.validation[0], METRICS)
+        assert end.held.weights.vector.tolist() == [2, 3, 4, 4]
+
+
+def test_the_weights_of_an_epoch_are_the_same_for_all_that_ask():
+    with serving(Share(3, validates=True)) as bench:
+        client = bench.client()
+        push(client, batch=3, ended={})
+        for batch in (1, 2):
+            assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
+            push(client, epoch=1, batch=batch)
+        assert bench.values == [4, 5, 6, 4]
+
+
+def test_after_the_weights_of_an_epoch_the_newest_travel_again():
+    """They lie in the same memory."""
+    with serving(Share(3, validates=True)) as bench:
+        client = bench.client()
+        push(client, batch=3, ended={})
+        push(client, epoch=1)
+        assert client.pull().weights.vector.tolist() == [3, 4, 5, 4]
+        assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
+        assert client.pull().weights.vector.tolist() == [3, 4, 5, 4]
+
+
+# Pushes
+
+
+def test_a_push_is_folded_with_all_that_it_says(bench):
+    client = bench.client()
+    counters = (np.array(7), np.array([2, 2], np.uint32))
+    told = push(client, (1, 0, -1, 7), counters=counters, base=0, batch=2, steps=6, rows=48)
+    assert told == Directive()
+    with bench.store.snapshot() as snapshot:
+        assert snapshot.weights.vector.tolist() == [2, 2, 2, 5]  # of three workers: 4 + (7 - 4)/3
+        assert same(snapshot.weights.counters, (np.array(7), np.array([2, 9], np.uint32)))
+    standing = client.lease()
+    assert (standing.sequence, standing.epoch, standing.batch, standing.steps) == (1, 0, 2, 6)
+    assert same(standing.metrics, METRICS)
+    assert bench.ledger.rows == 48
+
+
+def test_a_push_may_come_in_parts(bench):
+    parts = [np.array([1, 1, 1], np.float32), np.array([4], np.float32), np.array([], np.float32)]
+    client = bench.client()
+    client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
+    assert bench.values == [2, 3, 4, 4]
+
+
+def test_a_push_that_is_a_view_with_gaps(bench):
+    client = bench.client()
+    parts = [np.array([1, 0, 2, 0, 3, 0, 4, 0], np.float32)[::2]]
+    client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
+    assert bench.values == [2, 4, 6, 4]
+
+
+def test_the_end_of_an_epoch_is_told_whole():
+    with serving(Share(3)) as bench:
+        client = bench.client()
+        push(client, batch=2, steps=2, rows=8)
+        other = (np.array(2, np.float32), np.array([[3, 4]], np.float64))
+        push(client, batch=3, steps=1, rows=3, metrics=other, ended={"logs": {"loss": 0.25, "mine": 3}})
+        end = bench.ledger.wait(0)
+        (report,) = end.reports
+        assert (report.worker, report.epoch, report.rows, report.steps) == (0, 0, 11, 3)
+        assert (report.seconds, report.learning_rate, report.logs) == (1.5, 0.25, {"loss": 0.25, "mine": 3})
+        assert same(report.metrics, other)
+        assert end.held.version == 2
+
+
+def test_a_new_attempt_goes_on_where_the_old_one_stood(bench):
+    client = bench.client(attempt=1)
+    push(client, batch=2, steps=2)
+    client.release()
+    other = bench.client(attempt=2, leased=False)
+    standing = other.lease()
+    assert (standing.sequence, standing.epoch, standing.batch, standing.steps) == (1, 0, 2, 2)
+    assert same(standing.metrics, METRICS)
+    push(other)
+    assert bench.stats.pushes == 2
+    with pytest.raises(ParameterServerError, match="the lease of worker 0 was taken over by another attempt"):
+        push(client)
+    assert bench.stats.pushes == 2
+    assert bench.stats.refusals == {"lease lost": 1}
+
+
+@pytest.mark.parametrize("values", [[np.nan, 0, 0, 0], [0, np.inf, 0, 0], [0, 0, 0, -np.inf]])
+def test_an_update_that_is_not_finite_ends_training(bench, values):
+    with pytest.raises(DivergenceError) as caught:
+        push(bench.client(2), values, epoch=1)
+    assert "training diverged in epoch 2 on worker 2" in str(caught.value)
+    assert "Try a smaller learning rate" in str(caught.value)
+    assert_ended(bench, caught.value)
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_ends_training(bench, loss):
+    with pytest.raises(DivergenceError, match="training diverged in epoch 1 on worker 1: its loss is not finite") as caught:
+        push(bench.client(1), ended={"logs": {"loss": loss}})
+    assert_ended(bench, caught.value)
+
+
+def assert_ended(bench, error):
+    assert isinstance(bench.service.failure, DivergenceError)
+    assert str(bench.service.failure) == str(error)
+    assert (bench.values, bench.store.version, bench.stats.pushes) == (VECTOR.tolist(), 0, 0)
+    assert bench.client(0, leased=False).lease() is None
+    assert bench.ledger.rows == 0
+
+
+def test_after_a_divergence_the_others_are_told_to_stop(bench):
+    one, two = bench.client(0), bench.client(1)
+    with pytest.raises(DivergenceError):
+        push(one, (np.nan, 0, 0, 0))
+    with pytest.raises(DivergenceError):
+        push(two, (np.nan, 0, 0, 0))
+    assert "worker 0" in str(bench.service.failure)
+    assert two.renew().stop
+
+
+def test_large_but_finite_updates_are_folded(bench):
+    push(bench.client(), (1e30, -1e38, 3e38, 4))
+    assert bench.values == np.array([1e30, -1e38, 3e38, 4], np.float32).tolist()
+
+
+def test_metrics_are_nobodys_business(bench):
+    push(bench.client(), metrics=(np.array(np.nan, np.float32), METRICS[1]))
+    assert bench.service.failure is None
+
+
+def test_an_own_rule_that_fails_ends_training_with_its_words():
+    with serving(rule=Picky()) as bench:
+        one, two = bench.client(0), bench.client(1)
+        words = "the update rule Picky() failed to fold an update: ZeroDivisionError: thirteen"
+        with pytest.raises(ParameterServerError, match=re.escape(words)):
+            push(one, (13, 0, 0, 4))
+        assert bench.stats.pushes == 0
+        assert isinstance(bench.service.failure, ConfigurationError)
+        assert words in str(bench.service.failure)
+        assert two.renew().stop
+
+
+# Strangers and slips
+
+
+def fields(worker=0, lease=1, sequence=1, **told):
+    told = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "ended": None} | told
+    return {"worker": worker, "lease": lease, "sequence": sequence} | told
+
+
+def body(size=CONTENTS.update_bytes):
+    return (memoryview(np.ones(CONTENTS.update_bytes, np.uint8).tobytes())[:size],)
+
+
+def refused(bench, kind, name, told, body=()):
+    with pytest.raises(RefusedError) as caught:
+        connect(bench.address).call(name, told, body)
+    assert caught.value.kind == kind
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "ended"])
+def test_an_update_that_does_not_say_all_is_not_folded(bench, lacking):
+    told = fields(lease=bench.client()._lease)
+    del told[lacking]
+    refused(bench, "malformed", "update", told, body())
+    refused(bench, "malformed", "update", told, body())
+    assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
+
+
+@pytest.mark.parametrize("ended", [{}, {"logs": {}}, 7])
+def test_an_epochs_end_that_does_not_say_all_is_not_folded(bench, ended):
+    told = fields(lease=bench.client()._lease, ended=ended)
+    refused(bench, "malformed", "update", told, body())
+    refused(bench, "malformed", "update", told, body())
+    assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, CONTENTS.update_bytes - 1])
+def test_an_update_that_is_too_short_is_refused(bench, size):
+    client = bench.client()
+    words = refused(bench, "malformed", "update", fields(lease=client._lease), body(size))
+    assert f"an update has {CONTENTS.update_bytes} bytes, received {size}" in words
+    assert (bench.store.version, bench.ledger.rows) == (0, 0)
+    push(client)
+
+
+def test_how_large_the_body_of_a_call_may_be(bench):
+    limits = {"update": CONTENTS.update_bytes, "report": CONTENTS.metrics.nbytes}
+    others = ("health", "lease", "renew", "parameters", "finish", "release")
+    assert {name: bench.service.limit(name) for name in (*limits, *others)} == limits | dict.fromkeys(others, 0)
+
+
+def test_an_unknown_call_is_refused(bench):
+    assert "there is no call 'delete'" in refused(bench, "unknown", "delete", {})
+
+
+@pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
+def test_a_worker_that_is_not_there_is_refused(bench, name):
+    told = fields(worker=9, attempt=1, missing=False)
+    assert "there is no worker 9" in refused(bench, "unknown", name, told, body() if name == "update" else ())
+
+
+@pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
+def test_a_call_that_lacks_its_fields_is_answered_and_kills_nobody(bench, name):
+    words = refused(bench, "malformed", name, {}, body() if name == "update" else ())
+    assert f"{name!r} is not understood: KeyError" in words
+    push(bench.client())
+
+
+def test_a_push_before_which_one_is_missing_is_refused(bench):
+    client = bench.client()
+    told = fields(lease=client._lease, sequence=2)
+    assert "pushed 2 where 1 was due" in refused(bench, "out of turn", "update", told, body())
+    assert bench.store.version == 0
+
+
+def test_a_report_that_is_too_short_is_refused(bench):
+    client = bench.client()
+    refused(bench, "malformed", "report", {"worker": 0, "lease": client._lease, "epoch": 0}, body(3))
+    push(client)
+
+
+def test_pushes_of_other_shapes_do_not_leave_the_worker(bench):
+    client = bench.client()
+    with pytest.raises(ValueError, match="expected arrays"):
+        push(client, metrics=METRICS[:1])
+    with pytest.raises(ValueError, match="expected arrays"):
+        push(client, counters=())
+    assert bench.stats.received_bytes == 0
+    push(client)
+    assert bench.stats.pushes == 1
+
+
+# What else a client asks
+
+
+def test_health_tells_the_version(bench):
+    push(bench.client())
+    assert connect(bench.address).call("health", {})[0] == {"version": 1}
+
+
+def test_a_partition_that_is_done_is_not_taken_again(bench):
+    client = bench.client()
+    client.finish()
+    client.finish()
+    assert bench.client(attempt=7, leased=False).lease() is None
+
+
+def test_a_client_waits_for_a_partition_that_another_one_holds(bench):
+    client = bench.client(attempt=1)
+    push(client)
+    timer = threading.Timer(0.05, client.release)
+    timer.start()
+    began = time.monotonic()
+    assert bench.client(attempt=2, leased=False).lease().sequence == 1
+    assert time.monotonic() - began >= 0.04
+    timer.join()
+
+
+def test_what_the_driver_sets_comes_with_every_answer():
+    with serving(Share(3, validates=True)) as bench:
+        client = bench.client()
+        bench.ledger.set_learning_rate(0.5)
+        bench.ledger.set_learning_rate(0.25)
+        assert push(client).learning_rate == (2, 0.25)
+        assert push(client, batch=3, ended={}) == client.renew() == Directive(evaluate=(0,), learning_rate=(2, 0.25))
+        bench.ledger.stop()
+        assert client.report(0, METRICS) == Directive(stop=True)
+
+
+def test_proceeding_waits_as_long_as_it_is_told_to():
+    with serving(at_once=2) as bench:
+        client, other = bench.client(0), bench.client(1)
+        push(client)
+        assert client.renew().wait
+        timer = threading.Timer(0.05, push, [other])
+        timer.start()
+        began = time.monotonic()
+        assert client.proceed() == Directive()
+        assert time.monotonic() - began >= 0.04
+        timer.join()
+
+
+def test_proceeding_ends_with_a_stop():
+    with serving(at_once=2) as bench:
+        client = bench.client()
+        push(client)
+        timer = threading.Timer(0.03, bench.ledger.stop)
+        timer.start()
+        assert client.proceed() == Directive(stop=True)
+        timer.join()
+
+
+def test_staying_lasts_as_long_as_there_is_something_to_come():
+    with serving(Share(3, validates=True), Share(3), epochs=1) as bench:
+        one, two = bench.client(0), bench.client(1)
+        push(one, batch=3, ended={})
+        told = []
+        for directive in one.staying():
+            told.append(directive)
+            if len(told) == 2:
+                push(two, batch=3, ended={})
+            if directive.evaluate:
+                one.report(0, METRICS)
+        assert told == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
+
+
+def test_staying_ends_with_a_stop():
+    with serving(Share(3, validates=True), Share(3), epochs=1) as bench:
+        one, _ = bench.client(0), bench.client(1)
+        push(one, batch=3, ended={})
+        staying = one.staying()
+        assert next(staying).stay
+        bench.ledger.stop()
+        assert list(staying) == []
+
+
+def test_a_client_that_hangs_up_leaves_its_partition_to_others(bench):
+    with bench.client(attempt=1):
+        assert bench.ledger.lease(0, 2) == "wait"
+    assert bench.ledger.lease(0, 2) != "wait"
+
+
+def test_a_client_that_has_finished_may_hang_up(bench):
+    with bench.client(attempt=1) as client:
+        client.finish()
+    assert bench.ledger.lease(0, 2) == "done"
+
+
+def test_missing_rows_are_told_to_the_driver(bench):
+    bench.client(1).release(missing=True)
+    bench.client(2).release()
+    assert bench.ledger.take_missing() == [1]
+
+
+# What was done
+
+
+def test_the_figures():
+    with serving(Share(3), Share(3)) as bench:
+        one, two = bench.client(0), bench.client(1)
+        for client in (one, two, two):
+            client.pull()
+        push(one, base=0)
+        push(two, base=0, steps=3)
+        push(two, base=0, steps=2)
+        one.pull()
+        stats = bench.service.stats("http")
+    assert stats.transport == "http"
+    assert (stats.pulls, stats.unchanged, stats.pushes, stats.duplicates) == (4, 1, 3, 0)
+    assert stats.staleness == {0: 1, 1: 1, 2: 1}
+    assert (stats.mean_staleness, stats.max_staleness) == (1.0, 2)
+    assert stats.steps == {0: 1, 1: 5}
+    assert stats.received_bytes == 3 * CONTENTS.update_bytes
+    assert stats.sent_bytes == 3 * CONTENTS.weights_bytes
+    assert stats.refusals == {}
+    assert 0 < stats.seconds < 10
+    assert stats.updates_per_second == 3 / stats.seconds
+
+
+def test_every_refusal_is_in_the_figures(bench):
+    client = bench.client()
+    refused(bench, "unknown", "renew", {"worker": 9, "lease": 1})
+    refused(bench, "malformed", "update", fields(lease=client._lease), body(3))
+    with pytest.raises(DivergenceError):
+        push(client, (np.nan, 0, 0, 0))
+    assert bench.stats.refusals == {"unknown": 1, "malformed": 1, "diverged": 1}
+
+
+def test_figures_of_nothing():
+    stats = ParameterServerStats()
+    assert (stats.updates_per_second, stats.mean_staleness, stats.max_staleness) == (0, 0, 0)
+
+
+# Leases that live on
+
+
+def lease_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "sparkkeras-lease"]
+
+
+def test_a_lease_lives_while_it_is_renewed_from_aside():
+    with serving(lease_seconds=0.6) as bench:
+        client = bench.client(0, 1)
+        with client.renewing(0.05):
+            assert len(lease_threads()) == 1
+            deadline = time.monotonic() + 1.2
+            while time.monotonic() < deadline:
+                assert bench.ledger.lease(0, 2) == "wait"
+                time.sleep(0.02)
+        assert lease_threads() == []
+        push(client)
+        client.finish()
+
+
+def test_a_lease_is_not_in_doubt_when_renewing_it_from_aside_ends(bench):
+    client = bench.client(0, 1)
+    with client.renewing(0.001):
+        received = bench.ledger._partitions[0].lease.expires
+        while bench.ledger._partitions[0].lease.expires == received:
+            time.sleep(0.001)
+    assert bench.ledger.lease(0, 2) == "wait"
+
+
+def test_a_lease_that_nobody_renews_runs_out():
+    with serving(lease_seconds=0.1) as bench:
+        bench.client(0, 1)
+        assert bench.ledger.lease(0, 2) == "wait"
+        time.sleep(0.15)
+        assert bench.ledger.lease(0, 2) != "wait"
+
+
+def test_renewing_ends_with_the_work_however_it_ended(bench):
+    client = bench.client()
+    with pytest.raises(ZeroDivisionError), client.renewing(0.001):
+        raise ZeroDivisionError
+    assert lease_threads() == []
+
+
+def test_renewing_gives_up_when_the_lease_is_lost(bench):
+    client = bench.client(0, 1)
+    with client.renewing(0.001):
+        bench.ledger.release(0, client._lease)
+        (thread,) = lease_threads()
+        thread.join(10)
+        assert not thread.is_alive()
+    with pytest.raises(ParameterServerError, match="taken over"):
+        client.renew()
+
+
+def test_renewing_gives_up_when_the_server_is_gone():
+    with serving(timeout=0.1) as bench:
+        client = bench.client()
+        renewing = client.renewing(0.001)
+        renewing.__enter__()
+    (thread,) = lease_threads()
+    thread.join(10)
+    assert not thread.is_alive()
+    renewing.__exit__(None, None, None)
+
+
+# A server that is gone
+
+
+@pytest.mark.parametrize("ask", [push, *(getattr(ParameterClient, name) for name in ("lease", "renew", "pull", "finish"))])
+def test_a_server_that_is_gone_is_told_of_in_time(ask):
+    with serving(timeout=0.3) as bench:
+        client = bench.client(1)
+    began = time.monotonic()
+    with pytest.raises(ParameterServerError) as caught:
+        ask(client)
+    assert 0.1 < time.monotonic() - began < 1.5
+    words = str(caught.value)
+    assert "worker 1 has had no answer from the parameter server at inprocess://127.0.0.1:0 for 0.3 seconds" in words
+    assert "nobody answers in this process" in words
+    assert "ParameterServerOptions(timeout=...)" in words
+
+
+def test_giving_up_says_nothing_where_nobody_hears_it():
+    with serving() as bench:
+        client = bench.client()
+    began = time.monotonic()
+    client.release()
+    client.__exit__(None, None, None)
+    assert time.monotonic() - began < 1
+
+
+def test_giving_up_says_nothing_where_it_is_refused(bench):
+    bench.client(9, leased=False).release()
+    assert bench.stats.refusals == {"unknown": 1}
+
+
+def test_giving_up_a_lease_that_is_lost_does_nothing(bench):
+    client = bench.client(attempt=1)
+    bench.ledger.doubt(0, client._lease)
+    other = bench.client(attempt=2)
+    client.release()
+    push(other)
+
+
+# Many at once
+
+
+def test_the_pushes_of_many_clients_add_up():
+    with serving(*[Share(10)] * 4, epochs=5) as bench:
+        failed = []
+
+        def work(worker):
+            try:
+                with bench.client(worker) as client, client.renewing(0.001):
+                    for epoch in range(5):
+                        for batch in range(1, 11):
+                            pulled = client.pull()
+                            ended = {} if batch == 10 else None
+                            push(client, (1, worker, -1, 4), base=pulled.version, epoch=epoch, batch=batch, ended=ended)
+                    client.finish()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert bench.values == [1 + 200, 2 + 50 * (0 + 1 + 2 + 3), 3 - 200, 4]
+        assert bench.stats.pushes == bench.store.version == sum(bench.stats.staleness.values()) == 200
+        assert bench.stats.steps == dict.fromkeys(range(4), 50)
+        assert bench.ledger.rows == 800
+        ends = [bench.ledger.wait(0) for _ in range(5)]
+        assert [end.epoch for end in ends] == [0, 1, 2, 3, 4]
+        assert all(report.rows == 40 for end in ends for report in end.reports)
+        for end in ends:
+            first = end.held.weights.vector[0]
+            assert end.held.version == first - 1
+            end.held.release()
+        assert lease_threads() == []

@@ -1,0 +1,139 @@
+"""A standalone Spark on this machine: a master and two workers at addresses of their own, and drivers that use it.
+
+Speculative copies go to another host than the first attempt, so they are not to be had from ``local-cluster``. A driver is a
+process of its own, which leaves this session's SparkContext alone: a function of a module that is named, called with a
+SparkContext and arguments that JSON knows, and what it returns comes back.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+HOSTS = ("127.0.0.2", "127.0.0.3")
+START_SECONDS = 90
+
+
+class Standalone:
+    """A master and its workers, with a core each; a context manager.
+
+    Args:
+        folder: For logs and the workers' files.
+    """
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.url = ""
+        self._processes = []
+
+    def __enter__(self):
+        try:
+            log = self._start("master", "127.0.0.1", "master.Master", "--port", "0", "--host", "127.0.0.1")
+            self.url = self._await(log, r"Starting Spark master at (spark://\S+)")
+            work = str(self.folder / "work")
+            logs = [
+                self._start(host, host, "worker.Worker", "--host", host, "-c", "1", "-m", "1g", "-d", work, self.url)
+                for host in HOSTS
+            ]
+            for log in logs:
+                self._await(log, r"(Successfully registered with master)")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        import psutil
+
+        found = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                found += [parent, *parent.children(recursive=True)]
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def run(self, function, settings, seconds=240, **arguments):
+        """Call a function in a driver of its own; what it returns."""
+        module, result = function.__module__, self.folder / f"{function.__name__}-{time.time_ns()}.json"
+        task = {
+            "module": module,
+            "function": function.__name__,
+            "master": self.url,
+            "settings": settings,
+            "arguments": arguments,
+            "result": str(result),
+        }
+        environment = _environment("127.0.0.1") | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        command = [sys.executable, "-m", "tests.spark.standalone", json.dumps(task)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return json.loads(result.read_text())
+
+    def _start(self, name, address, kind, *arguments):
+        import pyspark
+
+        log = self.folder / f"{name}.log"
+        home = Path(pyspark.__file__).parent
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", "--webui-port", "0", *arguments]
+        environment = _environment(address) | {"SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "512m"}
+        with log.open("wb") as file:
+            self._processes.append(
+                subprocess.Popen(
+                    command, cwd=self.folder, env=environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL
+                )
+            )
+        return log
+
+    def _await(self, log, pattern):
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := re.search(pattern, log.read_text(errors="replace"))):
+            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.05)
+        return found[1]
+
+
+def _environment(address):
+    """This process's environment, for a Spark at an address."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    return kept | {"SPARK_LOCAL_IP": address}
+
+
+def main(task):
+    """Be the driver."""
+    from pyspark import SparkConf, SparkContext
+
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executor.memory": "512m",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.task.maxFailures": "2",
+    } | task["settings"]
+    conf = SparkConf().setMaster(task["master"]).setAppName(task["function"]).setAll(settings.items())
+    context = SparkContext(conf=conf)
+    context.setLogLevel("OFF")
+    deadline = time.monotonic() + START_SECONDS
+    while context._jsc.sc().getExecutorMemoryStatus().size() < 1 + len(HOSTS):
+        assert time.monotonic() < deadline, "the executors have not come"
+        time.sleep(0.05)
+    function = getattr(importlib.import_module(task["module"]), task["function"])
+    try:
+        Path(task["result"]).write_text(json.dumps(function(context, **task["arguments"])))
+    finally:
+        context.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

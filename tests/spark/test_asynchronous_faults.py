@@ -1,0 +1,549 @@
+"""Asynchronous training when workers, executors, files, the server or patience go: no step is lost or done twice."""
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import keras
+import pytest
+
+from sparkkeras import ParameterServerError
+from sparkkeras.data import rdd as spark_data
+from sparkkeras.strategy import parameter_server
+from tests.spark.faults import (
+    BATCHES,
+    EPOCHS,
+    HELD_OUT,
+    ROWS,
+    AtPoint,
+    Kill,
+    KillExecutor,
+    KillInValidation,
+    KillWithoutFiles,
+    WaitForMark,
+    Witness,
+    arrays,
+    attempt_number,
+    await_mark,
+    await_slots,
+    check,
+    claim,
+    executor_of_this_worker,
+    rdd,
+    spark_model,
+    tell,
+    worker_number,
+)
+from tests.spark.standalone import Standalone
+
+PATIENT = 120.0
+"""A lease that no test could wait for."""
+
+
+@pytest.fixture
+def witness():
+    with Witness() as witness:
+        yield witness
+
+
+def assert_taken_over(witness, worker, transport, lease_seconds):
+    """The second attempt got the lease when it could: at once where the connection's end tells, else when it ran out."""
+    first, second = witness.leases(worker)
+    assert first.attempt != second.attempt
+    asked = witness.asked(worker, second.attempt)
+    if transport == "socket":
+        assert [call.said for call in asked] == ["granted"]
+    else:
+        assert witness.silence(worker) >= lease_seconds - 0.05
+        assert {call.said for call in asked[:-1]} <= {"wait"}
+
+
+def figures(witness, worker, folder):
+    """How long it took from a fault to the next attempt's lease, and to its first push."""
+    struck = float((Path(folder) / f"fault-{worker}").read_text() or "nan") - time.time() + time.monotonic()
+    second = witness.leases(worker)[-1]
+    pushes = [call.at for call in witness.calls if call.name == "update" and call.lease == second.lease]
+    return {"lease": round(second.at - struck, 1), "push": round(min(pushes, default=float("nan")) - struck, 1)}
+
+
+# --- Workers and executors -------------------------------------------------------------------------------------------
+
+LAST = EPOCHS - 1
+
+PAIRS = [
+    # between a push and the next, in the first epoch; right after a push, before the last batch
+    pytest.param("socket", 1, ("batch_end", 0, 3), ("batch_begin", LAST, BATCHES - 1), id="socket-1"),
+    # in a later epoch; after the last batch, before the push that ends the run's last epoch
+    pytest.param("http", 5, ("batch_end", 1, 6), ("epoch_end", LAST), id="http-5"),
+    # a whole epoch is lost; everything is pushed
+    pytest.param("socket", "epoch", ("batch_end", 1, BATCHES - 1), ("train_end",), id="socket-epoch"),
+]
+LONG = [
+    pytest.param(
+        transport,
+        frequency,
+        point,
+        ("epoch_begin", number % EPOCHS),
+        id=f"{transport}-{frequency}-{'-'.join(map(str, point))}",
+        marks=pytest.mark.soak,
+    )
+    for transport in ("socket", "http")
+    for frequency in (1, 5, "epoch")
+    for number, point in enumerate(
+        [
+            *(
+                (hook, epoch, batch)
+                for hook in ("batch_begin", "batch_end")
+                for epoch in (0, LAST)
+                for batch in (0, 4, 5, 14)
+            ),
+            ("epoch_begin", 0),
+            ("epoch_end", 0),
+            ("train_end",),
+        ]
+    )
+]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("transport", "frequency", "one", "other"), [*PAIRS, *LONG])
+def test_workers_that_are_killed(sc, tmp_path, witness, transport, frequency, one, other):
+    """Each of the two workers is killed once, at a point of its own."""
+    lease_seconds = PATIENT if transport == "socket" else 6.0
+    trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
+    kill = Kill(tmp_path, {0: one, 1: other})
+    history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
+    for worker in range(2):
+        assert (tmp_path / f"fault-{worker}").exists()
+        assert_taken_over(witness, worker, transport, lease_seconds)
+        tell(transport, frequency, worker, figures(witness, worker, tmp_path))
+    check(trained, history)
+    assert int(trained.model.optimizer.iterations) == EPOCHS * BATCHES
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("transport", "split"),
+    [
+        ("socket", True),
+        pytest.param("http", True, marks=pytest.mark.soak),
+        pytest.param("http", False, marks=pytest.mark.soak),
+    ],
+    ids=["socket-split", "http-split", "http-data"],
+)
+@pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.soak), 4, pytest.param(8, marks=pytest.mark.soak)])
+def test_a_worker_that_is_killed_while_it_validates(sc, tmp_path, witness, transport, split, batch):
+    kill = KillInValidation(str(tmp_path), 0, batch)  # 3 batches of each epoch, 4 with validation_data
+    trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
+    if split:
+        data, how = rdd(sc, *arrays(held_out=24)), {"validation_split": 0.2}
+    else:
+        x, y = arrays(64)
+        x[:, 0] = HELD_OUT
+        data, how = rdd(sc, *arrays()), {"validation_data": (x, y)}
+    history = trained.fit(data, epochs=EPOCHS, verbose=0, transform=kill, **how)
+    assert (tmp_path / "fault-0").exists()
+    assert len(witness.leases(0)) == 2
+    steps = dict.fromkeys(range(2), EPOCHS * (12 if split else BATCHES))
+    check(trained, history, steps=steps, rows=192 if split else ROWS, validated=48 if split else 64)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("transport", "point"),
+    [
+        ("socket", ("batch_end", 1, 3)),
+        pytest.param("http", ("batch_end", 0, 3), marks=pytest.mark.soak),
+        pytest.param("socket", ("epoch_end", LAST), marks=pytest.mark.soak),
+        pytest.param("http", ("train_end",), marks=pytest.mark.soak),
+    ],
+)
+def test_an_executor_that_is_killed(sc, tmp_path, witness, transport, point):
+    """Its rows go with it: Spark computes them again elsewhere."""
+    trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
+    kill = KillExecutor(tmp_path, {0: point})
+    history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
+    assert (tmp_path / "fault-0").exists()
+    tell("executor", figures(witness, 0, tmp_path))
+    check(trained, history)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
+def test_files_that_are_gone_when_a_worker_comes_back(sc, tmp_path, witness, monkeypatch, transport):
+    """Their partition is read again at once, while the other one trains on."""
+    lease_seconds = PATIENT if transport == "socket" else 6.0
+    repairs = []
+    from_source = spark_data.SparkResults.from_source
+
+    def noted(results, partitions):
+        if partitions:
+            repairs.append((list(partitions), (tmp_path / "repaired").exists()))
+            (tmp_path / "repaired").touch()
+        return from_source(results, partitions)
+
+    monkeypatch.setattr(spark_data.SparkResults, "from_source", noted)
+    trained = spark_model(transport, 5, lease_seconds=lease_seconds)
+    kill = KillWithoutFiles(tmp_path, {0: ("batch_end", 1, 3)})
+    wait = WaitForMark(LAST, tmp_path / "repaired")  # nobody ends its last epoch before the repair has begun
+    history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
+    assert repairs[0] == ([0], False)
+    assert len(witness.leases(0)) == 3  # that was killed; that found no files; that had them
+    assert sum(call.name == "release" for call in witness.calls) == 1
+    check(trained, history)
+
+
+# --- The driver ------------------------------------------------------------------------------------------------------
+
+
+def executors_files(_):
+    home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+    return [str(path) for path in home.glob("sparkkeras-*")]
+
+
+def assert_nothing_is_left(sc, port):
+    deadline = time.monotonic() + 30
+    while sc.statusTracker().getActiveStageIds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not sc.statusTracker().getActiveStageIds()
+    assert sc.parallelize(range(4), 4).flatMap(executors_files).collect() == []
+    assert sc._jsc.getPersistentRDDs().size() == 0
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkkeras")]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 1).close()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+class CutOff(keras.callbacks.Callback):
+    """Takes the server's socket and all of its connections away when the first epoch has ended."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark, self.at = mark, 0.0
+
+    def on_epoch_end(self, epoch, logs=None):
+        from sparkkeras.parameter.socket import _Server
+
+        (server,) = [each for each in gc.get_objects() if isinstance(each, _Server) and not each._closing]
+        with server._lock:
+            for connection in (server._listener, *server._strangers, *server._members):
+                connection.shutdown(socket.SHUT_RDWR)
+        server._listener.close()
+        self.at = time.monotonic()
+        self.mark.touch()
+
+
+class Hang(CutOff):
+    """Has the server answer nothing any more, when the first epoch has ended, until ``witness.hold`` is set."""
+
+    def __init__(self, mark, witness):
+        super().__init__(mark)
+        self.witness = witness
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.witness.hold = threading.Event()
+        self.at = time.monotonic()
+        self.mark.touch()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("transport", "fault"),
+    [("socket", "gone"), ("http", "hangs"), pytest.param("socket", "hangs", marks=pytest.mark.soak)],
+    ids=["socket-gone", "http-hangs", "socket-hangs"],
+)
+def test_a_server_that_does_not_answer(sc, tmp_path, witness, monkeypatch, transport, fault):
+    """Workers give up, the driver says so, nothing is left, and the next call of fit is as good as ever."""
+    port, mark = free_port(), tmp_path / "mark"
+    timeout = 3.0
+    trained = spark_model(transport, 5, port=port, timeout=timeout)
+    data = rdd(sc, *arrays())
+    trained.fit(data, verbose=0)  # the workers are warm
+    end = CutOff(mark) if fault == "gone" else Hang(mark, witness)
+    failed = []
+    ending = parameter_server._Training._end
+
+    def noted(training):
+        failed.append(time.monotonic())
+        if witness.hold is not None:
+            witness.hold.set()  # a server waits for what it is answering before it ends
+            witness.hold = None
+        ending(training)
+
+    monkeypatch.setattr(parameter_server._Training, "_end", noted)
+    with pytest.raises(ParameterServerError, match=r"no answer from the parameter server at .* for 3 seconds"):
+        trained.fit(data, epochs=4, verbose=0, callbacks=[end], worker_callbacks=[WaitForMark(1, mark)])
+    tell(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")
+    assert failed[0] - end.at < 2 * (timeout + 5) + 30  # each task is tried twice, the second time in a new process
+    assert_nothing_is_left(sc, port)
+    trained.training_histories.clear()
+    check(trained, trained.fit(data, verbose=0), epochs=1)
+
+
+class Slow(keras.callbacks.Callback):
+    """Makes a mark and sleeps in the second epoch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            claim(self.folder, f"slow-{worker_number()}", str(os.getpid()))
+            time.sleep(120)
+
+
+@pytest.mark.cluster
+def test_a_driver_that_is_interrupted(sc, tmp_path, witness):
+    port = free_port()
+    trained = spark_model("socket", 5, port=port)
+    data = rdd(sc, *arrays())
+    kept = []
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(trained.model.get_weights()))
+
+    def interrupt():
+        for worker in range(2):
+            await_mark(tmp_path / f"slow-{worker}", 120)
+        while not kept:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        trained.fit(data, epochs=EPOCHS, verbose=0, callbacks=[keep], worker_callbacks=[Slow(tmp_path)])
+    told = time.monotonic()
+    thread.join()
+    assert_nothing_is_left(sc, port)
+    tell(f"idle {time.monotonic() - told:.1f} s after the interrupt")
+    assert time.monotonic() - told < 30  # Slow sleeps for much longer
+    assert len(kept) == 1
+    for mine, last in zip(trained.model.get_weights(), kept[0], strict=True):
+        assert (mine == last).all()
+    trained.training_histories.clear()
+    check(trained, trained.fit(data, epochs=EPOCHS, verbose=0))
+
+
+# --- Executors that hang, and copies of tasks ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def standalone(contexts, tmp_path_factory):
+    """Two workers of a standalone Spark; this session's context ends before."""
+    contexts.stop()
+    with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
+        yield standalone
+
+
+class Stop(AtPoint):
+    """Stops this Python worker, and with ``executor`` its executor too, until somebody continues them."""
+
+    def __init__(self, folder, points, executor):
+        super().__init__(folder, points)
+        self.executor = executor
+
+    def fault(self, worker):
+        above = executor_of_this_worker() if self.executor else ()
+        pids = [*(process.pid for process in above), os.getpid()]
+        draft = Path(self.folder) / "draft"
+        draft.write_text(" ".join(map(str, pids)))
+        draft.rename(Path(self.folder) / "stopped")
+        # Spark ends an executor that it has given up, and the system then wakes the processes below, with a SIGHUP.
+        previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for pid in reversed(pids[:-1]):
+            os.kill(pid, signal.SIGSTOP)
+        while not (Path(self.folder) / "continue").exists():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.signal(signal.SIGHUP, previous)
+        (Path(self.folder) / "continued").touch()
+
+
+class Continue(keras.callbacks.Callback):
+    """Continues what was stopped at the end of an epoch, and waits until ``until`` says that it was seen."""
+
+    def __init__(self, folder, epoch, until):
+        super().__init__()
+        self.folder, self.epoch, self.until = folder, epoch, until
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            continue_stopped(self.folder)
+            await_mark(Path(self.folder) / "continued")
+            deadline = time.monotonic() + 20
+            while not self.until() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+
+def continue_stopped(folder):
+    (Path(folder) / "continue").touch()
+    for pid in reversed((Path(folder) / "stopped").read_text().split()):
+        try:
+            os.kill(int(pid), signal.SIGCONT)
+        except ProcessLookupError:  # the standalone worker has ended the executor
+            continue
+
+
+def is_gone(pid):
+    import psutil
+
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def hung(sc, folder, transport, executor):
+    """A driver: a worker, or an executor, hangs in the first epoch, and comes back when the second one has ended."""
+    trained = spark_model(transport, 5, lease_seconds=2.0)
+    started = time.monotonic()
+    with Witness() as witness:
+
+        def refused():
+            return any(call.refused and call.lease == witness.leases(0)[0].lease for call in witness.calls)
+
+        history = trained.fit(
+            rdd(sc, *arrays()),
+            epochs=4,
+            verbose=0,
+            callbacks=[Continue(folder, 1, refused)],
+            worker_callbacks=[Stop(folder, {0: ("batch_end", 0, 3)}, executor)],
+        )
+        check(trained, history, epochs=4)
+        first, second = witness.leases(0)
+        late = [call for call in witness.calls if call.lease == first.lease and call.at > second.at]
+        return {
+            "seconds": time.monotonic() - started,
+            "silence": witness.silence(0),
+            "late": sorted({(call.name, call.said) for call in late if call.name != "release"}),
+            "refusals": trained.parameter_server_stats.refusals,
+            "iterations": int(trained.model.optimizer.iterations),
+        }
+
+
+def hung_into_the_next(sc, folder, transport, port):
+    """A driver: an executor hangs in one fit, and comes back in the next one, which has the same port."""
+    trained = spark_model(transport, 5, port=port, lease_seconds=2.0, timeout=5.0)
+    data = rdd(sc, *arrays())
+    check(
+        trained,
+        trained.fit(data, epochs=3, verbose=0, worker_callbacks=[Stop(folder, {0: ("batch_end", 0, 3)}, True)]),
+    )
+    pid = int((Path(folder) / "stopped").read_text().split()[-1])
+    trained.training_histories.clear()
+    await_slots(sc)
+    with Witness() as witness:
+        history = trained.fit(data, epochs=3, verbose=0, callbacks=[Continue(folder, 0, lambda: is_gone(pid))])
+        check(trained, history)
+        return {
+            "leases": [[call.attempt for call in witness.leases(worker)] for worker in range(2)],
+            "refusals": trained.parameter_server_stats.refusals,
+        }
+
+
+IMPATIENT = {
+    "spark.network.timeout": "6s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.heartbeatInterval": "1s",
+}
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.1",
+}
+
+
+@pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
+def test_an_executor_that_hangs_and_comes_back(standalone, tmp_path, transport):
+    """It is given up, its partition trained elsewhere, and what it sends when it comes back is refused."""
+    found = standalone.run(hung, IMPATIENT, folder=str(tmp_path), transport=transport, executor=True)
+    tell(found)
+    assert found["silence"] >= 2.0 - 0.05
+    assert found["refusals"].get("lease lost", 0) >= 1
+    assert {said for _, said in found["late"]} == {"lease lost"}
+    assert found["iterations"] == 4 * BATCHES
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_an_executor_that_comes_back_in_the_next_fit(standalone, tmp_path, transport):
+    found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport=transport, port=free_port())
+    tell(found)
+    assert [len(attempts) for attempts in found["leases"]] == [1, 1]
+    assert found["refusals"] == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_a_copy_takes_over_from_a_worker_that_hangs(standalone, tmp_path, transport):
+    """With speculation nobody has to wait for Spark's time-outs: the copy gets the lease when it has run out."""
+    found = standalone.run(hung, SPECULATION, folder=str(tmp_path), transport=transport, executor=False)
+    tell(found)
+    assert found["silence"] >= 2.0 - 0.05
+    assert {said for _, said in found["late"]} == {"lease lost"}
+
+
+class Dawdle(keras.callbacks.Callback):
+    """Worker 0 takes its time, until a copy of its task has asked for its lease, and a little more."""
+
+    def __init__(self, folder, mark):
+        super().__init__()
+        self.folder, self.mark = str(folder), str(mark)
+
+    def on_train_begin(self, logs=None):
+        claim(self.folder, f"trained-{worker_number()}-{attempt_number()}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        if worker_number() == 0:
+            if batch == 6:  # behind the first exchange, for which the other one waits
+                await_mark(self.mark, 120)
+            time.sleep(0.02)
+
+
+class Tell(threading.Thread):
+    """Makes a mark when a second attempt has asked for worker 0."""
+
+    def __init__(self, witness, mark):
+        super().__init__(daemon=True)
+        self.witness, self.mark = witness, Path(mark)
+
+    def run(self):
+        while len({call.attempt for call in self.witness.calls if call.name == "lease" and call.worker == 0}) < 2:
+            time.sleep(0.02)
+        self.mark.touch()
+
+
+def speculated(sc, folder, transport):
+    """A driver: a copy of a slow worker's task asks for its lease."""
+    trained = spark_model(transport, 5, lease_seconds=4.0)
+    started = time.monotonic()
+    with Witness() as witness:
+        Tell(witness, Path(folder) / "copied").start()
+        dawdle = Dawdle(folder, Path(folder) / "copied")
+        history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[dawdle])
+        check(trained, history)
+        copy = witness.leases(0)[0].attempt
+        return {
+            "seconds": time.monotonic() - started,
+            "trained": sorted(path.name for path in Path(folder).glob("trained-0-*")),
+            "copy": sorted({call.said for call in witness.calls if call.worker == 0 and call.attempt not in (copy, None)}),
+            "refusals": trained.parameter_server_stats.refusals,
+            "iterations": int(trained.model.optimizer.iterations),
+        }
+
+
+@pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
+def test_a_copy_of_a_task_does_not_train(standalone, tmp_path, transport):
+    found = standalone.run(speculated, SPECULATION, folder=str(tmp_path), transport=transport)
+    tell(found)
+    assert len(found["trained"]) == 1
+    assert "wait" in found["copy"]
+    assert "granted" not in found["copy"]
+    assert found["refusals"] == {}
+    assert found["iterations"] == EPOCHS * BATCHES

@@ -1,0 +1,132 @@
+"""Features of images, from any layer of a network, as Spark ML's own classifiers take them."""
+
+import io
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import LogisticRegression
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.sql import SparkSession
+
+from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras.ml import ImageFeaturizer
+from tests.ml import parts
+
+pytest.importorskip("PIL")
+pytestmark = pytest.mark.usefixtures("sc")
+
+
+def png(pixels):
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """Noise, of which half of the pictures have a bright upper half; shape (24, 8, 8, 3)."""
+    drawn = np.random.default_rng(0).integers(0, 120, (24, 8, 8, 3)).astype(np.uint8)
+    drawn[::2, :4] += 100
+    return drawn
+
+
+@pytest.fixture
+def frame(sc, pixels):
+    rows = [(number, bytearray(png(each)), float(number % 2)) for number, each in enumerate(pixels)]
+    return SparkSession(sc).createDataFrame(rows, "id int, image binary, label double").repartition(2)
+
+
+@pytest.fixture
+def network():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3), name="photo"),
+            keras.layers.Conv2D(4, 3, strides=2, activation="relu", name="conv"),
+            keras.layers.Flatten(name="flat"),
+            keras.layers.Dense(5, "relu", name="hidden"),
+            keras.layers.Dense(1, "sigmoid", name="end"),
+        ],
+        name="looker",
+    )
+
+
+def found(transformed, name="features"):
+    return np.array([row[0].toArray() for row in transformed.orderBy("id").select(name).collect()])
+
+
+def upto(network, layer):
+    return keras.Model(network.inputs, network.get_layer(layer).output)
+
+
+@pytest.mark.parametrize(
+    ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), (0, "conv"), (-1, "end"), ("flat", "flat")]
+)
+def test_features_are_what_the_layer_gives(frame, pixels, network, layer, taken):
+    featurizer = ImageFeaturizer(model=network, layer=layer, preprocessing=1 / 255)
+    transformed = featurizer.transform(frame)
+    expected = upto(network, taken).predict(pixels / np.float32(255), verbose=0).reshape(len(pixels), -1)
+    np.testing.assert_allclose(found(transformed), expected, rtol=1e-4, atol=1e-5)
+    assert transformed.schema == featurizer.transformSchema(frame.schema)
+    assert transformed.schema["features"].metadata == {"ml_attr": {"num_attrs": expected.shape[1]}}
+
+
+def test_a_classifier_of_sparks_on_features_saved_and_loaded(frame, network, tmp_path):
+    featurizer = ImageFeaturizer(model=network, layer="flat", preprocessing=parts.darker)
+    model = Pipeline(stages=[featurizer, LogisticRegression(maxIter=20)]).fit(frame)
+    scored = model.transform(frame)
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) == 1.0
+    model.save(str(tmp_path / "pipeline"))
+    loaded = PipelineModel.load(str(tmp_path / "pipeline"))
+    assert loaded.stages[0].getPreprocessing() is parts.darker
+    np.testing.assert_allclose(
+        found(loaded.transform(frame), "probability"), found(scored, "probability"), rtol=0, atol=1e-6
+    )
+
+
+def test_rows_without_an_image(sc, pixels, network):
+    rows = [(0, bytearray(png(pixels[0]))), (1, bytearray(b"no image")), (2, None)]
+    frame = SparkSession(sc).createDataFrame(rows, "id int, image binary")
+    featurizer = ImageFeaturizer(model=network, on_error="null")
+    assert [row.features is None for row in featurizer.transform(frame).orderBy("id").collect()] == [False, True, True]
+    assert [row.id for row in featurizer.setOnError("drop").transform(frame).collect()] == [0]
+    with pytest.raises(Exception, match="column 'image'"):
+        featurizer.setOnError("error").transform(frame).collect()
+
+
+def test_a_network_of_kerass_by_name(frame, tmp_path):
+    keras.utils.set_random_seed(0)
+    weights = str(tmp_path / "mobile.weights.h5")
+    keras.applications.MobileNetV3Small(weights=None).save_weights(weights)
+    featurizer = ImageFeaturizer(model="MobileNetV3Small", weights=weights, layer=3, size=(16, 16))
+    assert featurizer._how() is keras.applications.mobilenet_v3.preprocess_input
+    with pytest.raises(ModelError, match="layer='avg_poll'.*no such layer"):
+        featurizer.copy({featurizer.layer: "avg_poll"}).transformSchema(frame.schema)
+    featurizer.save(str(tmp_path / "featurizer"))
+    loaded = ImageFeaturizer.load(str(tmp_path / "featurizer"))
+    assert loaded.getModel() == "MobileNetV3Small"
+    for mine, other in zip(loaded.get_model().get_weights(), featurizer.get_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_mistakes_are_told_before_a_job(frame, network):
+    with pytest.raises(ModelError, match="this ImageFeaturizer has no model"):
+        ImageFeaturizer().transform(frame)
+    with pytest.raises(DataError, match="no column 'picture'"):
+        ImageFeaturizer(model=network, inputCol="picture").transform(frame)
+    with pytest.raises(DataError, match="expected images"):
+        ImageFeaturizer(model=network, inputCol="label").transform(frame)
+    with pytest.raises(ConfigurationError, match="the output column 'label' is there already"):
+        ImageFeaturizer(model=network, outputCol="label").transform(frame)
+    with pytest.raises(ModelError, match="layer=9: the model 'looker' has 4 layers"):
+        ImageFeaturizer(model=network, layer=9).transform(frame)
+    flat = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(ModelError, match="does not take images"):
+        ImageFeaturizer(model=flat).transform(frame)
+    free = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
+    with pytest.raises(ConfigurationError, match=r"takes images of any size: give size=\(height, width\)"):
+        ImageFeaturizer(model=free).transform(frame)

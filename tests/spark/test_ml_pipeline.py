@@ -1,0 +1,198 @@
+"""Whole pipelines on real data, one for each task: trained, judged by Spark's evaluators, saved, loaded elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    MultilabelClassificationEvaluator,
+    RegressionEvaluator,
+)
+from pyspark.ml.feature import StandardScaler, StringIndexer, VectorAssembler
+from pyspark.sql import SparkSession, functions
+from sklearn import datasets
+
+from sparkkeras.ml import KerasEstimator
+
+pytestmark = pytest.mark.usefixtures("sc")
+
+
+@pytest.fixture(scope="module")
+def spark(contexts):
+    session = SparkSession(contexts.get("local[2]"))
+    session.conf.set("spark.sql.shuffle.partitions", 2)
+    return session
+
+
+def network(width, units, activation, loss, rate=0.05):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((width,), name="scaled"),
+            keras.layers.Dense(8, "relu", name="hidden"),
+            keras.layers.Dense(units, activation, name="end"),
+        ],
+        name="pipelined",
+    )
+    model.compile(optimizer=keras.optimizers.Adam(rate), loss=loss)
+    return model
+
+
+def prepared(names, scaled="scaled"):
+    return [
+        VectorAssembler(inputCols=names, outputCol="assembled"),
+        StandardScaler(inputCol="assembled", outputCol=scaled, withMean=True),
+    ]
+
+
+def regression():
+    data = datasets.load_diabetes(as_frame=True).frame
+    data["label"] = data.pop("target") / 100
+    names = [name for name in data.columns if name != "label"]
+    estimator = KerasEstimator(model=network(10, 1, None, "mse"), featuresCol="scaled", epochs=6, seed=1, verbose=0)
+    return data, [*prepared(names), estimator]
+
+
+def binary():
+    data = datasets.load_breast_cancer(as_frame=True).frame
+    data.columns = [name.replace(" ", "_") for name in data.columns]
+    data["label"] = data.pop("target")
+    names = [name for name in data.columns if name != "label"]
+    model = network(30, 1, "sigmoid", "binary_crossentropy")
+    return data, [*prepared(names), KerasEstimator(model=model, featuresCol="scaled", epochs=4, seed=1, verbose=0)]
+
+
+def multiclass():
+    loaded = datasets.load_wine(as_frame=True)
+    data = loaded.frame
+    data.columns = [name.replace("/", "_") for name in data.columns]
+    data["kind"] = [str(loaded.target_names[target]) for target in data.pop("target")]
+    names = [name for name in data.columns if name != "kind"]
+    model = network(13, 3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    estimator = KerasEstimator(
+        model=model, featuresCol="scaled", labelCol="index", epochs=6, batch_size=16, seed=1, verbose=0,
+        outputType="vector",
+    )  # fmt: skip
+    return data, [StringIndexer(inputCol="kind", outputCol="index"), *prepared(names), estimator]
+
+
+def multilabel():
+    x, y = datasets.load_digits(return_X_y=True, as_frame=True)
+    data = x.iloc[:600].copy()
+    names = list(data.columns)
+    data["even"], data["large"] = (y[:600] % 2 == 0).astype(float), (y[:600] > 4).astype(float)
+    estimator = KerasEstimator(
+        model=network(64, 2, "sigmoid", "binary_crossentropy"), featuresCol="scaled", labelCol=["even", "large"],
+        epochs=6, seed=1, verbose=0,
+    )  # fmt: skip
+    return data, [*prepared(names), estimator]
+
+
+MAKERS = {maker.__name__: maker for maker in (regression, binary, multiclass, multilabel)}
+
+
+@pytest.fixture(scope="module")
+def trained(spark, tmp_path_factory):
+    """By task: the fitted pipeline, the rows with its columns, and where both are saved."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    made = {}
+    for name, maker in MAKERS.items():
+        data, stages = maker()
+        data.insert(0, "id", range(len(data)))
+        frame = spark.createDataFrame(data).repartition(2, "id").cache()
+        model = Pipeline(stages=stages).fit(frame)
+        model.save(str(folder / name / "model"))
+        frame.write.parquet(str(folder / name / "rows"))
+        made[name] = (model, model.transform(frame).cache())
+    return made, folder
+
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from pyspark.ml import PipelineModel
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+spark.conf.set("spark.sql.shuffle.partitions", 2)
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    model = PipelineModel.load(str(folder / "model"))
+    rows = model.transform(spark.read.parquet(str(folder / "rows"))).select("id", "output", "prediction").collect()
+    rows.sort(key=lambda row: row.id)
+    found = {
+        "output": [list(row.output) if hasattr(row.output, "__len__") else row.output for row in rows],
+        "prediction": [row.prediction for row in rows],
+        "history": model.stages[-1].history,
+        "iterations": int(model.stages[-1].get_model().optimizer.iterations),
+    }
+    (folder / "found.json").write_text(json.dumps(found, default=float))
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(trained):
+    """What another process predicts with what was saved."""
+    _, folder = trained
+    done = subprocess.run([sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: json.loads(Path(folder / name / "found.json").read_text()) for name in MAKERS}
+
+
+def test_regression(trained):
+    scored = trained[0]["regression"][1]
+    spread = scored.select(functions.stddev("label")).first()[0]
+    assert RegressionEvaluator(metricName="rmse").evaluate(scored) < 0.9 * spread
+    assert RegressionEvaluator(metricName="r2").evaluate(scored) > 0.2
+
+
+def test_binary(trained):
+    scored = trained[0]["binary"][1]
+    by_probability = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
+    by_output = BinaryClassificationEvaluator(rawPredictionCol="output").evaluate(scored)
+    assert by_probability == pytest.approx(by_output, abs=1e-3)
+    assert by_probability > 0.95
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
+
+
+def test_multiclass(trained):
+    scored = trained[0]["multiclass"][1]
+    evaluator = MulticlassClassificationEvaluator(labelCol="index")
+    assert evaluator.setMetricName("accuracy").evaluate(scored) > 0.85
+    assert evaluator.setMetricName("logLoss").evaluate(scored) < 0.7
+
+
+def test_multilabel(trained):
+    scored = trained[0]["multilabel"][1]
+    labels = functions.filter(
+        functions.array(functions.when(scored.even > 0, 0.0), functions.when(scored.large > 0, 1.0)),
+        lambda label: label.isNotNull(),
+    )
+    evaluator = MultilabelClassificationEvaluator(labelCol="labels")
+    assert evaluator.setMetricName("microF1Measure").evaluate(scored.withColumn("labels", labels)) > 0.75
+
+
+def test_training_is_kerass(trained):
+    """The figures fall, and the transformer knows them."""
+    for model, _ in trained[0].values():
+        losses = model.stages[-1].history["loss"]
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("task", list(MAKERS))
+def test_another_process_predicts_the_same(trained, elsewhere, task):
+    model, scored = trained[0][task]
+    rows = scored.orderBy("id").select("output", "prediction").collect()
+    found = elsewhere[task]
+    mine = [row.output.toArray() if hasattr(row.output, "toArray") else row.output for row in rows]
+    np.testing.assert_allclose(np.array(found["output"]), np.array(mine), rtol=0, atol=1e-6)
+    assert found["prediction"] == [row.prediction for row in rows]
+    assert found["history"] == model.stages[-1].history
+    assert found["iterations"] == int(model.stages[-1].get_model().optimizer.iterations) > 0

@@ -1,0 +1,375 @@
+"""Estimators and transformers in folders: what comes back, what is refused, and what a refusal leaves alone."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.sql import SparkSession
+
+from sparkkeras import (
+    CustomObjectError,
+    DiLoCo,
+    ModelError,
+    ParameterServerOptions,
+    StorageError,
+    load_spark_model,
+)
+from sparkkeras.data.images import image_loader
+from sparkkeras.ml import KerasEstimator, KerasTransformer
+from tests.ml import parts
+from tests.models import classifier
+
+pytestmark = pytest.mark.usefixtures("sc")
+
+ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def spark(sc):
+    return SparkSession(sc)
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.createDataFrame(
+        [(row.tolist(), index % 3) for index, row in enumerate(ROWS)], "features array<float>, label int"
+    )
+
+
+def small(**compiled):
+    return classifier(4, 5, 3, **compiled)
+
+
+def custom(layer, loss="mse"):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="end"), layer])
+    model.compile(optimizer="sgd", loss=loss)
+    return model
+
+
+def same_model(mine, other):
+    np.testing.assert_array_equal(mine.predict(ROWS, verbose=0), other.predict(ROWS, verbose=0))
+
+
+def test_every_param_of_an_estimator_comes_back(tmp_path):
+    given = {
+        "featuresCol": ["a", "b"], "labelCol": "y", "outputCol": {"scores": "raw"}, "epochs": 7, "learning_rate": 0.5,
+        "mode": "synchronous", "frequency": 3, "rule": DiLoCo(momentum=0.5), "class_weight": {0: 1.0, 2: 0.5},
+        "server_options": ParameterServerOptions(timeout=7.0), "seed": 3, "transform": parts.halved, "on_nan": "drop",
+        "loader": image_loader((8, 8), "L", 1 / 255), "custom_objects": {"Scale": parts.Scale}, "num_workers": 2,
+    }  # fmt: skip
+    estimator = KerasEstimator(model=small(optimizer="rmsprop"), **given)
+    estimator.save(str(tmp_path / "estimator"))
+    loaded = KerasEstimator.load(str(tmp_path / "estimator"))
+    assert loaded.uid == estimator.uid
+    for name, value in given.items():
+        assert loaded.getOrDefault(name) == value, name
+    assert not loaded.isSet("batch_size")
+    assert type(loaded.getModel().optimizer) is keras.optimizers.RMSprop
+    same_model(loaded.getModel(), estimator.getModel())
+    files = {path.name for path in (tmp_path / "estimator").iterdir() if path.suffix != ".crc"}
+    assert files == {"metadata", "model.keras"}
+    assert "pickle" not in next((tmp_path / "estimator" / "metadata").glob("part-*")).read_text()
+
+
+def test_an_estimator_without_a_model(tmp_path):
+    KerasEstimator(epochs=3).save(str(tmp_path / "bare"))
+    loaded = KerasEstimator.load(str(tmp_path / "bare"))
+    assert (loaded.getModel(), loaded.getEpochs()) == (None, 3)
+    with pytest.raises(ModelError, match="holds a sparkkeras.ml.KerasEstimator; expected a sparkkeras.ml.KerasTransformer"):
+        KerasTransformer.load(str(tmp_path / "bare"))
+
+
+def test_a_transformer_that_was_never_compiled(frame, tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="end")])
+    KerasTransformer(model=model, batch_transform=parts.Shifted(2.0)).save(str(tmp_path / "plain"))
+    loaded = KerasTransformer.load(str(tmp_path / "plain"))
+    assert loaded.getBatchTransform() == parts.Shifted(2.0)
+    assert loaded.history == {}
+    output = np.array([row.output for row in loaded.transform(frame).collect()])
+    np.testing.assert_allclose(output, model.predict(ROWS + 2, verbose=0), rtol=1e-5)
+
+
+def test_an_existing_folder(tmp_path):
+    path = str(tmp_path / "here")
+    KerasTransformer(model=small()).save(path)
+    before = sorted(file.read_bytes() for file in Path(path).rglob("*") if file.is_file())
+    with pytest.raises(StorageError, match=r"is there already: take write\(\).overwrite\(\)"):
+        KerasTransformer(model=small(seed=1)).save(path)
+    assert sorted(file.read_bytes() for file in Path(path).rglob("*") if file.is_file()) == before
+    other = KerasTransformer(model=small(seed=1))
+    other.write().overwrite().save(path)
+    same_model(KerasTransformer.load(path).get_model(), other.get_model())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="is there already"):
+        other.save(str(tmp_path / "empty"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "here"]
+
+
+def test_what_cannot_be_saved_leaves_the_old_folder_alone(tmp_path):
+    path = str(tmp_path / "here")
+    kept = KerasTransformer(model=small())
+    kept.save(path)
+    with pytest.raises(CustomObjectError, match="batch_transform is .*a lambda"):
+        KerasTransformer(model=small(), batch_transform=lambda x, y: x).write().overwrite().save(path)
+    same_model(KerasTransformer.load(path).get_model(), kept.get_model())
+
+
+def test_a_save_that_fails_half_way_leaves_the_old_folder_and_nothing_else(tmp_path, monkeypatch):
+    path = str(tmp_path / "here")
+    kept = KerasTransformer(model=small())
+    kept.save(path)
+
+    def full(*arguments):
+        assert len(list(tmp_path.iterdir())) == 2
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sparkkeras.ml.persistence.DefaultParamsWriter.saveMetadata", full)
+        for writer in (KerasTransformer(model=small()).write().overwrite(), KerasTransformer(model=small()).write()):
+            with pytest.raises((OSError, StorageError), match="no space left|is there already"):
+                writer.save(path)
+        with pytest.raises(OSError, match="no space left"):
+            KerasTransformer(model=small()).save(str(tmp_path / "z"))
+    assert [file.name for file in tmp_path.iterdir()] == ["here"]
+    same_model(KerasTransformer.load(path).get_model(), kept.get_model())
+
+
+def test_folders_that_are_not_there_or_not_ours(tmp_path):
+    with pytest.raises(StorageError, match="there is no saved estimator or transformer at"):
+        KerasTransformer.load(str(tmp_path / "nowhere"))
+    (tmp_path / "empty" / "metadata").mkdir(parents=True)
+    with pytest.raises(ModelError, match="was not written by sparkkeras"):
+        KerasTransformer.load(str(tmp_path / "empty"))
+    PipelineModel(stages=[]).save(str(tmp_path / "pipeline"))
+    with pytest.raises(ModelError, match=r"holds a .*PipelineModel; expected"):
+        KerasTransformer.load(str(tmp_path / "pipeline"))
+    KerasTransformer(model=small()).save(str(tmp_path / "ours"))
+    changed(tmp_path / "ours", lambda metadata: metadata.pop("sparkkeras"))
+    with pytest.raises(ModelError, match="was not written by sparkkeras: its metadata has no 'sparkkeras'"):
+        KerasTransformer.load(str(tmp_path / "ours"))
+
+
+def changed(folder, change):
+    part = next((folder / "metadata").glob("part-*"))
+    metadata = json.loads(part.read_text())
+    change(metadata)
+    part.write_text(json.dumps(metadata))
+    next((folder / "metadata").glob(".part-*.crc")).unlink()
+
+
+@pytest.mark.parametrize("where", ["code", "custom_objects"])
+@pytest.mark.parametrize(
+    "function", ["pydoc:pipepager", "subprocess:getoutput", "os:system", "_pytest.outcomes:importorskip"]
+)
+def test_a_folder_cannot_have_any_function_called(tmp_path, where, function):
+    ran = tmp_path / "ran"
+    model = custom(keras.layers.Lambda(parts.piped, arguments={"command": f"touch {ran}"}, output_shape=(1,)))
+    assert not ran.exists()
+    path = tmp_path / "here"
+    KerasTransformer(model=model).save(str(path))
+    assert KerasTransformer.load(str(path)).get_model().layers[-1].function is parts.piped
+    changed(path, lambda metadata: metadata["sparkkeras"].update({"code": {}, where: {"piped": function}}))
+    with pytest.raises(CustomObjectError, match=r"may only name a function, defined with def|is not defined there"):
+        KerasTransformer.load(str(path))
+    assert not ran.exists()
+    with keras.saving.custom_object_scope({"piped": parts.piped}):  # the caller's own word has precedence
+        assert KerasTransformer.load(str(path)).get_model().layers[-1].function is parts.piped
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_paths_go_where_spark_looks(spark, tmp_path, scheme):
+    KerasTransformer(model=small()).save(f"{scheme}{tmp_path}/there")
+    assert (tmp_path / "there" / "model.keras").is_file()
+    KerasTransformer.load(f"{scheme}{tmp_path}/there")
+    assert load_spark_model(tmp_path / "there" / "model.keras").model.name == "classifier"
+
+
+def test_a_path_without_a_scheme_means_the_default_file_system(sc, tmp_path):
+    conf = sc._jsc.hadoopConfiguration()
+    before = conf.get("fs.defaultFS")
+    conf.set("fs.defaultFS", "nofs://host")
+    try:
+        with pytest.raises(StorageError, match="nofs"):
+            KerasTransformer(model=small()).save(str(tmp_path / "here"))
+    finally:
+        conf.set("fs.defaultFS", before)
+    assert not (tmp_path / "here").exists()
+
+
+def test_custom_code_of_a_module_is_found_again(tmp_path):
+    model = custom(parts.Scale(3.0), parts.squared)
+    Pipeline(stages=[KerasEstimator(model=model)]).save(str(tmp_path / "pipeline"))
+    loaded = Pipeline.load(str(tmp_path / "pipeline")).getStages()[0].getModel()
+    assert loaded.layers[-1].factor == 3.0
+    assert loaded.loss is parts.squared
+    same_model(loaded, model)
+
+
+def test_custom_code_of_a_function_is_refused_unless_keras_knows_it(frame, tmp_path):
+    class Tripled(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 3
+
+    scorer = KerasTransformer(model=custom(Tripled()))
+    with pytest.raises(CustomObjectError, match=r"the model's custom code is .*Tripled.*custom_object_scope"):
+        scorer.save(str(tmp_path / "refused"))
+    path = str(tmp_path / "scoped")
+    with keras.saving.custom_object_scope({"Tripled": Tripled}):
+        PipelineModel(stages=[scorer]).save(path)
+    with pytest.raises(CustomObjectError, match=r"custom code is missing.*custom_object_scope.*Tripled"):
+        PipelineModel.load(path)
+    with keras.saving.custom_object_scope({"Tripled": Tripled}):
+        loaded = PipelineModel.load(path)
+    same_model(loaded.stages[0].get_model(), scorer.get_model())
+    assert len(loaded.transform(frame).collect()) == 6
+
+
+SCRIPT = """
+import sys
+import keras
+from pyspark.ml import PipelineModel
+from pyspark.sql import SparkSession
+from sparkkeras import CustomObjectError
+from sparkkeras.ml import KerasTransformer
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+
+class Layer(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + 1
+
+def saved(layer, name):
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+    PipelineModel([KerasTransformer(model=model)]).save(sys.argv[1] + name)
+
+try:
+    saved(Layer(), "plain")
+except CustomObjectError as error:
+    assert "__main__" in str(error), error
+else:
+    raise AssertionError("a class of __main__ was saved")
+
+@keras.saving.register_keras_serializable()
+class Registered(Layer):
+    pass
+
+saved(Registered(), "registered")
+(stage,) = PipelineModel.load(sys.argv[1] + "registered").stages
+assert type(stage.get_model().layers[0]) is Registered
+"""
+
+
+def test_custom_code_of_a_script(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, f"{tmp_path}/"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_lambda_layers_are_refused_when_loading(tmp_path):
+    model = custom(keras.layers.Lambda(lambda x: x * 2, output_shape=(1,)))
+    path = str(tmp_path / "lambda")
+    KerasTransformer(model=model).save(path)
+    with pytest.raises(ModelError, match=r"call keras.config.enable_unsafe_deserialization\(\) before"):
+        KerasTransformer.load(path)
+    from keras.src.saving.serialization_lib import SafeModeScope
+
+    with SafeModeScope(None):
+        keras.config.enable_unsafe_deserialization()
+        same_model(KerasTransformer.load(path).get_model(), model)
+
+
+def test_callbacks_are_left_out_with_a_warning(tmp_path):
+    estimator = KerasEstimator(model=small(), callbacks=[keras.callbacks.TerminateOnNaN()])
+    with pytest.warns(UserWarning, match="the param 'callbacks' cannot be saved and is left out"):
+        estimator.save(str(tmp_path / "calling"))
+    assert KerasEstimator.load(str(tmp_path / "calling")).getCallbacks() is None
+
+
+@dataclass(frozen=True)
+class Damped:
+    share: float = 0.5
+    modes: ClassVar[frozenset] = frozenset({"synchronous"})
+
+    def init(self, center):
+        return {}
+
+    def fold(self, center, state, update, staleness):
+        center += self.share * (update.sent - center)
+
+
+class Loose(Damped):
+    def __init__(self):
+        pass
+
+    __qualname__ = "test.<locals>.Loose"
+
+
+def test_rules_of_ones_own(tmp_path):
+    KerasEstimator(rule=Damped(0.25)).save(str(tmp_path / "damped"))
+    assert KerasEstimator.load(str(tmp_path / "damped")).getRule() == Damped(0.25)
+    with pytest.raises(CustomObjectError, match="the param rule .*made inside a function"):
+        KerasEstimator(rule=Loose()).save(str(tmp_path / "loose"))
+
+
+def test_damaged_and_later_folders(tmp_path):
+    path = tmp_path / "here"
+    KerasTransformer(model=small()).save(str(path))
+    (path / "model.keras").write_bytes(b"no archive")
+    (path / ".model.keras.crc").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match="is no .keras archive"):
+        KerasTransformer.load(str(path))
+    (path / "model.keras").unlink()
+    with pytest.raises(StorageError, match="cannot read"):
+        KerasTransformer.load(str(path))
+    part = next((path / "metadata").glob("part-*"))
+    metadata = json.loads(part.read_text())
+    metadata["sparkkeras"]["format"] = 2
+    part.write_text(json.dumps(metadata))
+    next((path / "metadata").glob(".part-*.crc")).unlink()
+    with pytest.raises(ModelError, match="written by a later version"):
+        KerasTransformer.load(str(path))
+
+
+LOAD = """
+import sys
+import numpy as np
+from pyspark.ml.tuning import CrossValidatorModel
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+model = CrossValidatorModel.load(sys.argv[1] + "search")
+rows = model.transform(spark.read.parquet(sys.argv[1] + "rows")).orderBy("id").select("output").collect()
+np.save(sys.argv[1] + "found.npy", np.array([row.output for row in rows]))
+assert [len(grid) for grid in model.getEstimatorParamMaps()] == [1, 1]
+"""
+
+
+def test_a_search_is_loaded_in_another_process(spark, tmp_path):
+    rows = [(index, np.random.default_rng(index).normal(size=4).tolist(), index % 3) for index in range(60)]
+    frame = spark.createDataFrame(rows, "id int, features array<double>, label int").repartition(2).cache()
+    estimator = KerasEstimator(model=small(), verbose=0, seed=1)
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.001, 0.1]).build()
+    search = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator(), numFolds=2
+    )
+    found = search.fit(frame)
+    found.save(f"{tmp_path}/search")
+    frame.write.parquet(f"{tmp_path}/rows")
+    again = CrossValidatorModel.load(f"{tmp_path}/search")
+    assert again.getEstimator().getModel().name == "classifier"
+    assert again.bestModel.history == found.bestModel.history
+    done = subprocess.run([sys.executable, "-c", LOAD, f"{tmp_path}/"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    mine = [row.output for row in found.transform(frame).orderBy("id").select("output").collect()]
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), np.array(mine), rtol=0, atol=1e-6)

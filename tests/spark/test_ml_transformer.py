@@ -1,0 +1,255 @@
+"""Any Keras model as a transformer: which columns it adds, and that they hold what Keras itself predicts."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras.ml import KerasTransformer
+from tests.ml import parts
+from tests.models import classifier
+
+pytestmark = pytest.mark.usefixtures("sc")
+
+ROWS = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+
+
+@pytest.fixture
+def spark(sc):
+    return SparkSession(sc)
+
+
+@pytest.fixture
+def frame(spark):
+    rows = [(number, row.tolist(), float(row[0]), float(row[1])) for number, row in enumerate(ROWS)]
+    return spark.createDataFrame(rows, "id int, features array<float>, a double, b double").repartition(2)
+
+
+def network(units=1, activation=None, loss=None, name="net"):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,), name="x"), keras.layers.Dense(units, activation, name="end")]
+    model = keras.Sequential(layers, name=name)
+    model.set_weights([3 * weight for weight in model.get_weights()])
+    if loss is not None:
+        model.compile(loss=loss)
+    return model
+
+
+def two_by_two():
+    keras.utils.set_random_seed(2)
+    left, right = keras.Input((1,), name="left"), keras.Input((4,), name="right")
+    both = keras.layers.Concatenate(name="both")([left, right])
+    ends = [
+        keras.layers.Dense(1, name="size")(both),
+        keras.layers.Dense(3, "softmax", name="kind")(both),
+    ]
+    model = keras.Model([left, right], ends, name="twofold")
+    model.compile(loss=["mse", "sparse_categorical_crossentropy"])
+    return model
+
+
+def found(transformed, *names):
+    """The columns as arrays, in the order of the ids."""
+    for name in names:
+        if transformed.schema[name].dataType.simpleString() == "vector":
+            transformed = transformed.withColumn(name, vector_to_array(name))
+    rows = sorted(transformed.select("id", *names).collect())
+    columns = [np.array([row[name] for row in rows]) for name in names]
+    return columns if len(columns) > 1 else columns[0]
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_regression_without_a_loss(frame):
+    model = network()
+    output, prediction = found(KerasTransformer(model=model).transform(frame), "output", "prediction")
+    np.testing.assert_allclose(output, model.predict(ROWS, verbose=0)[:, 0], rtol=1e-6)
+    np.testing.assert_array_equal(output, prediction)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_binary(frame, from_logits):
+    loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
+    model = network(1, None if from_logits else "sigmoid", loss)
+    transformed = KerasTransformer(model=model).transform(frame)
+    output, probability, prediction = found(transformed, "output", "probability", "prediction")
+    expected = model.predict(ROWS, verbose=0)[:, 0].astype(float)
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
+    chances = 1 / (1 + np.exp(-expected)) if from_logits else expected
+    np.testing.assert_allclose(probability, np.stack([1 - chances, chances], axis=1), atol=1e-6)
+    np.testing.assert_array_equal(prediction, (chances > 0.5).astype(float))
+    assert set(prediction) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_multiclass(frame, from_logits):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    model = network(3, None if from_logits else "softmax", loss)
+    transformed = KerasTransformer(model=model, outputType="vector").transform(frame)
+    output, probability, prediction = found(transformed, "output", "probability", "prediction")
+    expected = model.predict(ROWS, verbose=0).astype(float)
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
+    np.testing.assert_allclose(probability, softmax(expected) if from_logits else expected, atol=1e-6)
+    np.testing.assert_array_equal(prediction, expected.argmax(axis=1))
+    assert len(set(prediction)) > 1
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_multilabel(frame, from_logits):
+    model = network(3, None if from_logits else "sigmoid", keras.losses.BinaryCrossentropy(from_logits=from_logits))
+    transformed = KerasTransformer(model=model).transform(frame)
+    expected = model.predict(ROWS, verbose=0).astype(float)
+    chances = 1 / (1 + np.exp(-expected)) if from_logits else expected
+    np.testing.assert_allclose(found(transformed, "probability"), chances, atol=1e-6)
+    rows = sorted(transformed.select("id", "prediction").collect())
+    assert [row.prediction for row in rows] == [[float(n) for n in np.flatnonzero(row > 0.5)] for row in chances]
+    assert transformed.schema["prediction"].dataType.simpleString() == "array<double>"
+
+
+def test_logits_that_would_overflow(frame):
+    model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.set_weights([2000 * weight for weight in model.get_weights()])
+    probability = found(KerasTransformer(model=model).transform(frame), "probability")
+    np.testing.assert_allclose(probability.sum(axis=1), 1)
+
+
+def test_several_inputs_and_outputs(frame):
+    model = two_by_two()
+    scorer = KerasTransformer(model=model, featuresCol={"left": "a", "right": "features"}, outputType="vector")
+    transformed = scorer.transform(frame)
+    size, kind = model.predict({"left": ROWS[:, :1], "right": ROWS}, verbose=0)
+    got = found(transformed, "output_size", "prediction_size", "output_kind", "probability_kind", "prediction_kind")
+    for mine, expected in zip(got, [size[:, 0], size[:, 0], kind, kind, kind.argmax(axis=1)], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
+    assert transformed.columns[4:] == [
+        "output_size", "prediction_size", "output_kind", "probability_kind", "prediction_kind",
+    ]  # fmt: skip
+    by_name = scorer.copy({scorer.outputCol: "", scorer.probabilityCol: "", scorer.predictionCol: {"kind": "sort"}})
+    assert by_name.transform(frame).columns[4:] == ["sort"]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (lambda: network(), {}),
+        (lambda: network(1, "sigmoid", "binary_crossentropy"), {}),
+        (lambda: network(3, "softmax", "categorical_crossentropy"), {"outputType": "vector", "predictionCol": ""}),
+        (lambda: network(3, "sigmoid", "binary_crossentropy"), {"outputCol": ""}),
+        (two_by_two, {"featuresCol": {"left": "a", "right": "features"}}),
+    ],
+    ids=["regression", "binary", "multiclass", "multilabel", "twofold"],
+)
+def test_transform_schema_tells_the_schema_before(frame, make, settings):
+    scorer = KerasTransformer(model=make(), **settings)
+    told, given = scorer.transformSchema(frame.schema), scorer.transform(frame).schema
+    assert told == given
+    assert [field.metadata for field in told] == [field.metadata for field in given]
+
+
+def test_the_model_runs_once_for_all_columns(frame):
+    scored = KerasTransformer(model=network(3, "softmax", "categorical_crossentropy")).transform(frame)
+    plan = scored.where("prediction > 0")._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("ArrowEvalPython") == 1
+
+
+def test_empty_names_leave_columns_out(frame):
+    scorer = KerasTransformer(model=network(1, "sigmoid", "binary_crossentropy"), outputCol="", probabilityCol="")
+    assert scorer.transform(frame).columns == [*frame.columns, "prediction"]
+    with pytest.warns(UserWarning, match="adds nothing: outputCol, predictionCol and probabilityCol are all left out"):
+        assert scorer.setPredictionCol("").transform(frame).columns == frame.columns
+
+
+def test_names_with_dots_and_columns_of_one_name_do_not_disturb(spark, frame):
+    odd = frame.withColumnRenamed("a", "a.b").select("*", frame.b)
+    assert KerasTransformer(model=network()).transform(odd).columns == [*odd.columns, "output", "prediction"]
+    assert KerasTransformer(model=network()).transform(odd).select("output").count() == 10
+
+
+def test_a_param_map_of_one_transform(frame):
+    scorer = KerasTransformer(model=network())
+    assert scorer.transform(frame, {scorer.predictionCol: "guess"}).columns[-1] == "guess"
+    assert scorer.getPredictionCol() == "prediction"
+
+
+def test_a_batch_transform(frame):
+    model = network()
+    scorer = KerasTransformer(model=model, batch_transform=parts.halved, inferenceBatchSize=3)
+    expected = model.predict(ROWS / 2, verbose=0)[:, 0]
+    np.testing.assert_allclose(found(scorer.transform(frame), "output"), expected, rtol=1e-6)
+
+
+def test_nulls(spark):
+    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
+    model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    scorer = KerasTransformer(model=model, on_nan="allow", outputType="vector")
+    first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
+    assert (second.output, second.probability, second.prediction) == (None, None, None)
+    assert first.prediction is not None
+    with pytest.raises(Exception, match="column 'features' is null"):
+        scorer.setOnNan("error").transform(frame).collect()
+
+
+@pytest.mark.parametrize(
+    ("units", "task"), [(1, "binary"), (3, "multiclass"), (3, "multilabel")], ids=["binary", "multiclass", "multilabel"]
+)
+def test_a_nan_is_no_class(spark, units, task):
+    nan = float("nan")
+    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, [nan] * 4)], "id int, features array<double>")
+    scorer = KerasTransformer(model=network(units), on_nan="allow", task=task)
+    first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
+    assert (first.prediction is None, second.prediction) == (False, None)
+    assert np.isnan(second.output).all()
+
+
+def test_columns_that_differ_in_case_only(spark, frame):
+    twins = frame.withColumnRenamed("a", "Features")
+    with pytest.raises(DataError, match="columns that Spark does not tell apart"):
+        KerasTransformer(model=network()).transform(twins)
+    with pytest.raises(
+        ConfigurationError, match="'prediction' is there already, as 'Prediction', which Spark does not tell"
+    ):
+        KerasTransformer(model=network()).transform(frame.withColumnRenamed("a", "Prediction"))
+
+
+def test_evaluate_gives_what_keras_gives(spark):
+    keras.utils.set_random_seed(0)
+    model = classifier(4, 5, 3)
+    labels, weights = np.arange(10) % 3, np.linspace(0.5, 2, 10)
+    rows = [(row.tolist(), int(y), float(w)) for row, y, w in zip(ROWS, labels, weights, strict=True)]
+    frame = spark.createDataFrame(rows, "features array<float>, label int, w double").repartition(2)
+    expected = model.evaluate(ROWS, labels, sample_weight=weights, verbose=0, return_dict=True)
+    logs = KerasTransformer(model=model, weightCol="w").evaluate(frame)
+    assert logs == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ModelError, match="is not compiled"):
+        KerasTransformer(model=network(3)).evaluate(frame)
+
+
+def test_mistakes_are_told_on_the_driver_before_a_job(spark, frame):
+    scorer = KerasTransformer(model=network())
+    for column in ("output", "prediction"):
+        with pytest.raises(ConfigurationError, match=f"the output column '{column}' is there already"):
+            scorer.transform(frame.withColumnRenamed("a", column))
+    with pytest.raises(ConfigurationError, match="the output column 'output' is there already"):
+        scorer.transform(frame, {scorer.predictionCol: "output"})
+    with pytest.raises(DataError, match="no column 'pixels'"):
+        KerasTransformer(model=network(), featuresCol="pixels").transform(frame)
+    with pytest.raises(DataError, match=r"2 value\(s\) a row, but the model's input .* expects rows of shape \(4,\)"):
+        KerasTransformer(model=network(), featuresCol=["a", "b"]).transform(frame)
+    with pytest.raises(ModelError, match="this KerasTransformer has no model"):
+        KerasTransformer().transform(frame)
+    with pytest.raises(ModelError, match="is not built"):
+        KerasTransformer(model=keras.Sequential([keras.layers.Dense(1)])).transform(frame)
+    with pytest.raises(DataError, match="has the type string"):
+        KerasTransformer(model=network()).transformSchema(StructType([StructField("features", _string())]))
+
+
+def _string():
+    from pyspark.sql.types import StringType
+
+    return StringType()

@@ -1,0 +1,205 @@
+"""The estimator in Spark's hands: param maps, searches, columns of weights and of validation rows."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import SparkSession
+
+from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras.ml import KerasEstimator
+from tests.models import classifier
+
+pytestmark = pytest.mark.usefixtures("sc")
+
+
+@pytest.fixture(scope="module")
+def spark(contexts):
+    session = SparkSession(contexts.get("local[2]"))
+    session.conf.set("spark.sql.shuffle.partitions", 2)
+    return session
+
+
+@pytest.fixture(scope="module")
+def frame(spark, digits):
+    x, y, *_ = digits
+    rows = [
+        (row.tolist(), int(label), 1.0 if label < 5 else 0.0, number % 4 == 0)
+        for number, (row, label) in enumerate(zip(x[:400], y[:400], strict=True))
+    ]
+    schema = "features array<float>, label int, weight double, held_out boolean"
+    return spark.createDataFrame(rows, schema).repartition(2).cache()
+
+
+@pytest.fixture
+def model():
+    return classifier(units=16, optimizer=keras.optimizers.Adam(0.01))
+
+
+@pytest.fixture
+def estimator(model):
+    return KerasEstimator(model=model, seed=5, verbose=0)
+
+
+def accuracy(**columns):
+    return MulticlassClassificationEvaluator(metricName="accuracy", **columns)
+
+
+def test_fit_leaves_the_model_as_it_was_and_begins_where_it_stands(estimator, model, frame):
+    before = model.get_weights()
+    first = estimator.fit(frame)
+    for weight, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+    assert int(model.optimizer.iterations) == 0
+    assert first.get_model() is not model
+    second = estimator.fit(frame)
+    for mine, other in zip(first.get_model().get_weights(), second.get_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    # A model of the same architecture with other weights is not taken for this one.
+    model.set_weights([np.zeros_like(weight) for weight in before])
+    (still,) = estimator.fit(frame, [{estimator.learning_rate: 1e-30}])
+    assert all(np.abs(weight).max() < 1e-20 for weight in still.get_model().get_weights())
+
+
+def test_param_maps(estimator, frame):
+    assert len(estimator.fit(frame, {estimator.epochs: 3}).history["loss"]) == 3
+    assert estimator.getEpochs() == 1
+    maps = [{estimator.epochs: 1, estimator.predictionCol: "a"}, {estimator.epochs: 2, estimator.predictionCol: "b"}]
+    fitted = dict(estimator.fitMultiple(frame, maps))
+    assert [len(fitted[index].history["loss"]) for index in (0, 1)] == [1, 2]
+    assert [fitted[index].getPredictionCol() for index in (0, 1)] == ["a", "b"]
+    assert fitted[0].uid == estimator.uid
+
+
+def test_cross_validation_one_by_one_and_two_at_a_time(estimator, frame):
+    estimator.setBatchSize(8)
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [1e-6, 0.02]).addGrid(estimator.epochs, [1, 2]).build()
+    search = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), numFolds=2, parallelism=2, seed=1
+    )
+    found = search.fit(frame)
+    assert grid[int(np.argmax(found.avgMetrics))] == {estimator.learning_rate: 0.02, estimator.epochs: 2}
+    assert max(found.avgMetrics) > 0.4
+    assert len(found.bestModel.history["loss"]) == 2
+    assert accuracy().evaluate(found.transform(frame)) > 0.7
+    assert search.setParallelism(1).fit(frame).avgMetrics == found.avgMetrics
+
+
+def test_a_search_over_models_and_with_callbacks_in_turns(estimator, frame):
+    stopped = []
+    noted = keras.callbacks.LambdaCallback(on_train_end=lambda logs: stopped.append(1))
+    small, large = classifier(units=2), classifier(units=16, optimizer=keras.optimizers.Adam(0.02))
+    grid = ParamGridBuilder().addGrid(estimator.model, [small, large]).build()
+    search = TrainValidationSplit(
+        estimator=estimator.setParams(callbacks=[noted], batch_size=8, epochs=2),
+        estimatorParamMaps=grid,
+        evaluator=accuracy(),
+        parallelism=2,
+        seed=1,
+    )
+    found = search.fit(frame)
+    assert np.argmax(found.validationMetrics) == 1
+    assert found.bestModel.get_model().layers[0].units == 16
+    assert len(stopped) == 3
+
+
+def test_asynchronous_fits_take_turns(estimator, frame):
+    estimator.setMode("asynchronous").setFrequency(4).setParameterServerMode("socket")
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build()
+    search = TrainValidationSplit(estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), parallelism=2, seed=1)
+    assert len(search.fit(frame).validationMetrics) == 2
+
+
+def test_weights_and_validation_rows(estimator, frame):
+    """Digits from 5 on weigh nothing, so they are not learned; every fourth row validates."""
+    estimator.setParams(weightCol="weight", validationIndicatorCol="held_out", epochs=4)
+    fitted = estimator.fit(frame)
+    assert set(fitted.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    predicted = {row.prediction for row in fitted.transform(frame).select("prediction").collect()}
+    assert predicted <= {0.0, 1.0, 2.0, 3.0, 4.0}
+    # Steps of the rows that train: two partitions of 150 rows in batches of 32.
+    assert int(fitted.get_model().optimizer.iterations) == 4 * 5
+
+
+def test_the_learning_rate(estimator, model, frame):
+    fitted = estimator.fit(frame, {estimator.learning_rate: 0.003})
+    assert float(fitted.get_model().optimizer.learning_rate) == pytest.approx(0.003)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
+    scheduled = classifier(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
+    with pytest.raises(ConfigurationError, match="the model's optimizer follows a schedule"):
+        estimator.fit(frame, {estimator.model: scheduled, estimator.learning_rate: 0.1})
+
+
+def two_by_two():
+    keras.utils.set_random_seed(2)
+    top, bottom = keras.Input((32,), name="top"), keras.Input((32,), name="bottom")
+    hidden = keras.layers.Dense(16, "relu", name="both")(keras.layers.Concatenate(name="joined")([top, bottom]))
+    ends = {
+        "digit": keras.layers.Dense(10, "softmax", name="digit")(hidden),
+        "low": keras.layers.Dense(1, "sigmoid", name="low")(hidden),
+    }
+    model = keras.Model({"top": top, "bottom": bottom}, ends, name="halves")
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.02),
+        loss={"digit": "sparse_categorical_crossentropy", "low": "binary_crossentropy"},
+    )
+    return model
+
+
+def test_several_inputs_and_outputs(frame):
+    from pyspark.sql import functions
+
+    halves = frame.select(
+        functions.slice("features", 1, 32).alias("upper"), functions.slice("features", 33, 32).alias("lower"),
+        "label", frame.weight.alias("is_low"),
+    )  # fmt: skip
+    estimator = KerasEstimator(
+        model=two_by_two(), featuresCol={"top": "upper", "bottom": "lower"}, labelCol={"digit": "label", "low": "is_low"},
+        epochs=5, seed=1, verbose=0,
+    )  # fmt: skip
+    assert estimator.transformSchema(halves.schema).names[4:] == [
+        "output_digit", "probability_digit", "prediction_digit", "output_low", "probability_low", "prediction_low",
+    ]  # fmt: skip
+    scored = estimator.fit(halves).transform(halves)
+    assert accuracy(predictionCol="prediction_digit").evaluate(scored) > 0.7
+    judge = accuracy(labelCol="is_low", predictionCol="prediction_low")
+    assert judge.evaluate(scored) > 0.7
+
+
+def test_mistakes_are_told_before_training(estimator, model, frame):
+    with pytest.raises(ModelError, match="this KerasEstimator has no model"):
+        KerasEstimator().fit(frame)
+    with pytest.raises(ModelError, match="is not compiled"):
+        estimator.fit(frame, {estimator.model: keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])})
+    with pytest.raises(DataError, match="no column 'target'"):
+        estimator.fit(frame, {estimator.labelCol: "target"})
+    with pytest.raises(ConfigurationError, match="the output column 'label' is there already"):
+        estimator.fit(frame, {estimator.predictionCol: "label"})
+    with pytest.raises(ConfigurationError, match="rule 'downpour' does not fit mode='synchronous'"):
+        estimator.fit(frame, {estimator.rule: "downpour"})
+    with pytest.raises(ConfigurationError, match="give one of validation_split, validation_data and validation_col"):
+        estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validationIndicatorCol: "held_out"})
+    with pytest.raises(DataError, match="no column 'upper'"):
+        KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)
+
+
+def test_on_nan_is_handed_on(spark, model):
+    rows = [([0.5] * 64, 1), (None, 2), ([0.1] * 64, 3)]
+    frame = spark.createDataFrame(rows, "features array<double>, label int")
+    fitted = KerasEstimator(model=model, on_nan="drop", verbose=0, num_workers=1).fit(frame)
+    assert fitted.getOnNan() == "drop"
+    assert [row.prediction is None for row in fitted.transform(frame).collect()] == [False, True, False]
+    whole = fitted.evaluate(frame.where("features is not null"))
+    assert np.isfinite(whole["loss"])
+    assert fitted.evaluate(frame) == pytest.approx(whole)
+
+
+def test_metrics_with_several_values(frame):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.F1Score(name="f1")])
+    labelled = frame.selectExpr("features", "array(label % 2, 1) as label")
+    fitted = KerasEstimator(model=model, verbose=0, num_workers=1, epochs=2).fit(labelled)
+    assert [len(each) for each in fitted.history["f1"]] == [2, 2]
+    assert all(isinstance(each, float) for values in fitted.history["f1"] for each in values)
+    assert all(isinstance(each, float) for each in fitted.history["loss"])

@@ -1,0 +1,125 @@
+"""A model as a function of columns and of SQL."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.errors import PythonException
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+
+from sparkkeras import ConfigurationError, ModelError, UnknownArgumentError, keras_udf, register_keras_udf
+from tests.models import regression
+
+X = np.random.default_rng(0).random((30, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return regression()
+
+
+@pytest.fixture
+def frame(spark):
+    """id, the numbers a, b and c, and features of the three as an array and as a vector."""
+    rows = [(row, *map(float, x), x.tolist(), Vectors.dense(x)) for row, x in enumerate(X)]
+    made = spark.createDataFrame(spark.sparkContext.parallelize(rows, 3), ["id", "a", "b", "c", "features", "v"])
+    made.createOrReplaceTempView("measurements")
+    return made
+
+
+def values(scored, name="p"):
+    return np.array([row[name] for row in scored.orderBy("id").collect()])
+
+
+def expected(model):
+    return model.predict(X, verbose=0).ravel()
+
+
+def close(mine, other):
+    np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_is_a_function_of_columns(model, frame):
+    predict = keras_udf(model, batch_size=7)
+    for columns in [("features",), (frame.v,), ("a", frame["b"], F.col("c")), (F.array("a", F.col("b") * 1, "c"),)]:
+        scored = frame.select("id", predict(*columns).alias("p"))
+        assert scored.schema["p"].dataType.simpleString() == "float"
+        close(values(scored), expected(model))
+
+
+def test_what_becomes_of_the_model_afterwards_does_not_matter(frame):
+    own = regression()
+    before = expected(own)
+    predict = keras_udf(own)
+    own.set_weights([weight * 0 for weight in own.get_weights()])
+    close(values(frame.withColumn("p", predict("features"))), before)
+
+
+def test_a_model_is_a_function_of_sql(spark, model, frame):
+    returned = register_keras_udf(spark, "appraise", model)
+    close(values(spark.sql("SELECT id, appraise(features) AS p FROM measurements")), expected(model))
+    close(values(spark.sql("SELECT id, APPRAISE(a, b, c) AS p FROM measurements")), expected(model))
+    close(values(frame.withColumn("p", returned("v"))), expected(model))
+    middle = float(np.median(expected(model)))
+    found = spark.sql(f"SELECT id FROM measurements WHERE appraise(features) > {middle} ORDER BY appraise(v)").collect()
+    order = np.argsort(expected(model), kind="stable")
+    assert [row.id for row in found] == [row for row in order if expected(model)[row] > middle]
+    mean = spark.sql("SELECT avg(appraise(features)) AS p, id % 2 AS id FROM measurements GROUP BY id % 2")
+    close(values(mean), [expected(model)[::2].mean(), expected(model)[1::2].mean()])
+
+
+def test_two_models_in_one_query(spark, model, frame):
+    register_keras_udf(spark, "one", model)
+    register_keras_udf(spark, "two", regression(seed=5))
+    scored = spark.sql("SELECT id, two(features) AS q, one(array(two(features), 0.0, 0.0)) AS p FROM measurements")
+    rows = scored.orderBy("id").collect()
+    second = expected(regression(seed=5))
+    close([row.q for row in rows], second)
+    first = np.stack([second, second * 0, second * 0], axis=1)
+    close([row.p for row in rows], model.predict(first, verbose=0).ravel())
+
+
+def test_several_inputs_and_outputs(spark, frame):
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+    both = keras.layers.Concatenate()([a, b])
+    built = keras.Model([a, b], [keras.layers.Dense(2, name="pair")(both), keras.layers.Dense(1, name="single")(both)])
+    built.compile("sgd", ["mse", "mse"])
+    register_keras_udf(spark, "both_ends", built)
+    scored = spark.sql("SELECT id, p.pair, p.single FROM (SELECT id, both_ends(array(a, b), c) AS p FROM measurements)")
+    pair, single = built.predict([X[:, :2], X[:, 2:]], verbose=0)
+    close(values(scored, "pair"), pair)
+    close(values(scored, "single"), single.ravel())
+
+
+def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
+    frame.withColumn("b", F.when(F.col("id") % 3 > 0, F.col("b"))).createOrReplaceTempView("gaps")
+    register_keras_udf(spark, "lenient", model)
+    register_keras_udf(spark, "strict", model, on_nan="error")
+    found = values(spark.sql("SELECT id, lenient(a, b, c) AS p FROM gaps")).astype(float)
+    assert np.isnan(found[::3]).all()
+    close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
+    with pytest.raises(PythonException, match="DataError: the columns argument 1, argument 2, argument 3 is null"):
+        spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
+
+
+def test_a_transform_comes_before_the_model(model, frame):
+    predict = keras_udf(model, transform=lambda x, y: x[:, ::-1])
+    close(values(frame.withColumn("p", predict("features"))), model.predict(X[:, ::-1], verbose=0).ravel())
+
+
+@pytest.mark.parametrize("name", ["", "two words", "1st", "a.b", 3])
+def test_sql_takes_names_only(spark, model, name):
+    with pytest.raises(ConfigurationError, match="expected a name of letters, digits and underscores"):
+        register_keras_udf(spark, name, model)
+
+
+def test_mistakes_are_told_at_once(spark, model):
+    with pytest.raises(ConfigurationError, match="on_nan"):
+        keras_udf(model, on_nan="drop")
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        register_keras_udf(spark, "f", model, batch_size=0)
+    with pytest.raises(UnknownArgumentError, match="Did you mean 'batch_size'"):
+        keras_udf(model, batchsize=3)
+    with pytest.raises(ModelError, match="expected a keras.Model"):
+        keras_udf("model")

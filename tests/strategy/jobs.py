@@ -1,0 +1,133 @@
+"""Jobs for strategies over the plain twin of a dataset: small models, rows in partitions, and what was heard of a run."""
+
+import keras
+import numpy as np
+
+from sparkkeras import metrics
+from sparkkeras.callbacks import DriverCallbacks, Progress
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.local import LocalDataset
+from sparkkeras.job import Job, Server, Shares
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.parameter.rules import make_rule
+from sparkkeras.strategy.base import make_strategy
+from sparkkeras.worker import FitOptions
+
+BATCH = 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(size=(60, 1))).astype(np.float32)
+
+
+class Model:
+    """A model and its beginning."""
+
+    def __init__(self, *layers, optimizer, **compiled):
+        keras.utils.set_random_seed(1)
+        self.model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+        self.model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **compiled)
+        metrics.prepare(self.model, rows(X[:1], Y[:1]).spec.zeros())
+        self.state = ModelState.take(self.model)
+        self.archive = ModelArchive.pack(self.model)
+
+    def anew(self):
+        """The model at its beginning."""
+        self.state.put(self.model)
+        self.model.stop_training = False
+        return self.model
+
+
+def rows(x, y, weight=None):
+    """Rows of a task's own."""
+    return from_arrays(x.copy(), y.copy(), weight)
+
+
+def partitions(*sizes):
+    """Consecutive rows in partitions; ``None`` is one without rows."""
+    stops = np.cumsum([size or 0 for size in sizes])
+    assert stops[-1] <= 60
+    return LocalDataset(
+        tuple(
+            None if size is None else rows(X[stop - size : stop], Y[stop - size : stop])
+            for size, stop in zip(sizes, stops, strict=True)
+        )
+    )
+
+
+class Heard(Progress):
+    """Notes rounds instead of telling of them."""
+
+    def __init__(self):
+        super().__init__(0, 1, 1)
+        self.rounds = []
+
+    def on_round_end(self, rows, done, told=""):
+        self.rounds.append((rows, done))
+
+
+def fit(
+    given,
+    dataset,
+    mode="synchronous",
+    *,
+    epochs=1,
+    initial_epoch=0,
+    frequency="epoch",
+    rule=None,
+    rule_state=None,
+    shuffle=False,
+    seed=1,
+    callbacks=(),
+    steps_per_epoch=None,
+    validation=None,
+    shares=None,
+    histories=None,
+    transform=None,
+    worker_callbacks=None,
+    server=None,
+):
+    """Train; the history and what was heard of rounds."""
+    sizes = tuple(handle.rows for handle in dataset.handles)
+    job = Job(
+        model=given.model,
+        archive=ModelArchive.pack(given.model),
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        frequency=frequency,
+        rule=make_rule(rule, mode),
+        rule_state={} if rule_state is None else rule_state,
+        shares=shares or Shares(sizes, (0,) * len(sizes)),
+        options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed, callbacks=worker_callbacks),
+        steps_per_epoch=steps_per_epoch,
+        validation=validation,
+        server=server or Server("inprocess"),
+        histories=[] if histories is None else histories,
+    )
+    heard = Heard()
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, heard)
+    make_strategy(mode).fit(job, dataset, driver)
+    return driver.history, heard.rounds
+
+
+def close(model, weights, optimizer=None, atol=1e-6):
+    state = ModelState.take(model)
+    assert np.allclose(state.weights.vector, weights, rtol=0, atol=atol)
+    if optimizer is not None:
+        assert np.allclose(state.optimizer.vector, optimizer, rtol=0, atol=atol)
+    return True
+
+
+class Snapshots(keras.callbacks.Callback):
+    """The weights at the end of each epoch; from ``blow_up`` on, a learning rate beyond all bounds."""
+
+    def __init__(self, blow_up=None):
+        super().__init__()
+        self.blow_up = blow_up
+        self.weights = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.blow_up is not None and epoch >= self.blow_up:
+            self.model.optimizer.learning_rate = 1e38
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(ModelState.take(self.model).weights.vector)

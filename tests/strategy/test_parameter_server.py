@@ -1,0 +1,620 @@
+"""Training through a parameter server over the plain twin of a dataset: no Spark, one worker at a time.
+
+Workers that come one after the other make every figure predictable; those that meet are in tests/spark/test_asynchronous.py.
+"""
+
+import socket
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.dataset import FilesMissing
+from sparkkeras.data.local import LocalDataset, LocalResults
+from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
+from sparkkeras.job import Server, Shares, Validation
+from sparkkeras.model import ModelState
+from sparkkeras.parameter import inprocess
+from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
+from sparkkeras.strategy.gather import mean_logs
+from sparkkeras.worker import BatchOptions
+from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+
+TRANSPORTS = ["inprocess", "socket", "http"]
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(**({"learning_rate": 0.02, "momentum": 0.8} | options))
+
+
+@pytest.fixture(scope="module")
+def linear_sgd():
+    return Model(optimizer=sgd(nesterov=True))
+
+
+@pytest.fixture
+def linear(linear_sgd):
+    """A linear model, trained by SGD with momentum, at its beginning."""
+    linear_sgd.anew()
+    return linear_sgd
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """Whatever happens in a test: no thread, port or handler stays."""
+    before = set(threading.enumerate())
+    yield
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+    assert [each for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
+    assert inprocess._served == {}
+
+
+def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0, options=None, **arguments):
+    """Train; the history, the server's stats, and what was heard of rounds."""
+    server = Server(transport, port, ParameterServerOptions(**(options or {})))
+    history, rounds = fit(given, dataset, mode, server=server, **arguments)
+    return history, server.stats, rounds
+
+
+def plain(given, epochs, stop=22, **arguments):
+    """What Keras makes of the first rows."""
+    return given.anew().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
+
+
+# One worker
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("mode", "frequency", "encrypt"), [("asynchronous", 4, True), ("hogwild", "epoch", False)])
+def test_one_worker_is_plain_keras_whatever_the_transport(linear, transport, mode, frequency, encrypt):
+    options = {"encrypt": encrypt}
+    history, stats, _ = train(
+        linear, partitions(22), mode, transport=transport, options=options, frequency=frequency, epochs=3
+    )
+    found = ModelState.take(linear.model)
+    expected = plain(linear, 3).history
+    assert close(linear.model, found.weights.vector, found.optimizer.vector)
+    assert [int(counter) for counter in found.optimizer.counters] == [18]
+    assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert history.history["mae"] == pytest.approx(expected["mae"], rel=1e-5)
+    assert stats.transport == transport
+    assert stats.steps == {0: 18}
+    assert stats.staleness == {0: stats.pushes}
+    assert stats.pushes == 3 * (2 if frequency == 4 else 1)
+    assert (stats.duplicates, stats.refusals) == (0, {})
+    assert stats.sent_bytes >= 16
+    assert stats.seconds > 0
+
+
+@pytest.mark.parametrize("rule", ["dynsgd", DCASGD(0.5), "downpour"])
+def test_alone_a_rule_that_corrects_staleness_is_plain_keras(linear, rule):
+    train(linear, partitions(22), rule=rule, frequency=2, epochs=2)
+    found = ModelState.take(linear.model).weights.vector
+    plain(linear, 2)
+    assert close(linear.model, found)
+
+
+@pytest.mark.parametrize(
+    "rule", ["downpour", "agn", "dynsgd", "easgd", "eamsgd", "dcasgd", EASGD(0.5), EAMSGD(1.0)], ids=str
+)
+def test_every_rule_learns(linear, rule):
+    history, _, _ = train(linear, partitions(20, 20), rule=rule, frequency=2, epochs=12, shuffle=True)
+    assert history.history["loss"][-1] < 0.3 * history.history["loss"][0]
+    assert linear.model.evaluate(X[:40], Y[:40], verbose=0)[0] < 0.3 * history.history["loss"][0]
+
+
+def test_statistics_are_those_of_plain_keras():
+    given = Model(keras.layers.BatchNormalization(momentum=0.7), optimizer=sgd())
+    train(given, partitions(22), epochs=3, frequency=2)
+    found = ModelState.take(given.model)
+    plain(given, 3)
+    assert close(given.model, found.weights.vector, found.optimizer.vector)
+
+
+@keras.saving.register_keras_serializable(package="tests_of_parameter_server")
+class Counting(keras.layers.Layer):
+    """Counts the calls that train, in a weight that is no float."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign(self.calls + 1)
+        return x
+
+
+def test_weights_that_are_no_floats_are_counted():
+    given = Model(Counting(), keras.layers.Dropout(0.2, seed=3), optimizer=sgd())
+    train(given, partitions(22), epochs=2, frequency=2)
+    assert int(given.model.layers[0].calls) == 12
+    train(given, partitions(8, 20), epochs=1)  # of two that go on from 12 one after the other
+    assert int(given.model.layers[0].calls) == 12 + 2 + 5
+
+
+def test_sample_weights_count(linear):
+    weight = np.linspace(0, 2, 22).astype(np.float32)
+    history, _, _ = train(linear, LocalDataset((rows(X[:22], Y[:22], weight),)), epochs=2, frequency=3)
+    found = ModelState.take(linear.model).weights.vector
+    expected = plain(linear, 2, sample_weight=weight)
+    assert close(linear.model, found)
+    assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
+
+
+def test_a_moving_average_of_weights_is_put_in_at_the_end():
+    given = Model(optimizer=sgd(use_ema=True, ema_momentum=0.5))
+    train(given, partitions(20), epochs=2, frequency=2)
+    found = ModelState.take(given.model).weights.vector
+    plain(given, 2, 20)
+    assert close(given.model, found)
+
+
+def test_a_second_fit_goes_on_with_slots_steps_and_schedule():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.7)
+    given = Model(optimizer=sgd(learning_rate=schedule))
+    for epoch in range(2):
+        history, stats, _ = train(given, partitions(22), initial_epoch=epoch, epochs=epoch + 1, frequency=2)
+        assert history.epoch == [epoch]
+        assert stats.steps == {0: 6}
+    found = ModelState.take(given.model)
+    plain(given, 2)
+    assert close(given.model, found.weights.vector, found.optimizer.vector)
+    assert int(found.optimizer.counters[0]) == 12
+
+
+# One after the other
+
+
+def test_workers_that_come_in_turn_train_in_turn(linear):
+    """Each goes on from where the one before left the weights, with fresh optimizer slots; the slots' mean stays."""
+    histories = []
+    history, stats, _ = train(linear, partitions(20, 8), epochs=2, frequency=2, histories=histories)
+    found = ModelState.take(linear.model)
+    slots, losses = [], []
+    model = linear.anew()
+    beginning = linear.state.optimizer
+    for start, stop in ((0, 20), (20, 28)):
+        ModelState(ModelState.take(model).weights, beginning).put(model)
+        trained = model.fit(X[start:stop], Y[start:stop], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        losses.append(trained.history["loss"])
+        slots.append(ModelState.take(model).optimizer.vector)
+    assert close(model, found.weights.vector)
+    mean = np.average(slots, axis=0, weights=[20, 8])
+    np.testing.assert_allclose(found.optimizer.vector, mean, rtol=0, atol=1e-6)
+    assert [int(counter) for counter in found.optimizer.counters] == [10]  # the busiest worker's
+    for epoch in range(2):
+        own = [entry["loss"] for entry in histories if entry["epoch"] == epoch]
+        assert own == pytest.approx([each[epoch] for each in losses], rel=1e-5)
+        assert history.history["loss"][epoch] == pytest.approx(np.average(own, weights=[20, 8]), rel=1e-5)
+    assert stats.steps == {0: 10, 1: 4}
+
+
+@pytest.mark.parametrize("frequency", [1, 2, 3, 4, 5, 7, "epoch"])
+def test_windows_start_anew_each_epoch_and_no_step_is_lost(linear, frequency):
+    _, stats, rounds = train(linear, partitions(18, 7, None), epochs=3, frequency=frequency)  # five batches, and two
+    every = 5 if frequency == "epoch" else frequency
+    assert stats.pushes == 3 * (-(-5 // every) + -(-2 // every))
+    assert stats.steps == {0: 15, 1: 6}
+    assert sum(seen for seen, _ in rounds) == 3 * 25
+    assert rounds[-1][1] == 1.0
+
+
+@pytest.mark.parametrize(("steps", "pushes", "taken"), [(2, 2, [8, 7]), (3, 3, [12, 7]), (99, 4, [18, 7])])
+def test_an_epoch_may_be_cut_short(linear, steps, pushes, taken):
+    histories = []
+    _, stats, _ = train(linear, partitions(18, 7), frequency=2, steps_per_epoch=steps, histories=histories)
+    assert [entry["rows"] for entry in histories] == taken
+    assert stats.pushes == pushes
+    assert stats.steps == {0: min(steps, 5), 1: 2}
+
+
+def test_a_bound_on_staleness_does_not_hold_up_workers_that_come_in_turn(linear):
+    options = {"max_staleness": 0}
+    history, stats, _ = train(linear, partitions(3, None, 40, 1), epochs=3, frequency=1, options=options)
+    assert len(history.epoch) == 3
+    assert stats.steps == {0: 3, 2: 30, 3: 3}
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A rule of one's own, which notes what it is asked."""
+
+    notes: str
+    most: float = 0.05
+    modes = frozenset({"asynchronous", "hogwild"})
+
+    def init(self, center):
+        return {"folds": np.zeros_like(center)}
+
+    def exchange(self, local, base, center, window):
+        sent = np.clip(local - base, -self.most, self.most)
+        with open(self.notes, "a") as file:
+            file.write(f"{window.steps} {window.rows} {window.learning_rate:.3f} {window.num_workers}\n")
+        return sent, center + sent
+
+    def fold(self, center, state, update, staleness):
+        assert np.abs(update.sent).max() <= np.float32(self.most)
+        assert staleness == 0
+        state["folds"] += update.steps
+        center += update.sent
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_an_own_rule_sees_windows_and_remembers(linear, tmp_path, mode):
+    rule, state = Clipped(str(tmp_path / "notes")), {}
+    train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
+    windows = ["3 12 0.020 1", "2 6 0.020 1", "2 7 0.020 1"]
+    assert (tmp_path / "notes").read_text().splitlines() == windows
+    assert state["folds"].tolist() == [7, 7, 7, 7]
+    train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
+    assert state["folds"].tolist() == [14, 14, 14, 14]
+
+
+class Losing(LocalDataset):
+    """Some partitions' rows are gone until they are read again from their source."""
+
+    lost = frozenset({1})
+
+    def run(self, task):
+        whole = LocalDataset.run(self, task)
+
+        def without():
+            from sparkkeras.data.dataset import TaskContext
+
+            found = []
+            for number, block in enumerate(self.blocks):
+
+                def given(number=number, block=block):
+                    if number in self.lost:
+                        raise FilesMissing("gone")
+                    yield block
+
+                try:
+                    found.append(list(task(TaskContext(number, 10**6 + number), given())))
+                except FilesMissing:
+                    found.append([])
+            return found
+
+        return ReadAgain(without, whole)
+
+
+@dataclass(frozen=True)
+class ReadAgain(LocalResults):
+    whole: LocalResults
+
+    def from_source(self, partitions):
+        return self.whole.from_source(partitions)
+
+
+def test_a_partition_whose_rows_are_gone_is_trained_from_its_source(linear):
+    histories = []
+    _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories)
+    found = ModelState.take(linear.model).weights.vector
+    assert stats.steps == {0: 10, 1: 4}
+    assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    linear.anew()
+    train(linear, partitions(20, 8), epochs=2)
+    assert close(linear.model, found)
+
+
+# Figures, weights and callbacks on the driver
+
+
+def test_callbacks_see_the_weights_of_their_epoch(linear):
+    mine, theirs = Snapshots(), Snapshots()
+    train(linear, partitions(22), epochs=4, frequency=2, callbacks=[mine])
+    plain(linear, 4, callbacks=[theirs])
+    np.testing.assert_allclose(mine.weights, theirs.weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_validation_has_the_weights_of_its_epoch(linear, own):
+    """The worker is epochs ahead of the driver, whose callback is slow."""
+    dataset = partitions(22)
+    shares = Shares.split(dataset.handles, 0.2)
+    held_out = LocalDataset((rows(X[17:20], Y[17:20]), None, rows(X[20:22], Y[20:22])))
+    validation = (
+        Validation(held_out, BatchOptions(BATCH), 2)
+        if own
+        else Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
+    )
+    validated = []
+
+    class Validated(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
+            if (epoch + 1) % 2 == 0:
+                validated.append(self.model.evaluate(X[17:22], Y[17:22], verbose=0))
+
+    history, stats, _ = train(
+        linear, dataset, epochs=6, shares=shares, validation=validation, callbacks=[Validated()], frequency=2, shuffle=True
+    )
+    assert stats.steps == {0: 30}  # 17 rows, five batches
+    found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
+    assert len(found) == 3
+    np.testing.assert_allclose(found, validated, rtol=1e-5)
+
+
+@dataclass
+class Noted:
+    """A file that callbacks write to from wherever they are."""
+
+    path: Path
+
+    def callback(self, wait_for=None, stop_at=None, stop_at_batch=None):
+        path = str(self.path)
+
+        class Notes(keras.callbacks.Callback):
+            epoch = None
+
+            def say(self, *words):
+                with open(path, "a") as file:
+                    file.write(" ".join(map(str, words)) + "\n")
+
+            def on_train_begin(self, logs=None):
+                self.say("begin")
+
+            def on_epoch_begin(self, epoch, logs=None):
+                import time
+                from pathlib import Path
+
+                self.epoch = epoch
+                while wait_for is not None and not Path(f"{wait_for}-{epoch}").exists():
+                    time.sleep(0.01)
+
+            def on_train_batch_end(self, batch, logs=None):
+                if (self.epoch, batch) == (stop_at, stop_at_batch):
+                    self.model.stop_training = True
+
+            def on_epoch_end(self, epoch, logs=None):
+                self.say(epoch, round(float(self.model.optimizer.learning_rate), 6))
+                if epoch == stop_at and stop_at_batch is None:
+                    self.model.stop_training = True
+
+            def on_train_end(self, logs=None):
+                self.say("end")
+
+        return ByValue.dump([Notes()], "worker_callbacks")
+
+    def read(self):
+        return self.path.read_text().split("\n")[:-1]
+
+
+@pytest.fixture
+def noted(tmp_path):
+    return Noted(tmp_path / "notes")
+
+
+def test_a_learning_rate_that_a_callback_sets_reaches_a_worker_at_its_next_exchange(linear, noted, tmp_path):
+    """The worker waits for the driver before each epoch, so it hears of its rate in that epoch, or in the next."""
+    rates = [0.02, 0.01, 0.004, 0.002]
+
+    class Rate(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = rates[epoch]
+            (tmp_path / f"mark-{epoch}").touch()
+
+    train(
+        linear, partitions(22), epochs=4, frequency=1, callbacks=[Rate()], worker_callbacks=noted.callback(tmp_path / "mark")
+    )
+    found = [float(line.split()[1]) for line in noted.read()[1:-1]]
+    assert len(found) == 4
+    for epoch, rate in enumerate(found):
+        assert rate in rates[max(0, epoch - 1) : epoch + 1]
+    assert float(linear.model.optimizer.learning_rate) == pytest.approx(rates[-1])
+
+
+def test_worker_callbacks_live_through_all_epochs(linear, noted):
+    train(linear, partitions(8), epochs=3, frequency=1, worker_callbacks=noted.callback())
+    assert noted.read() == ["begin", "0 0.02", "1 0.02", "2 0.02", "end"]
+
+
+def test_a_callback_that_ends_a_worker_ends_no_other(linear, noted):
+    """Both have copies of it; the first is gone before the second begins, so epochs end with the second's."""
+    histories = []
+    history, stats, _ = train(
+        linear, partitions(18, 7), epochs=5, worker_callbacks=noted.callback(stop_at=1), histories=histories
+    )
+    assert noted.read() == ["begin", "0 0.02", "1 0.02", "end"] * 2
+    assert history.epoch == [0, 1]
+    assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert stats.steps == {0: 10, 1: 4}
+
+
+def test_a_worker_may_end_within_an_epoch(linear, noted):
+    histories = []
+    history, stats, _ = train(
+        linear,
+        partitions(22),
+        epochs=5,
+        frequency=3,
+        worker_callbacks=noted.callback(stop_at=1, stop_at_batch=3),
+        histories=histories,
+    )
+    assert history.epoch == [0, 1]
+    assert stats.steps == {0: 10}
+    assert [entry["rows"] for entry in histories] == [22, 16]
+    assert int(linear.model.optimizer.iterations) == 10
+
+
+def test_backup_and_restore(linear, tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        train(linear, partitions(22), epochs=4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path), Interrupt()])
+    history, stats, _ = train(linear, partitions(22), epochs=4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+    assert history.epoch == [2, 3]
+    assert stats.steps == {0: 12}
+
+
+# When it goes wrong
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("where", ["worker", "callback", "rows"])
+def test_after_a_failure_the_next_fit_works(linear, transport, where):
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise (KeyboardInterrupt if where == "callback" else RuntimeError)("on purpose")
+
+    dataset, given = partitions(20, 8), {}
+    if where == "rows":
+        dataset = LocalDataset((dataset.blocks[0], rows(X[20:28], np.full((8, 1), np.nan, np.float32))))
+    else:
+        given = {"callbacks": [Fail()]} if where == "callback" else {"worker_callbacks": ByValue.dump([Fail()], "callbacks")}
+    kind = {"worker": RuntimeError, "callback": KeyboardInterrupt, "rows": DivergenceError}[where]
+    with pytest.raises(kind) as caught:
+        train(linear, dataset, transport=transport, epochs=3, **given)
+    if where == "rows":
+        assert str(caught.value).startswith("training diverged in epoch 1 on worker 1: its update is not finite")
+        assert "smaller learning rate" in str(caught.value)
+    if where != "callback":
+        assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+    assert np.isfinite(ModelState.take(linear.model).weights.vector).all()
+    history, _, _ = train(linear, partitions(20, 8), transport=transport, epochs=2)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_divergence_keeps_the_last_epoch_that_ended(linear):
+    """The worker's own learning rate explodes in its third epoch."""
+
+    class Explode(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                self.model.optimizer.learning_rate = 1e38
+
+    snapshots = Snapshots()
+    explode = ByValue.dump([Explode()], "worker_callbacks")
+    with pytest.raises(DivergenceError, match="in epoch 3 on worker 0: its update is not finite"):
+        train(linear, partitions(22), epochs=5, frequency=2, callbacks=[snapshots], worker_callbacks=explode)
+    assert len(snapshots.weights) <= 2
+    last = snapshots.weights[-1] if snapshots.weights else linear.state.weights.vector
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, last)
+
+
+@dataclass(frozen=True)
+class Exploding(Downpour):
+    def fold(self, center, state, update, staleness):
+        center[:] = np.inf
+
+
+def test_a_rule_that_leaves_the_finite_numbers_is_named(linear):
+    with pytest.raises(DivergenceError, match=r"Exploding\(\) made weights that are not finite in epoch 1"):
+        train(linear, partitions(8), rule=Exploding())
+    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
+
+
+@dataclass(frozen=True)
+class Sending(Downpour):
+    """Sends something else than it should."""
+
+    what: str = "nothing"
+
+    def exchange(self, local, base, center, window):
+        return {"nothing": None, "short": local[:2]}[self.what], center
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("nothing", "it returned NoneType"), ("short", r"it returned an array of shape \(2,\)")]
+)
+def test_a_rule_that_sends_something_else_is_told(linear, what, words):
+    with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\), .*{words}"):
+        train(linear, partitions(8), rule=Sending(what))
+
+
+@dataclass(frozen=True)
+class Returning(Downpour):
+    def fold(self, center, state, update, staleness):
+        return center + update.sent
+
+
+def test_a_rule_that_does_not_fold_in_place_is_told(linear):
+    with pytest.raises(ConfigurationError, match="returned something from fold: it must change"):
+        train(linear, partitions(8), rule=Returning())
+
+
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_a_port_that_is_taken_or_free(linear, transport):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1: .*in use.*Give another port="
+        ):
+            train(linear, partitions(8), transport=transport, port=port)
+    for _ in range(2):  # the same one again, at once
+        _, stats, _ = train(linear, partitions(8), transport=transport, port=port)
+        assert stats.pushes == 1
+
+
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_an_address_of_another_machine_is_refused(linear, transport):
+    words = "cannot listen on 192.0.2.1: .*The address has to be one of this machine"
+    with pytest.raises(ConfigurationError, match=words):
+        train(linear, partitions(8), transport=transport, options={"host": "192.0.2.1"})
+    with pytest.raises(ConfigurationError, match=words):
+        train(linear, partitions(8), transport=transport, options={"bind": "192.0.2.1"})
+
+
+@pytest.mark.parametrize("transport", ["socket", "http"])
+def test_workers_that_do_not_reach_the_driver_say_so_before_training(linear, transport, noted):
+    options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
+    words = (
+        rf"workers do not reach the parameter server on the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
+    )
+    with pytest.raises(ParameterServerError, match=words):
+        train(linear, partitions(8), transport=transport, options=options, worker_callbacks=noted.callback())
+    assert not noted.path.exists()
+
+
+def test_a_host_that_is_this_machine_works(linear):
+    _, stats, _ = train(linear, partitions(8), transport="socket", options={"host": "localhost"})
+    assert stats.pushes == 1
+
+
+def test_the_history_of_a_run_without_an_epoch_is_empty(linear):
+    history, stats, _ = train(linear, partitions(8), initial_epoch=3, epochs=3)
+    assert history.epoch == []
+    assert stats == replace(stats, pushes=0, steps={})
+
+
+def test_figures_that_are_vectors_are_averaged_too():
+    @dataclass(frozen=True)
+    class Told:
+        worker: int
+        rows: int
+        logs: dict
+        seconds: float = 1.0
+
+    found = mean_logs(
+        [
+            Told(0, 1, {"f1": [1.0, 2.0], "loss": 1.0, "many": None}),
+            Told(1, 3, {"f1": [5.0, 6.0], "loss": 3.0, "many": None}),
+        ]
+    )
+    assert found["f1"].tolist() == [4.0, 5.0]
+    assert found["loss"] == 2.5
+    assert found["many"] is None
+
+
+def test_a_fold_that_changes_nothing_is_told(linear):
+    @dataclass(frozen=True)
+    class Rebinding(Downpour):
+        def fold(self, center, state, update, staleness):
+            center = center + update.sent
+
+    with pytest.warns(
+        UserWarning, match="2 updates were folded, and the weights are as they were.*must change center in place"
+    ):
+        train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)

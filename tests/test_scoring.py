@@ -1,0 +1,336 @@
+"""Scoring without Spark: a model's outputs as columns, and batches of columns through a model, row by row the same."""
+
+import itertools
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras.data.block import Form, Structure
+from sparkkeras.data.columns import Leaf
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.frame import ArgumentsToBlocks, BatchesToBlocks, Selection
+from sparkkeras.data.local import LocalShared
+from sparkkeras.scoring import Output, Scorer, ScoreTask, _column_names, outputs_of
+from tests.models import classifier, regression
+
+X = np.random.default_rng(0).random((40, 3)).astype(np.float32)
+
+
+def two_by_two(order=("price", "kind"), structure=tuple):
+    """A model with two inputs and two outputs."""
+    keras.utils.set_random_seed(1)
+    a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
+    both = keras.layers.Concatenate(name="both")([a, b])
+    heads = {"price": keras.layers.Dense(1, name="price")(both), "kind": keras.layers.Dense(4, name="kind")(both)}
+    outputs = heads if structure is dict else [heads[name] for name in order]
+    return keras.Model([a, b], outputs, name="two")
+
+
+def task(model, *, columns=1, batch_size=8, on_nan="allow", transform=None, selection=None):
+    scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_nan=on_nan)
+    read = ArgumentsToBlocks(scorer.reader, fits=transform is None)
+    if selection is not None:
+        read = BatchesToBlocks(selection, scorer.reader)
+    return ScoreTask(
+        LocalShared(scorer.archive), LocalShared(scorer.state), LocalShared(scorer.options), read, scorer.outputs
+    )
+
+
+def score(model, *batches, **given):
+    """The column of all batches."""
+    return pa.concat_arrays(list(task(model, **given)(TaskContext(0), iter(batches))))
+
+
+def batches(x, *sizes):
+    """The rows of an array in batches of these sizes."""
+    column = pa.array(x.tolist(), pa.list_(pa.float32()))
+    bounds = np.cumsum([0, *sizes])
+    return [column[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+# What a model gives
+
+
+def test_one_value_is_a_number_and_more_are_an_array():
+    assert outputs_of(regression()) == (Output("y", "float32", 0),)
+    assert outputs_of(classifier()) == (Output("scores", "float32", 1),)
+    sequence = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(1, name="steps")])
+    assert outputs_of(sequence)[0].type_name == "array<array<float>>"
+
+
+@pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
+def test_outputs_have_their_names_in_the_models_order(order):
+    assert [output.name for output in outputs_of(two_by_two(order))] == list(order)
+    kinds = {output.name: output.type_name for output in outputs_of(two_by_two(order))}
+    assert kinds == {"price": "float", "kind": "array<float>"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float64", "double"), ("mixed_float16", "float"), ("mixed_bfloat16", "float"), ("float16", "float")]
+)
+def test_what_is_stored_holds_what_is_predicted(dtype, name):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
+    found = score(model, *batches(X, 40))
+    assert Scorer.of(model).type_name == f"array<{name}>"
+    assert found.to_pylist() == model.predict(X, verbose=0).tolist()
+
+
+def test_whole_numbers_stay_whole():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.ops.argmax(keras.layers.Dense(4)(inputs), axis=-1))
+    assert Scorer.of(model).type_name == "int"
+    assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, verbose=0).tolist()
+
+
+class Own(keras.Model):
+    def __init__(self, **config):
+        super().__init__(**config)
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x) * 2
+
+
+def test_a_model_that_does_not_say_what_it_gives_is_refused_and_can_be_wrapped():
+    model = Own()
+    expected = np.asarray(model(X))
+    with pytest.raises(ModelError, match=r"does not say the shape of its outputs.*keras\.Model\(inputs, model\(inputs\)\)"):
+        Scorer.of(model)
+    inputs = keras.Input((3,))
+    found = score(keras.Model(inputs, model(inputs)), *batches(X, 40))
+    np.testing.assert_allclose(found.to_pylist(), expected, atol=1e-6)
+
+
+def test_a_model_without_weights_is_refused():
+    with pytest.raises(ModelError, match="built"):
+        Scorer.of(keras.Sequential([keras.layers.Dense(2)]))
+
+
+# Rows
+
+
+@pytest.mark.parametrize("sizes", [(40,), (7, 33), (1,) * 40, (0, 20, 0, 20)], ids=str)
+@pytest.mark.parametrize("batch_size", [1, 8, 1024])
+def test_predictions_are_those_of_keras_however_rows_are_cut(sizes, batch_size):
+    model = regression()
+    found = score(model, *batches(X, *sizes), batch_size=batch_size)
+    assert found.type == pa.float32()
+    np.testing.assert_allclose(found, model.predict(X, verbose=0).ravel(), rtol=1e-6, atol=1e-6)
+
+
+def test_of_the_same_batches_they_are_the_same_to_the_last_bit():
+    model = classifier(width=3)
+    found = score(model, *batches(X, 40), batch_size=32)
+    np.testing.assert_array_equal(found.to_pylist(), model.predict(X, batch_size=32, verbose=0))
+
+
+def test_no_rows_have_no_predictions():
+    assert list(task(regression())(TaskContext(0), iter([]))) == []
+    assert list(task(regression())(TaskContext(0), iter(batches(X, 0, 0)))) == []
+
+
+@pytest.mark.parametrize("structure", [tuple, dict])
+@pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
+def test_several_outputs_are_a_struct_by_their_names(structure, order):
+    model = two_by_two(order, structure)
+    columns = (pa.array(X[:, :2].tolist()), pa.array(X[:, 2]))
+    found = score(model, columns)
+    expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
+    by_name = expected if structure is dict else dict(zip(order, expected, strict=True))
+    np.testing.assert_allclose(found.field("price"), by_name["price"].ravel(), atol=1e-6)
+    np.testing.assert_allclose(found.field("kind").to_pylist(), by_name["kind"], atol=1e-6)
+    names = [output.name for output in outputs_of(model)]
+    assert [field.name for field in found.type] == names
+    assert set(names) == {"price", "kind"}
+
+
+def test_outputs_of_the_dict_may_have_other_names_than_their_layers():
+    inputs = keras.Input((3,))
+    heads = {"z": keras.layers.Dense(1, name="first")(inputs), "a": keras.layers.Dense(2, name="second")(inputs)}
+    model = keras.Model(inputs, heads)
+    found, expected = score(model, *batches(X, 40)), model.predict(X, verbose=0)
+    np.testing.assert_allclose(found.field("z"), expected["z"].ravel(), atol=1e-6)
+    np.testing.assert_allclose(found.field("a").to_pylist(), expected["a"], atol=1e-6)
+
+
+def test_sequences_are_nested_arrays():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3, 2)), keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(1)])
+    x = np.random.default_rng(1).random((10, 3, 2)).astype(np.float32)
+    found = score(model, pa.array(x.tolist()), pa.array(x.reshape(10, 6).tolist()))  # the second one flat
+    expected = model.predict(x, verbose=0)
+    assert found.type == pa.list_(pa.list_(pa.float32()))
+    np.testing.assert_allclose(found.to_pylist(), np.concatenate([expected, expected]), atol=1e-6)
+
+
+def test_rows_with_nulls_get_null_and_the_others_theirs():
+    model = regression()
+    x = X.tolist()
+    for row in (0, 3, 4, 5, 39, *range(16, 30)):
+        x[row] = None
+    x[7] = [1.0, None, 2.0]
+    column = pa.array(x, pa.list_(pa.float32()))
+    bad = {row for row, values in enumerate(x) if values is None or None in values}
+    expected = model.predict(X, verbose=0).ravel()
+    for sizes in [(40,), (8, 8, 8, 8, 8), (1,) * 40]:
+        cut = [column[stop - size : stop] for size, stop in zip(sizes, np.cumsum(sizes), strict=True)]
+        for batch_size in (3, 100):
+            found = score(model, *cut, batch_size=batch_size).to_pylist()
+            assert {row for row, value in enumerate(found) if value is None} == bad
+            kept = [row for row in range(40) if row not in bad]
+            np.testing.assert_allclose([found[row] for row in kept], expected[kept], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("width", "column"),
+    [(1, pa.nulls(3, pa.float32())), (1, pa.nulls(3, pa.int8())), (3, pa.nulls(3, pa.list_(pa.float32())))],
+    ids=["float", "tinyint", "array"],
+)
+def test_rows_of_nulls_only_get_null(width, column):
+    for model in (regression(width), classifier(width)):
+        found = score(model, column, column[:2])
+        assert found.to_pylist() == [None] * 5
+        x = np.ones((1, width), np.float32)
+        assert found.type == score(model, pa.array(x[:, 0] if width == 1 else x.tolist())).type
+
+
+def test_batches_of_nulls_lie_between_sequences_of_any_length():
+    model = keras.Sequential([keras.Input((None, 2)), keras.layers.LSTM(1)])
+    nulls = pa.nulls(2, pa.list_(pa.list_(pa.float64())))
+    found = score(model, nulls, pa.array([[[0.5, 0.5], [1.0, 1.0]], None]), nulls)
+    assert found.is_valid().to_pylist() == [False, False, True, False, False, False]
+
+
+def test_predictions_that_come_in_parts_find_their_rows(monkeypatch):
+    from sparkkeras import worker
+
+    monkeypatch.setattr(worker, "PIECE_BYTES", 24)
+    monkeypatch.setattr(worker, "PREDICTION_BYTES", 48)
+    model = regression()
+    x = [None if row % 5 == 3 else values for row, values in enumerate(X.tolist())]
+    column = pa.array(x, pa.list_(pa.float32()))
+    parts = list(task(model, batch_size=2)(TaskContext(0), iter([column[:30], column[30:]])))
+    assert len(parts) > 4
+    found = np.array(pa.concat_arrays(parts).to_pylist(), float)
+    expected = np.where(np.arange(40) % 5 == 3, np.nan, model.predict(X, verbose=0).ravel())
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_struct_is_null_as_a_whole():
+    columns = (pa.array([[1.0, 2.0], None, [3.0, 4.0]]), pa.array([1.0, 2.0, None]))
+    found = score(two_by_two(), columns)
+    assert found.is_valid().to_pylist() == [True, False, False]
+    assert score(two_by_two(), (pa.nulls(2, pa.list_(pa.float32())), pa.array([1.0, 2.0]))).to_pylist() == [None, None]
+
+
+def test_nulls_do_not_reach_the_model():
+    def positive(x, y):
+        assert (x > 0).all()
+        return x
+
+    column = pa.array([[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0], None])
+    found = score(regression(), column, transform=positive).to_pylist()
+    assert [value is None for value in found] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[1.0, 2.0, 3.0], None], "argument 1.* is null, or holds a null, in row 41 of partition 0"),
+        ([[1.0, 2.0, 3.0], [1.0, None, 3.0]], "is null, or holds a null, in row 41"),
+        ([[1.0, 2.0, float("nan")]], "holds NaN or an infinite value in row 40 of partition 0"),
+        ([[1.0, 2.0, float("inf")]], "holds NaN or an infinite value in row 40"),
+    ],
+)
+def test_on_nan_error_tells_the_row(rows, words):
+    with pytest.raises(DataError, match=words):
+        score(regression(), *batches(X, 40), pa.array(rows, pa.list_(pa.float32())), on_nan="error")
+
+
+def test_nan_is_predicted_from_where_it_is_allowed():
+    found = score(regression(), pa.array([[1.0, 2.0, float("nan")], [1.0, 2.0, 3.0]])).to_pylist()
+    assert np.isnan(found[0])
+    assert np.isfinite(found[1])
+
+
+def test_a_transform_comes_before_the_model():
+    model = regression()
+    found = score(model, pa.array(X[:, 0]), transform=lambda x, y: np.stack([x, x * 2, x * 3], axis=1))
+    np.testing.assert_allclose(found, model.predict(X[:, :1] * [1, 2, 3], verbose=0).ravel(), atol=1e-6)
+    paired = score(model, *batches(X, 40), transform=lambda x, y: (x, y))
+    np.testing.assert_allclose(paired, model.predict(X, verbose=0).ravel(), atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [lambda x, y: x[:-1], lambda x, y: np.concatenate([x, x])], ids=["fewer", "more"])
+def test_a_transform_must_keep_the_rows(change):
+    with pytest.raises(DataError, match="transform gave another number of rows"):
+        score(regression(), *batches(X, 20, 20), transform=change)
+
+
+def test_a_selection_reads_its_columns_in_their_order():
+    model = two_by_two()
+    slots = Scorer.of(model).schema.inputs
+    leaves = (Leaf(("u", "v"), together=True, slot=slots[0]), Leaf(("w",), slot=slots[1]))
+    selection = Selection(Form(Structure(2, ("a", "b"), bare=False)), leaves)
+    found = score(model, tuple(pa.array(X[:, place]) for place in range(3)), selection=selection)
+    expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
+    np.testing.assert_allclose(found.field("price"), expected[0].ravel(), atol=1e-6)
+
+
+def test_one_input_takes_several_arguments_and_several_take_one_each():
+    model = regression()
+    found = score(model, tuple(pa.array(X[:, place]) for place in range(3)))
+    np.testing.assert_allclose(found, model.predict(X, verbose=0).ravel(), atol=1e-6)
+    with pytest.raises(DataError, match=r"the model has 2 inputs \(a, b\), but the function was given 1 argument\(s\)"):
+        score(two_by_two(), (pa.array([1.0]),))
+    with pytest.raises(DataError, match=r"argument 1, argument 2.*rows of shape \(3,\), received rows of shape \(2,\)"):
+        score(model, (pa.array([1.0]), pa.array([2.0])))
+
+
+# Names of columns
+
+TWO = (Output("price", "float32", 0), Output("kind", "float32", 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs", "expected"),
+    [
+        ("prediction", TWO[:1], ["prediction"]),
+        (["p"], TWO[:1], ["p"]),
+        ({"price": "p"}, TWO[:1], ["p"]),
+        ("prediction", TWO, ["prediction_price", "prediction_kind"]),
+        (["p", "k"], TWO, ["p", "k"]),
+        (("p", "k"), TWO, ["p", "k"]),
+        ({"kind": "k", "price": "p"}, TWO, ["p", "k"]),
+    ],
+)
+def test_every_output_has_a_column(given, outputs, expected):
+    assert _column_names(given, outputs, ["id"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("id_price", "'id_price_price'"),
+        (["p"], r"expected 2 different name\(s\), for the output\(s\) \['price', 'kind'\]"),
+        (["p", "p"], "expected 2 different"),
+        (["p", "P"], "expected 2 different"),
+        (["p", ""], "expected 2 different"),
+        (["p", 3], "expected 2 different"),
+        (5, "expected 2 different"),
+        (None, "expected 2 different"),
+        ({"price": "p"}, r"no column for the output\(s\) \['kind'\]"),
+        ({"price": "p", "kind": "k", "kinds": "l"}, "the model has no output 'kinds'.*Did you mean 'kind'"),
+        (["p", "id"], r"the DataFrame has a column 'id' already.*drop\('id'\)"),
+        (["p", "ID"], "the DataFrame has a column 'id' already"),
+        (["p", "total"], "the DataFrame has a column 'Total' already"),
+        ({"price": "p", "kind": "Id"}, "the DataFrame has a column 'id' already"),
+    ],
+)
+def test_names_that_do_not_go_are_refused(given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        _column_names(given, TWO, ["id", "Total", "id_price_price"])
