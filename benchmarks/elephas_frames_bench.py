@@ -48,7 +48,6 @@ def main() -> None:
             labelCol="label",
             outputCol="prediction",
             keras_model_config=model.to_json(),
-            mode="synchronous",
             weights=model.get_weights(),
             custom_objects={},
             model_type="classification",

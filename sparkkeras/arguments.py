@@ -83,6 +83,22 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, map(str, known))}")
 
 
+def on_nan_to_predict(value: Any) -> None:
+    """Refuse what cannot be done about NaN and nulls where each row has its prediction."""
+    if value == "drop":
+        raise ConfigurationError(
+            'on_nan="drop": every row gets its prediction, so none can be left out. Give on_nan="allow", which predicts '
+            "null for rows with nulls, or leave such rows out before (df.dropna(subset=[...]))."
+        )
+    one_of("on_nan", value, ("error", "allow"))
+
+
+def function(name: str, value: Any) -> None:
+    """Refuse what cannot be called; ``None`` stands for no function."""
+    if value is not None and (not callable(value) or isinstance(value, type)):
+        raise ConfigurationError(f"{name}={value!r}: expected a function of (x, y) that returns (x, y), or None.")
+
+
 def frequency(value: Any) -> str | int:
     """``"epoch"``, ``"batch"`` (which is 1) or a positive number of batches."""
     if value == "epoch":

@@ -163,18 +163,25 @@ class Cluster:
             WorkerError: A task failed as often as Spark tries; the message has the worker's traceback.
             SparkKerasError: A task raised one of ours.
         """
+        try:
+            with self.cancellable():
+                if partitions is None:
+                    return rdd.collect()
+                with self.training_workers():
+                    return list(self.context.runJob(rdd, _each, partitions))
+        except Exception as error:
+            raise translated(error, self.context) from error
+
+    @contextmanager
+    def cancellable(self) -> Iterator[None]:
+        """Jobs that run in here are cancelled if the person interrupts them."""
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.context.addJobTag(tag)
         try:
-            if partitions is None:
-                return rdd.collect()
-            with self.training_workers():
-                return list(self.context.runJob(rdd, _each, partitions))
+            yield
         except KeyboardInterrupt:
             _quietly(lambda: self.context.cancelJobsWithTag(tag))
             raise
-        except Exception as error:
-            raise translated(error, self.context) from error
         finally:
             _quietly(lambda: self.context.removeJobTag(tag))
 

@@ -180,6 +180,17 @@ def given_away(block: Block) -> Block:
     return Block(block.form, tuple(arrays))
 
 
+def lent(block: Block) -> Block:
+    """The block as a backend may have it for one call.
+
+    TensorFlow and JAX only read what they are called with. A PyTorch module may work in place, so it gets a copy of rows
+    that lie in a file, or that the person holds.
+    """
+    import keras
+
+    return given_away(block) if keras.backend.backend() == "torch" else block
+
+
 def _packed(block: Block) -> tuple[Any, ...]:
     sides = (block.x, block.y, block.sample_weight)
     return sides[: 1 + max(index for index, side in enumerate(sides) if side is not None)]

@@ -17,7 +17,7 @@ from sparkkeras.data.source import lazy_dataset
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.remote import AnyCluster
-from sparkkeras.worker import BatchOptions, LocalTrainer
+from sparkkeras.worker import BatchOptions, LocalTrainer, together
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def lazily(
 def concatenated(parts: Sequence[Any], model: keras.Model) -> Any:
     """Predictions in parts as what ``keras.Model.predict`` returns for all rows."""
     if parts:
-        return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        return together(parts)
     outputs = [tuple(output.shape[1:]) for output in getattr(model, "outputs", None) or ()] or [(0,)]
     empty = [np.empty((0, *(size or 0 for size in shape)), keras.backend.floatx()) for shape in outputs]
     return empty[0] if len(empty) == 1 else empty

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sparkkeras import device
+from sparkkeras import arguments, device
 from sparkkeras import model as models
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block
@@ -127,6 +127,7 @@ class Scorer:
     ) -> Scorer:
         """A scorer for a built model, compiled or not."""
         models.check_built(model)
+        arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
         return cls(
             ModelArchive.pack(model, custom_objects),

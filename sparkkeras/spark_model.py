@@ -205,7 +205,7 @@ class SparkModel:
         given = check_callbacks(callbacks, self.model)
         options = FitOptions(
             batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
-            transform=_by_value(transform, "transform"),
+            transform=_transform(transform),
             shuffle=bool(shuffle),
             seed=self._seed_of_fit(),
             class_weight=_class_weight(class_weight),
@@ -299,9 +299,7 @@ class SparkModel:
         """
         arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        options = BatchOptions(
-            self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
-        )
+        options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
         reader = Reader(models.schema_of(self.model), True, on_nan)
         named = _named(data, reader, features, label, sample_weight, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
@@ -354,7 +352,7 @@ class SparkModel:
         Raises:
             DataError: The data is malformed or does not fit the model.
         """
-        arguments.one_of("on_nan", on_nan, ("error", "allow"))
+        arguments.on_nan_to_predict(on_nan)
         if is_frame(data):
             return with_predictions(
                 data,
@@ -368,13 +366,11 @@ class SparkModel:
                 on_nan=on_nan,
             )
         _named(data, None, features, None, None, loader, transform)
-        options = BatchOptions(
-            self._batch_size("batch_size", batch_size, self.batch_size), _by_value(transform, "transform")
-        )
+        options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
         reader = Reader(models.schema_of(self.model), False, on_nan)
         block = read_on_driver(data, None, None, reader)
-        if block is not None and transform is None:
-            reader.schema.check_features(block.spec)
+        if block is not None:
+            self._check_features(block.spec, options)
         archive = self._archive()
         state = ModelWeights.take(self.model)
         if not collect:
@@ -477,7 +473,22 @@ class SparkModel:
     def _check_data(self, spec: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions) -> None:
         """Refuse data that the model or its loss cannot take, and make the metrics' variables on the way."""
         if spec is None:
-            raise DataError("the data has no rows: it is empty, or on_nan='drop' left none.")
+            told = "data" if isinstance(options, FitOptions) else "validation data"
+            raise DataError(f"the {told} has no rows: it is empty, or on_nan='drop' or validation_col left none.")
+        sample = self._check_features(spec, options)
+        if isinstance(options, FitOptions) and options.class_weight is not None:
+            if spec.form.weight is not None:
+                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
+            if spec.form.y is not None and spec.form.y.count > 1:
+                raise ConfigurationError(
+                    "class_weight cannot be given for a model with several outputs: use sample weights."
+                )
+        if options.transform is None:
+            labels.check_labels(self.model, spec, ranges)
+        metrics.prepare(self.model, sample)
+
+    def _check_features(self, spec: BlockSpec, options: BatchOptions) -> Block:
+        """Refuse features that the model cannot take; a row of zeros as it comes to the model."""
         schema = models.schema_of(self.model)
         sample = spec.zeros()
         if options.transform is not None:
@@ -489,16 +500,7 @@ class SparkModel:
                     "transform(x, y) with arrays that have the rows on their first axis, and must return (x, y)."
                 ) from error
         schema.check_features(sample.spec)
-        if isinstance(options, FitOptions) and options.class_weight is not None:
-            if spec.form.weight is not None:
-                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
-            if spec.form.y is not None and spec.form.y.count > 1:
-                raise ConfigurationError(
-                    "class_weight cannot be given for a model with several outputs: use sample weights."
-                )
-        if options.transform is None:
-            labels.check_labels(self.model, spec, ranges)
-        metrics.prepare(self.model, sample)
+        return sample
 
 
 def load_spark_model(
@@ -553,7 +555,7 @@ def _named(
     if not is_frame(data):
         for name, given in (("features", features), ("label", label), ("loader", loader)):
             if given is not None:
-                raise ConfigurationError(f"{name}= is for the columns of a DataFrame; the data is {describe(data)}.")
+                raise ConfigurationError(f"{name}= is for the columns of a Spark DataFrame; the data is {_told_data(data)}.")
         return None
     if sample_weight is not None and not isinstance(sample_weight, (str, list, tuple, Mapping)):
         raise ConfigurationError(
@@ -563,6 +565,12 @@ def _named(
     if reader is not None:
         named.select(data, reader.schema, reader.labelled)
     return named
+
+
+def _told_data(data: Any) -> str:
+    if type(data).__module__.partition(".")[0] == "pandas":
+        return f"one of pandas ({type(data).__name__}): make one of Spark of it with spark.createDataFrame(data)"
+    return describe(data)
 
 
 def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
@@ -594,6 +602,11 @@ def _check_suffix(path: Any) -> None:
 
 def _by_value(value: Any, name: str) -> ByValue[Any] | None:
     return None if value is None else ByValue.dump(value, name)
+
+
+def _transform(value: Any) -> ByValue[Transform] | None:
+    arguments.function("transform", value)
+    return _by_value(value, "transform")
 
 
 def _class_weight(weights: Mapping[int, float] | None) -> dict[int, float] | None:

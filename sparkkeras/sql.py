@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from sparkkeras import arguments, device
+from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.data.schema import OnNan
@@ -49,6 +50,7 @@ def keras_udf(
 
     Raises:
         ModelError: The model is not built, or does not say the shape of its outputs.
+        ConfigurationError: An argument is out of range; the function raises it for a wrong number of columns.
 
     Example::
 
@@ -57,7 +59,14 @@ def keras_udf(
     """
     function = _function(None, model, batch_size, transform, loader, custom_objects, on_nan)
 
+    inputs = [slot.name for slot in models.schema_of(model).inputs]
+
     def predicted(*columns: Any) -> Column:
+        if not columns or (len(inputs) > 1 and len(columns) != len(inputs)):
+            wanted = f"one for each input ({', '.join(inputs)})" if len(inputs) > 1 else "one or more"
+            raise ConfigurationError(
+                f"the function of the model {model.name!r} takes columns, {wanted}: it got {len(columns)}."
+            )
         with cluster_of(active_session(), device.worker_environment).training_workers():
             return function(*columns)
 
@@ -92,7 +101,7 @@ def register_keras_udf(
         The function, which takes columns or their names, as `keras_udf` gives it.
 
     Raises:
-        ConfigurationError: The name is none that SQL takes.
+        ConfigurationError: The name is none that SQL takes, or one of Spark's own functions.
         ModelError: As in `keras_udf`.
 
     Example::
@@ -102,10 +111,18 @@ def register_keras_udf(
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigurationError(f"name={name!r}: expected a name of letters, digits and underscores, such as 'classify'.")
+    if _is_built_in(spark, name):
+        raise ConfigurationError(
+            f"name={name!r}: Spark has a function of this name, and SQL would go on calling that one. Choose another."
+        )
     function = _function(spark, model, batch_size, transform, loader, custom_objects, on_nan)
     with cluster_of(spark, device.worker_environment).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
     return registered
+
+
+def _is_built_in(spark: SparkSession, name: str) -> bool:
+    return bool(spark.sql(f"SHOW SYSTEM FUNCTIONS LIKE '{name.lower()}'").take(1))
 
 
 def _function(
@@ -117,7 +134,7 @@ def _function(
     custom_objects: Mapping[str, Any] | None,
     on_nan: OnNan,
 ) -> ColumnFunction:
-    arguments.one_of("on_nan", on_nan, ("error", "allow"))
+    arguments.on_nan_to_predict(on_nan)
     scorer = Scorer.of(
         model,
         batch_size=arguments.whole_number("batch_size", batch_size),

@@ -20,10 +20,11 @@ import numpy as np
 from sparkkeras import device, metrics
 from sparkkeras import model as models
 from sparkkeras.custom_code import ByValue
-from sparkkeras.data.block import Block, BlockSpec, Form, Structure
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure, changed, concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
+from sparkkeras.errors import DataError
 from sparkkeras.labels import check_labels
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights
@@ -33,7 +34,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 """Rows are copied out of their files in pieces of about this size."""
 
 PREDICTION_BYTES = 256 * 1024 * 1024
-"""Features that one call of ``predict`` goes through at most, so that predictions leave the worker as they come."""
+"""Predictions leave a worker together for features of about this size: few results, and little memory."""
 
 Transform = Callable[[Any, Any], Any]
 
@@ -200,7 +201,7 @@ class LocalTrainer:
         def pieces() -> Iterator[Block]:
             _seed_globals(seed)
             for index in order.pieces(stretch.first, last, PIECE_BYTES):
-                yield _weighted(_transformed(block[index], options), options.class_weight)
+                yield _weighted(device.given_away(_transformed(block[index], options)), options.class_weight)
 
         seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
         started = time.perf_counter()
@@ -251,7 +252,7 @@ class LocalTrainer:
             found = label_ranges(piece)
             check_labels(self.archive.cached(), piece.spec, found)
             ranges = union(ranges, found)
-            return piece
+            return device.given_away(piece)
 
         pieces = map(noted, self._pieces(blocks, options))
         first = next(pieces, None)
@@ -268,19 +269,28 @@ class LocalTrainer:
     def predict(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions, schema: Schema
     ) -> Iterator[Any]:
-        """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time."""
-        pieces = self._pieces(blocks, options)
+        """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time.
+
+        Batch by batch, as ``predict`` would go through them itself, only that nothing stands between the rows and the model:
+        a backend's way of feeding batches takes longer than small models do.
+        """
         model: Any = None
-        for first in pieces:
+        done: list[Any] = []
+        size = 0
+        for batch in _batches(self._pieces(blocks, options), options.batch_size):
             if model is None:
-                schema.check_features(first.spec)
+                schema.check_features(batch.spec)
                 model = self._model(None)
                 state.put(model)
                 models.reseed(model, (self.context.worker,))
-            some = _up_to(PREDICTION_BYTES, first, pieces)
-            with device.feed(first.spec, options.batch_size, lambda: some) as batches:  # noqa: B023
-                with _single_steps(model), _streaming():
-                    yield model.predict(batches, verbose=0)
+            with _single_steps(model):
+                done.append(model.predict_on_batch(device.lent(batch).x))
+            size += batch.nbytes
+            if size >= PREDICTION_BYTES:
+                yield together(done)
+                done, size = [], 0
+        if done:
+            yield together(done)
 
     def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
         for block in blocks:
@@ -330,12 +340,12 @@ def _is_overridden(callback: Any, hook: str) -> bool:
 
 
 def _transformed(piece: Block, options: BatchOptions) -> Block:
-    """The piece as it is given to the backend, which may write into it, so it must not be the file or the person's."""
+    """The piece after the transform, if there is one."""
     if options.transform is None:
-        return device.given_away(piece)
+        return piece
     own = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
-    changed = own.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
-    return Block(changed.form, tuple(np.array(array) for array in changed.arrays))
+    made = own.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+    return Block(made.form, tuple(np.array(array) for array in made.arrays))
 
 
 def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
@@ -356,16 +366,33 @@ def _seed_globals(seed: Sequence[int]) -> None:
     np.random.seed(drawn)
 
 
-def _up_to(size: int, first: Block, rest: Iterator[Block]) -> Iterator[Block]:
-    """Blocks of about ``size`` bytes together."""
-    yield first
-    taken = first.nbytes
-    while taken + first.nbytes <= size:
-        block = next(rest, None)
-        if block is None:
-            return
-        taken += block.nbytes
-        yield block
+def _batches(pieces: Iterator[Block], rows: int) -> Iterator[Block]:
+    """Blocks of ``rows`` rows each, the last one perhaps shorter; views where they do not go over the end of a piece."""
+    rest: list[Block] = []
+    missing = rows
+    spec: BlockSpec | None = None
+    for piece in pieces:
+        spec = spec or piece.spec
+        if piece.spec != spec:
+            raise DataError(changed(spec, piece.spec))
+        start = 0
+        while piece.rows - start >= missing:
+            yield concatenate([*rest, piece[start : start + missing]])
+            start, rest, missing = start + missing, [], rows
+        if start < piece.rows:
+            rest.append(piece[start:])
+            missing -= piece.rows - start
+    if rest:
+        yield concatenate(rest)
+
+
+def together(parts: Sequence[Any]) -> Any:
+    """Predictions for some rows after others, in the structure that the model gives them, as one."""
+    import keras
+
+    if len(parts) == 1:
+        return parts[0]
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from sparkkeras import metrics
 from sparkkeras import model as models
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, concatenate, from_arrays
+from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.errors import DataError
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
 
 RNG = np.random.default_rng(0)
@@ -547,6 +547,32 @@ def test_predict_is_keras_predict(linear, blocks):
     assert found.shape == (22, 1)
     assert np.allclose(found, linear.anew().predict(X, batch_size=BATCH, verbose=0), rtol=0, atol=1e-6)
     assert np.array_equal(concatenate(features).x, X)
+
+
+def test_batches_to_predict_go_over_the_ends_of_blocks(linear, monkeypatch):
+    kind = type(linear.trainer().archive.cached())
+    whole, sizes = kind.predict_on_batch, []
+    monkeypatch.setattr(kind, "predict_on_batch", lambda self, x: [sizes.append(len(x)), whole(self, x)][1])
+    features = [from_arrays(X[start:stop], None, None) for start, stop in [(0, 1), (1, 6), (6, 7), (7, 22)]]
+    found = predicted(linear, features)
+    assert sizes == [BATCH] * (22 // BATCH) + [22 % BATCH]
+    assert np.allclose(found, linear.anew().predict(X, batch_size=BATCH, verbose=0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("first", ["relu", "sigmoid"])
+def test_rows_to_predict_are_only_read(first, tmp_path):
+    """A backend may compute in place where memory is its own; rows in a file or of the person's are not."""
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(64, 16))  # begins at a page
+    rows[:] = -1 - np.arange(1024).reshape(64, 16)
+    before = rows.copy()
+    inputs = keras.Input((16,))
+    model = keras.Model(inputs, keras.layers.Activation(first)(inputs))
+    model.compile("sgd", "mse")
+    trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
+    block = Block(Form(Structure()), (rows,))
+    parts = trainer.predict(ModelWeights.take(model), iter([block]), BatchOptions(16), models.schema_of(model))
+    assert np.allclose(np.concatenate(list(parts)), model.predict(before, verbose=0))
+    assert np.array_equal(rows, before)
 
 
 def test_predictions_of_several_outputs(measured):

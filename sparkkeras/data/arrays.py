@@ -21,7 +21,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.rdd import Deferred, OpenFiles, SparkDataset, SparkResults, StoredSparkDataset
+from sparkkeras.data.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
     if not cluster.is_local:
         blocks, broadcasts = send(cluster.context, slices)
         try:
-            yield SparkDataset(cluster, blocks)
+            yield SparkDataset(cluster, RddBlocks(blocks))
         finally:
             for broadcast in broadcasts:
                 with suppress(Exception):  # Spark may be gone
@@ -61,7 +61,7 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
         with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
             handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))
         rdd = cluster.context.parallelize(handles, parts)
-        yield ArraysOnDisk(cluster, rdd.mapPartitions(_open_all), rdd, tuple(handles), folder.name)
+        yield ArraysOnDisk(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -80,7 +80,7 @@ class ArraysOnDisk(SparkDataset):
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, over the files."""
-        return SparkResults(self.cluster, self.handle_rdd, OpenFiles(Deferred(task), self.cluster.task_cores))
+        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), OpenFiles(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:

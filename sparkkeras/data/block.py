@@ -246,7 +246,13 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
     if not isinstance(given, tuple) or len(given) != 2:
         raise ValueError(f"transform must return (x, y); it returned {describe(given)}")
     x, y = given
-    return from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
+    if x is None or (y is None and batch.y is not None):
+        raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
+    made = from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
+    for label, array in zip(made.form.labels, made.arrays, strict=True):
+        if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
+            raise ValueError(f"transform must return arrays of numbers; its {label} is {describe(array)}")
+    return made
 
 
 def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = None, expected_y: int | None = None) -> Block:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.schema import ColumnValues, Slot
+from sparkkeras.data.schema import ColumnPart, ColumnValues, Slot
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -82,15 +82,17 @@ class Leaf:
             return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, may_lack=True)
         shape = None if self.slot is None else self.slot.shape
         found = [read(column, name, shape, self._floating) for name, column in zip(self.columns, columns, strict=True)]
-        parts = [values for values, _ in found]
+        arrays = [values for values, _ in found]
         incomplete = [good for _, good in found if good is not None]
         whole = np.logical_and.reduce(incomplete) if incomplete else None
-        unknown = whole is not None and not whole.any() and any(0 in part.shape[1:] for part in parts)
+        unknown = whole is not None and not whole.any() and any(0 in array.shape[1:] for array in arrays)
         if unknown and shape is not None:  # arrays that are nulls only do not say how long they are
-            values = np.zeros((len(parts[0]), *(size or 1 for size in shape)), self._dtype(parts))
+            values = np.zeros((len(arrays[0]), *(size or 1 for size in shape)), self._dtype(arrays))
         else:
-            values = self._fitted(self._side_by_side(found) if self.together else parts[0])
-        return ColumnValues(values, whole, self.told)
+            values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
+        named = zip(self.columns, found, strict=True) if self.together else ()
+        parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
+        return ColumnValues(values, whole, self.told, parts=parts)
 
     @property
     def _floating(self) -> bool:
@@ -108,7 +110,7 @@ class Leaf:
                     f"column {name!r} has rows of shape {part.shape[1:]}, which cannot be laid beside other columns: only "
                     "numbers and flat arrays can. Give the column alone, or flatten() it."
                 )
-        widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+        widths = [_width(part) for part in parts]
         together = np.empty((len(parts[0]), sum(widths)), self._dtype(parts))
         start = 0
         for width, (part, good) in zip(widths, found, strict=True):
@@ -135,6 +137,11 @@ class Leaf:
                 f"{self.slot.shape}, received rows of shape {shape}. Choose other columns, or give transform= that reshapes."
             )
         return values
+
+
+def _width(values: Array) -> int:
+    """How many values a row of numbers or flat arrays has."""
+    return 1 if values.ndim == 1 else int(values.shape[1])
 
 
 def read(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
-from sparkkeras.cluster import translated
+from sparkkeras.cluster import Cluster, translated
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
@@ -196,6 +197,8 @@ class ArgumentsToBlocks:
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""
         slots, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
+        if not columns:
+            raise DataError("the function was given no arguments: give it the columns of the model's features.")
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
         if len(slots) > 1:
             if len(columns) != len(slots):
@@ -224,16 +227,20 @@ class FrameBlocks:
     frame: DataFrame
     read: BatchesToBlocks
 
-    def getNumPartitions(self) -> int:  # noqa: N802 - as an RDD's
+    @property
+    def num_partitions(self) -> int:
         """How many partitions there are."""
         return self.frame.rdd.getNumPartitions()
 
-    def mapPartitionsWithIndex(self, call: Callable[[int, Iterable[Block]], Iterable[R]]) -> RDD[R]:  # noqa: N802
-        """What ``call`` yields over each partition's blocks."""
+    def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:
+        """As `sparkkeras.data.rdd.Blocks.map`. The shuffles that the frame needs run in here."""
         from pyspark import RDD
 
+        with cluster.training_workers() if training else nullcontext():
+            results = self.frame.mapInArrow(OverBatches(self.read, call), "result binary")
         try:
-            rdd = self.frame.mapInArrow(OverBatches(self.read, call), "result binary").rdd  # runs the shuffles before it
+            with cluster.cancellable():
+                rdd = results.rdd
         except Exception as error:
             raise translated(error) from error
         return RDD(rdd._jrdd, rdd.ctx, _Results())
@@ -374,7 +381,10 @@ def _leaf(argument: str, given: Any, slot: Slot | None) -> Leaf:
 
 def _names(argument: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
-        raise ConfigurationError(f"{argument} is {describe(given)}; expected the name of a column, or a list of names.")
+        told = " Add what you compute with df.withColumn first." if hasattr(given, "alias") else ""
+        raise ConfigurationError(
+            f"{argument} is {describe(given)}; expected the name of a column, or a list of names.{told}"
+        )
     return tuple(given)
 
 

@@ -32,21 +32,50 @@ if TYPE_CHECKING:
     from pyspark import RDD
 
 R = TypeVar("R")
+Call = Callable[[int, Iterable[Any]], Iterable[Any]]
 
 SWEEP_SECONDS = 0.1
 """How long a task that removes files waits, so that each executor gets one."""
 
 
 class Blocks(Protocol):
-    """What tasks run over: an RDD of blocks, or what can be read like one. Every partition has any number of them."""
+    """What tasks run over. Every partition has any number of blocks."""
 
-    def getNumPartitions(self) -> int:  # noqa: N802 - as an RDD's
+    @property
+    def num_partitions(self) -> int:
         """How many partitions there are."""
         ...
 
-    def mapPartitionsWithIndex(self, f: Callable[[int, Iterable[Any]], Iterable[Any]], /) -> RDD[Any]:  # noqa: N802
-        """What ``f`` yields over each partition and its number."""
+    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
+        """What ``call`` yields over each partition, which it is given with its number.
+
+        Args:
+            cluster: Where it runs.
+            call: The function.
+            training: Whether it runs in the workers that train; else in the person's.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class RddBlocks:
+    """An RDD as what tasks run over."""
+
+    rdd: RDD[Any]
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        return self.rdd.getNumPartitions()
+
+    def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
+        """As `Blocks.map`."""
+        if not training:
+            return self.rdd.mapPartitionsWithIndex(call)
+        with cluster.training_workers():
+            mapped: RDD[Any] = self.rdd.mapPartitionsWithIndex(call)
+            _ = mapped._jrdd
+        return mapped
 
 
 @dataclass(frozen=True)
@@ -64,7 +93,7 @@ class SparkDataset:
     @property
     def num_partitions(self) -> int:
         """How many partitions there are."""
-        return self.blocks.getNumPartitions()
+        return self.blocks.num_partitions
 
     @property
     def max_result_bytes(self) -> int:
@@ -85,7 +114,7 @@ class SparkDataset:
         from pyspark import StorageLevel
 
         name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.mapPartitionsWithIndex(Store(name)).persist(StorageLevel.MEMORY_AND_DISK)
+        handles = self.blocks.map(self.cluster, Store(name), training=False).persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:
             found = tuple(checked(self.cluster.collect(handles)))
@@ -166,7 +195,7 @@ class StoredSparkDataset:
         cores = self.cluster.task_cores
         return SparkResults(
             self.cluster,
-            self.handle_rdd,
+            RddBlocks(self.handle_rdd),
             OpenFiles(Deferred(task), cores),
             repair=(self.blocks, _StoreAndRun(self.name, Deferred(task), cores)),
         )
@@ -202,12 +231,12 @@ class SparkResults(Generic[R]):
 
     cluster: Cluster
     source: Blocks
-    call: Callable[[int, Iterable[Any]], Iterable[Any]]
-    repair: tuple[Blocks, Callable[[int, Iterable[Any]], Iterable[Any]]] | None = None
+    call: Call
+    repair: tuple[Blocks, Call] | None = None
 
     def collect(self) -> list[R]:
         """As `Results.collect`: one job, and one more if files were not where their tasks ran."""
-        found = self.cluster.collect(self._on_workers(self.source, self.call))
+        found = self.cluster.collect(self.source.map(self.cluster, self.call, training=True))
         repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
         for item in found:
@@ -219,9 +248,9 @@ class SparkResults(Generic[R]):
 
     def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
         """As `Results.reduce`: one shuffle to ``groups`` tasks, each of which combines its results in their order."""
-        size = -(-self.source.getNumPartitions() // groups)
+        size = -(-self.source.num_partitions // groups)
+        keyed = self.source.map(self.cluster, _Keyed(self.call, size), training=True)
         with self.cluster.training_workers():
-            keyed = self.source.mapPartitionsWithIndex(_Keyed(self.call, size))
             reduced = keyed.partitionBy(groups, by_key).mapPartitions(_Combine(combine))
             _ = reduced._jrdd
         found = self.cluster.collect(reduced)
@@ -234,14 +263,8 @@ class SparkResults(Generic[R]):
         """As `Results.lazy`: an RDD that computes the results in the workers that train, whatever is mapped onto it."""
         from pyspark import RDD
 
-        rdd = self._on_workers(self.source, self.call)
+        rdd = self.source.map(self.cluster, self.call, training=True)
         return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
-
-    def _on_workers(self, source: Blocks, call: Callable[[int, Iterable[Any]], Iterable[Any]]) -> RDD[Any]:
-        with self.cluster.training_workers():
-            rdd: RDD[Any] = source.mapPartitionsWithIndex(call)
-            _ = rdd._jrdd
-        return rdd
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """As `Results.from_source`: one job, which leaves the files behind where its tasks ran."""
@@ -253,7 +276,7 @@ class SparkResults(Generic[R]):
                 "Call again, and keep what cleans that folder away from it."
             )
         source, call = self.repair
-        keyed = self._on_workers(source, _Numbered(call))
+        keyed = source.map(self.cluster, _Numbered(call), training=True)
         results: dict[int, list[R]] = {partition: [] for partition in partitions}
         for partition, result in self.cluster.collect(keyed, sorted(partitions)):
             results[partition].append(result)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.cluster import Cluster
 from sparkkeras.data.block import Block, Form, piece_rows
-from sparkkeras.data.rdd import SparkDataset
+from sparkkeras.data.rdd import RddBlocks, SparkDataset
 from sparkkeras.data.schema import Reader
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def from_rows(
     if num_workers is not None and num_workers != rows.getNumPartitions():
         dealt = blocks.mapPartitionsWithIndex(Deal(num_workers))
         blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
-    return SparkDataset(cluster, blocks)
+    return SparkDataset(cluster, RddBlocks(blocks))
 
 
 def warn_of_slots(num_workers: int | None, slots: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,6 +98,21 @@ class Schema:
 
 
 @dataclass(frozen=True)
+class ColumnPart:
+    """What one column gave to an array.
+
+    Attributes:
+        name: The column's name.
+        width: How many of a row's values are its own.
+        good: Which rows have all of its values; ``None``: all.
+    """
+
+    name: str
+    width: int
+    good: Array | None
+
+
+@dataclass(frozen=True)
 class ColumnValues:
     """What was read from the columns of one array.
 
@@ -106,12 +121,27 @@ class ColumnValues:
         good: Which rows have all of their values; ``None``: all.
         told: What messages call it.
         may_lack: Whether somebody has allowed that rows lack their values.
+        parts: What each column gave, where several lie side by side.
     """
 
     values: Array
     good: Array | None
     told: str
     may_lack: bool = False
+    parts: tuple[ColumnPart, ...] = ()
+
+    def lacking(self, row: int) -> str:
+        """What messages call the column that has a null in a row."""
+        names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
+        return f"column {names[0]!r}" if names else self.told
+
+    def holding(self, position: int) -> str:
+        """What messages call the column of one of a row's values, which are counted over all columns."""
+        for part in self.parts:
+            if position < part.width:
+                return f"column {part.name!r}"
+            position -= part.width
+        return self.told
 
 
 @dataclass(frozen=True)
@@ -160,7 +190,7 @@ class Reader:
         if None in lengths.values() or len(set(lengths.values())) > 1:
             told = ", ".join(f"{label} has {'no' if rows is None else rows} rows" for label, rows in lengths.items())
             raise DataError(f"arrays must have the same number of rows: {told}.")
-        return self._finite(Block(form, tuple(leaves)), "row {row} of the arrays", 0)
+        return self._finite(Block(form, tuple(leaves)), _in_row(form, "the arrays", 0))
 
     def read_rows(self, rows: Sequence[Any], form: Form, partition: int, first: int) -> Block:
         """Consecutive rows of a partition as a checked block.
@@ -186,7 +216,7 @@ class Reader:
         arrays = [self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)]
         arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
         arrays = self._as_the_model_takes_them(form, arrays)
-        return self._finite(Block(form, tuple(arrays)), f"row {{row}} of partition {partition}", first)
+        return self._finite(Block(form, tuple(arrays)), _in_row(form, f"partition {partition}", first))
 
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
         """Consecutive rows of columns as a checked block, and which of them are whole; ``None``: all.
@@ -218,15 +248,22 @@ class Reader:
                 continue
             if not leaf.may_lack and (self.on_nan == "error" or (self.labelled and self.on_nan == "allow")):
                 policy = 'on_nan="drop"' if self.labelled else 'on_nan="allow", which predicts null for them'
+                row = int(np.argmin(leaf.good))
                 raise DataError(
-                    f"{leaf.told} is null, or holds a null, in row {first + int(np.argmin(leaf.good))} of {where}. Fill it "
+                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. Fill it "
                     f"(df.fillna), leave such rows out (df.dropna(subset=[...])), or give {policy}."
                 )
             whole = leaf.good if whole is None else whole & leaf.good
-        block = Block(form, tuple(arrays))
+        block, rows = Block(form, tuple(arrays)), None
         if self.labelled and whole is not None:
-            block, whole = block[np.flatnonzero(whole)], None
-        return self._finite(block, f"row {{row}} of {where}", first, [leaf.told for leaf in leaves]), whole
+            rows, whole = np.flatnonzero(whole), None
+            block = block[rows]
+
+        def told(array: int, row: int, position: int) -> str:
+            number = row if rows is None else int(rows[row])
+            return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
+
+        return self._finite(block, told), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
         """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
@@ -328,22 +365,37 @@ class Reader:
         slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
         return [index for index, slot in enumerate(slots[: form.x.count]) if slot is not None and slot.floating]
 
-    def _finite(self, block: Block, where: str, first: int, told: Sequence[str] | None = None) -> Block:
+    def _finite(self, block: Block, told: Callable[[int, int, int], str]) -> Block:
+        """The rows without NaN and infinite values.
+
+        Args:
+            block: The rows.
+            told: What is wrong with an array of the block, a row of it, and one of that row's values.
+        """
         if self.on_nan == "allow":
             return block
         bad = np.zeros(block.rows, bool)
-        for label, array in zip(told or block.form.labels, block.arrays, strict=True):
+        for index, array in enumerate(block.arrays):
             if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
                 continue
-            finite = np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
+            values = np.isfinite(array.reshape(block.rows, -1))
+            finite = values.all(axis=1)
             if self.on_nan == "error" and not finite.all():
                 row = int(np.argmin(finite))
-                raise DataError(
-                    f"{label} holds NaN or an infinite value in {where.format(row=first + row)}. Mend the data, or "
-                    'give on_nan="drop" to leave such rows out, or on_nan="allow" to train on them.'
+                remedy = (
+                    'give on_nan="drop" to leave such rows out, or on_nan="allow" to train on them'
+                    if self.labelled
+                    else 'give on_nan="allow" to predict whatever the model makes of it'
                 )
+                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Mend the data, or {remedy}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
+
+
+def _in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:
+    """What messages say of a value that is not finite."""
+    labels = form.labels
+    return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from sparkkeras.data.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.frame import BatchesToBlocks, FrameBlocks, Named, is_frame
-from sparkkeras.data.rdd import SparkDataset
+from sparkkeras.data.rdd import RddBlocks, SparkDataset
 from sparkkeras.data.remote import NO_DRIVER, RemoteDataset
 from sparkkeras.data.rows import from_rows, warn_of_slots
 from sparkkeras.data.schema import Reader
@@ -130,7 +130,8 @@ def lazy_dataset(data: Any, block: Block | None, cluster: AnyCluster, reader: Re
     if block is None:
         return from_rows(cluster, data, reader, None)
     parts = max(1, min(cluster.slots, block.rows))
-    return SparkDataset(cluster, send(cluster.context, [block[part] for part in even_slices(block.rows, parts)])[0])
+    sent, _ = send(cluster.context, [block[part] for part in even_slices(block.rows, parts)])
+    return SparkDataset(cluster, RddBlocks(sent))
 
 
 def _is_rdd(data: Any) -> bool:

@@ -251,15 +251,21 @@ def with_fields(schema: StructType, fields: Sequence[Any]) -> StructType:
     from pyspark.sql.types import StructType
 
     known = {name.lower(): name for name in schema.names}
+    new: set[str] = set()
     for field in fields:
         lower = field.name.lower()
+        if lower in new:
+            raise ConfigurationError(
+                f"two new columns are called {field.name!r}: give outputCol, predictionCol and probabilityCol different "
+                "names, or leave one out with ''."
+            )
+        new.add(lower)
         if lower in known:
             spelled = "" if known[lower] == field.name else f", as {known[lower]!r}, which Spark does not tell apart"
             raise ConfigurationError(
                 f"the output column {field.name!r} is there already{spelled}: choose another name (outputCol, predictionCol "
                 f"and probabilityCol), or drop({known[lower]!r}) first."
             )
-        known[lower] = field.name
     return StructType([*schema.fields, *fields])
 
 

@@ -206,6 +206,9 @@ def test_columns_lie_side_by_side():
     found = leaf.read(columns)
     assert found.good is None
     assert found.told == "the columns age, paid, scores, v"
+    assert [found.holding(position) for position in range(6)] == [
+        f"column {name!r}" for name in ("age", "paid", "scores", "scores", "v", "v")
+    ]
     np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
 
 

@@ -234,7 +234,7 @@ def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, row
 
 
 def test_columns_beside_arrays(spark_model, arrays):
-    with pytest.raises(ConfigurationError, match="features= is for the columns of a DataFrame; the data is an array"):
+    with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame; the data is an array"):
         spark_model.fit(*arrays, features="x")
 
 

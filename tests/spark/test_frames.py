@@ -166,7 +166,7 @@ def test_mistakes_are_told_before_a_job_starts(sc, spark, given, kind, words):
 
 def test_columns_are_for_frames(sc, spark):
     for data in ((X, Y), (pairs(sc),)):
-        with pytest.raises(ConfigurationError, match="features= is for the columns of a DataFrame"):
+        with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame"):
             SparkModel(model()).fit(*data, features="a", verbose=0)
     with pytest.raises(ConfigurationError, match="validation_col names a column of a DataFrame"):
         SparkModel(model()).fit(X, Y, validation_col="a", verbose=0)
@@ -185,10 +185,8 @@ def test_what_only_rows_can_tell_is_told_by_name(spark):
 def test_rows_with_nulls_are_refused_or_dropped(sc, spark, null):
     missing = F.col("id").isin([3, 4, 119])
     frame = wide(spark).withColumn(null, F.when(~missing, F.col(null)))
-    told = "the columns a, b, c, d" if null == "a" else "column 'label'"
-    with pytest.raises(
-        DataError, match=rf"{told} is null, or holds a null, in row 3 of partition 0.*fillna.*on_nan=\"drop\""
-    ):
+    told = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_nan=\"drop\""
+    with pytest.raises(DataError, match=told):
         train(frame, features=COLUMNS)
     expected = train(wide(spark).where(~missing), features=COLUMNS)
     assert_same_bits(train(frame, features=COLUMNS, on_nan="drop"), expected)
@@ -234,6 +232,33 @@ def test_nothing_cannot_be_trained_on_but_predicted(spark):
     with pytest.raises(DataError, match="no rows to evaluate"):
         spark_model.evaluate(nothing)
     assert spark_model.predict(nothing).collect() == []
+
+
+def test_mistakes_of_predict_are_told_at_once(spark):
+    spark_model = SparkModel(model())
+    frame = table(spark)
+    for data in (frame, X):
+        with pytest.raises(ConfigurationError, match="every row gets its prediction"):
+            spark_model.predict(data, on_nan="drop")
+        with pytest.raises(ConfigurationError, match="transform='flip': expected a function"):
+            spark_model.predict(data, transform="flip")
+    with pytest.raises(ConfigurationError, match=r"features is Column .* Add what you compute with df.withColumn first"):
+        spark_model.predict(frame, features=F.col("features") * 2)
+    with pytest.raises(ConfigurationError, match=r"make one of Spark of it with spark.createDataFrame"):
+        spark_model.predict(frame.toPandas(), features="features")
+    for wrong in (lambda x, y: None, lambda x, y: x.astype(str), lambda x, y: x.astype(object)):
+        with pytest.raises(
+            ConfigurationError, match=r"transform failed .*transform must return (arrays of numbers|\(x, y\))"
+        ):
+            spark_model.predict(X, transform=wrong)
+
+
+def test_what_is_not_finite_is_told_by_its_column(spark):
+    frame = wide(spark).withColumn("c", F.when(F.col("id") == 3, F.lit(float("inf"))).otherwise(F.col("c")))
+    with pytest.raises(DataError, match="column 'c' holds NaN or an infinite value in row 3 of partition 0"):
+        train(frame, features=COLUMNS)
+    with pytest.raises(PythonException, match="column 'c' holds NaN or an infinite value in row 3 of partition 0"):
+        SparkModel(model()).predict(frame, features=COLUMNS).collect()
 
 
 def test_a_shuffle_comes_before(spark):

@@ -235,7 +235,7 @@ def test_mistakes_are_told_on_the_driver_before_a_job(spark, frame):
     for column in ("output", "prediction"):
         with pytest.raises(ConfigurationError, match=f"the output column '{column}' is there already"):
             scorer.transform(frame.withColumnRenamed("a", column))
-    with pytest.raises(ConfigurationError, match="the output column 'output' is there already"):
+    with pytest.raises(ConfigurationError, match="two new columns are called 'output'"):
         scorer.transform(frame, {scorer.predictionCol: "output"})
     with pytest.raises(DataError, match="no column 'pixels'"):
         KerasTransformer(model=network(), featuresCol="pixels").transform(frame)

@@ -99,7 +99,7 @@ def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
     found = values(spark.sql("SELECT id, lenient(a, b, c) AS p FROM gaps")).astype(float)
     assert np.isnan(found[::3]).all()
     close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
-    with pytest.raises(PythonException, match="DataError: the columns argument 1, argument 2, argument 3 is null"):
+    with pytest.raises(PythonException, match="DataError: column 'argument 2' is null"):
         spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
 
 
@@ -123,3 +123,28 @@ def test_mistakes_are_told_at_once(spark, model):
         keras_udf(model, batchsize=3)
     with pytest.raises(ModelError, match="expected a keras.Model"):
         keras_udf("model")
+    with pytest.raises(ConfigurationError, match="transform=3: expected a function"):
+        keras_udf(model, transform=3)
+    with pytest.raises(ConfigurationError, match="takes columns, one or more: it got 0"):
+        keras_udf(model)()
+
+
+def test_a_function_of_sparks_own_is_not_hidden(spark, model):
+    """SQL would go on calling it, whatever was registered."""
+    with pytest.raises(ConfigurationError, match="name='Upper': Spark has a function of this name"):
+        register_keras_udf(spark, "Upper", model)
+    register_keras_udf(spark, "upper_bound", model)
+    register_keras_udf(spark, "upper_bound", model)  # an own one is replaced
+
+
+def test_an_sql_function_without_arguments_is_told(spark, model, frame):
+    register_keras_udf(spark, "empty_handed", model)
+    with pytest.raises(PythonException, match="DataError: the function was given no arguments"):
+        spark.sql("SELECT empty_handed() FROM measurements").collect()
+
+
+def test_a_function_of_several_inputs_takes_as_many_columns(spark):
+    a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
+    built = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
+    with pytest.raises(ConfigurationError, match=r"takes columns, one for each input \(a, b\): it got 1"):
+        keras_udf(built)("x")

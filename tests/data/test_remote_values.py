@@ -1,0 +1,133 @@
+"""Values in files beside the rows: cut, written, read, and missing."""
+
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sparkkeras.data import files, remote_values
+from sparkkeras.data.dataset import FilesMissing
+from sparkkeras.data.remote_values import Pickled, StoredShared, _Remove, _Write
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    arrays: tuple
+
+
+@dataclass(frozen=True)
+class Other:
+    arrays: tuple
+
+
+def some(name="some"):
+    return Value(name, (np.arange(1000, dtype=np.float32), np.zeros((0, 3)), np.asfortranarray(np.ones((5, 7)))))
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
+    """A machine whose temporary folder is this one, and a process that has read nothing yet."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(remote_values, "_latest", {})
+    monkeypatch.setattr(remote_values, "SENT_BYTES", 1000)
+    return tmp_path
+
+
+def shared_of(value):
+    """The two ends of a shared value: the driver's, and what travels in tasks."""
+    mine = StoredShared.of(Pickled.of(value), "dataset")
+    return mine, pickle.loads(pickle.dumps(mine))
+
+
+def write(mine):
+    for start in mine.starts:
+        task = _Write(mine, start, mine.pickled.between(start, start + mine.stretch))
+        assert not list(pickle.loads(pickle.dumps(task))(iter(())))
+
+
+def same(one, other):
+    return one.name == other.name and all(map(np.array_equal, one.arrays, other.arrays))
+
+
+def test_a_value_comes_as_it_was():
+    mine, travelled = shared_of(some())
+    write(mine)
+    assert len(mine.starts) > 4
+    assert same(travelled.value, some())
+    assert travelled.value is travelled.value
+    assert travelled.value.arrays[0].flags.writeable
+
+
+@pytest.mark.parametrize("size", [1, 7, 999, 10_000_000])
+def test_stretches_make_up_the_value(size):
+    pickled = Pickled.of(some())
+    size = max(size, pickled.nbytes // 500)
+    whole = b"".join(pickled.between(start, start + size) for start in range(0, pickled.nbytes, size))
+    assert whole == b"".join(pickled.parts)
+    assert pickled.nbytes == len(whole)
+    assert len(pickled.parts) == 4
+
+
+def test_the_value_itself_does_not_travel():
+    mine, travelled = shared_of(some())
+    assert travelled == mine
+    assert travelled.pickled is None
+    assert len(pickle.dumps(mine)) < 500
+
+
+def test_files_that_are_there_are_not_written_again(machine):
+    mine, travelled = shared_of(some())
+    write(mine)
+    folder = machine / "dataset"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    write(mine)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert len(before) == len(mine.starts)
+    assert same(travelled.value, some())
+
+
+@pytest.mark.parametrize("harm", ["nothing written", "one gone", "one short"])
+def test_what_is_missing_is_said(machine, harm):
+    mine, travelled = shared_of(some())
+    if harm != "nothing written":
+        write(mine)
+        path = mine.path(mine.starts[-1])
+        path.unlink() if harm == "one gone" else path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FilesMissing):
+        _ = travelled.value
+    files.home("dataset").mkdir(exist_ok=True)
+    for path in files.home("dataset").iterdir():
+        path.unlink()
+    write(mine)
+    assert same(travelled.value, some())
+
+
+def test_a_process_keeps_the_latest_of_each_kind():
+    (one, of_one), (two, of_two), (third, of_third) = (
+        shared_of(value) for value in (some("one"), some("two"), Other((np.ones(9),)))
+    )
+    for each in (one, two, third):
+        write(each)
+    assert of_one.value.name == "one"
+    assert of_third.value.arrays[0].sum() == 9
+    assert of_two.value.name == "two"
+    assert {kind.rsplit(".", 1)[1]: list(kept) for kind, kept in remote_values._latest.items()} == {
+        "Value": [two.token],
+        "Other": [third.token],
+    }
+
+
+def test_removing_leaves_others_alone(machine):
+    (one, of_one), (two, of_two) = shared_of(some("one")), shared_of(some("two"))
+    write(one)
+    write(two)
+    assert of_one.value.name == "one"
+    assert not list(_Remove(of_one)(iter(())))
+    with pytest.raises(FilesMissing):
+        _ = of_one.value
+    assert of_two.value.name == "two"
+    assert not list(_Remove(of_one)(iter(())))
+    assert of_two.value.name == "two"
+    assert len(list((machine / "dataset").iterdir())) == len(two.starts)
