@@ -10,37 +10,15 @@ Without ``--remote`` it starts a Connect server on this machine. The digits come
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
-    with tempfile.TemporaryFile() as said:
-        terminal = os.dup(2)
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            said.seek(0)
-            os.write(terminal, said.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-
+from surroundings import hushed, start_spark
 
 with hushed():
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-
     import keras
     import numpy as np
-    from pyspark.sql import SparkSession, functions
+    from pyspark.sql import functions
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -53,7 +31,7 @@ SEED = 7
 def main() -> None:
     options = command_line()
     print(f"Connecting to {options.remote} ...")
-    spark = connect(options.remote)
+    spark = start_spark(options.remote, remote=True)
     data = load_digits()
     x_train, x_test, y_train, y_test = train_test_split(
         (data.data / 16).astype("float32"), data.target, test_size=0.25, stratify=data.target, random_state=SEED
@@ -90,21 +68,6 @@ def command_line() -> argparse.Namespace:
         "--epochs", type=int, metavar="N", default=10, help="how often training sees each digit (default: %(default)s)"
     )
     return parser.parse_args()
-
-
-def connect(remote: str) -> SparkSession:
-    if not remote.startswith("local"):
-        return SparkSession.builder.remote(remote).getOrCreate()
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
-    return (
-        SparkSession.builder.remote(remote)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
 
 
 def build_model() -> keras.Model:

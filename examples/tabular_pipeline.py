@@ -10,34 +10,11 @@ The 569 tumours of the Wisconsin study, 30 measurements each, come with scikit-l
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
-    with tempfile.TemporaryFile() as said:
-        terminal = os.dup(2)
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            said.seek(0)
-            os.write(terminal, said.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-
+from surroundings import hushed, start_spark
 
 with hushed():
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-
     import keras
     import numpy as np
     from matplotlib.figure import Figure
@@ -45,7 +22,6 @@ with hushed():
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
     from pyspark.ml.feature import StandardScaler, VectorAssembler
     from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
-    from pyspark.sql import SparkSession
     from sklearn.datasets import load_breast_cancer
 
     from sparkkeras.ml import KerasEstimator
@@ -118,22 +94,6 @@ def command_line() -> argparse.Namespace:
     )
     parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
     return parser.parse_args()
-
-
-def start_spark(master: str) -> SparkSession:
-    if master.startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run the Python that has Keras
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
-    return (
-        SparkSession.builder.appName("sparkkeras tabular pipeline")
-        .master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
-        .getOrCreate()
-    )
 
 
 def build_model(width: int) -> keras.Model:
