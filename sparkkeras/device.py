@@ -180,6 +180,15 @@ def given_away(block: Block) -> Block:
     return Block(block.form, tuple(arrays))
 
 
+def to_predict(model: Any) -> Any:
+    """The model, ready for calls of ``predict_on_batch``. Under PyTorch, ``predict`` puts it into evaluation mode first."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        model.eval()
+    return model
+
+
 def lent(block: Block) -> Block:
     """The block as a backend may have it for one call.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tempfile
 import threading
 import warnings
@@ -30,6 +31,9 @@ from sparkkeras.weights import Array, Flat, Layout
 
 KEPT_MODELS = 2
 """How many unpacked models a worker process keeps."""
+
+FULL_BYTES = 1024 * 1024
+"""Archives up to this size keep their weights: they travel in a moment as they are, and to empty one is to save it again."""
 
 
 def check_model(model: object) -> None:
@@ -222,20 +226,25 @@ def schema_of(model: keras.Model) -> Schema:
     names = _output_names(model)
     if len(names) == len(outputs):
         outputs = tuple(replace(slot, name=name) for name, slot in zip(names, outputs, strict=True))
-    return Schema(inputs, outputs, floatx())
+    named = isinstance(getattr(_functional(model), "_outputs_struct", None), dict)
+    return Schema(inputs, outputs, floatx(), named)
 
 
 def _output_names(model: keras.Model) -> list[str]:
     """What Keras calls the outputs: the keys of a dict of them, else the layers that they come from, numbered where two
     come from one.
     """
-    functional = getattr(model, "_functional", None) or model  # a Sequential has one inside
+    functional = _functional(model)
     structure = getattr(functional, "_outputs_struct", None)
     if isinstance(structure, dict):
         return sorted(structure)
     given = list(getattr(functional, "output_names", None) or ())
     before = [given[:index].count(name) for index, name in enumerate(given)]
     return [f"{name}_{number}" if number else name for name, number in zip(given, before, strict=True)]
+
+
+def _functional(model: keras.Model) -> Any:
+    return getattr(model, "_functional", None) or model  # a Sequential has one inside
 
 
 def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
@@ -250,7 +259,7 @@ class ModelArchive:
     """A model with its compile arguments and its custom code.
 
     Attributes:
-        data: A ``.keras`` archive.
+        data: A ``.keras`` archive. Weights and optimizer slots in it mean nothing: they may be older ones, or zeros.
         custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
         digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
             weights do not enter.
@@ -293,15 +302,23 @@ class ModelArchive:
                 warnings.filterwarnings("ignore", message="Skipping variable loading")  # told in words by _verify
                 loaded = load_bytes(data, objects, safe_mode=False)
             _verify(model, code, loaded)
-            _packed[key] = cls(data, custom, _digest(data, key), _undecayed(model))
+            digest = _digest(data, key)
+            if len(data) > FULL_BYTES:
+                data = _emptied(data, loaded)
+            _packed[key] = cls(data, custom, digest, _undecayed(model))
             if len(_packed) > KEPT_MODELS:
                 _packed.popitem(last=False)
         _packed.move_to_end(key)
         return _packed[key]
 
     def unpack(self) -> keras.Model:
-        """A new model, compiled."""
-        model = load_bytes(self.data, self.custom.load(), safe_mode=False)
+        """A new model, compiled. It has to be given its weights (`ModelState`, `ModelWeights`)."""
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+            path = Path(folder) / "model.keras"
+            # Keras takes large zeros that are compressed for an attack.
+            with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
+                _copy(packed, plain)
+            model = _load(path, self.custom.load(), safe_mode=False)
         for name, given in self.undecayed:
             setattr(model.optimizer, name, given)
         return model
@@ -354,14 +371,17 @@ def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: boo
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
-        try:
-            with warnings.catch_warnings():
-                # An optimizer that had not made a step when it was saved has no slots to load.
-                warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
-                model = keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
-        except Exception as error:
-            raise _load_error(error) from error
-    return model
+        return _load(path, custom_objects, safe_mode=safe_mode)
+
+
+def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+    try:
+        with warnings.catch_warnings():
+            # An optimizer that had not made a step when it was saved has no slots to load.
+            warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
+            return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+    except Exception as error:
+        raise _load_error(error) from error
 
 
 def _load_error(error: Exception) -> ModelError:
@@ -400,6 +420,48 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
     for before, after in zip(mine, other, strict=True):
         if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
             raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
+
+
+def _emptied(data: bytes, loaded: keras.Model) -> bytes:
+    """An archive with zeros for what travels apart from it, compressed: then it is small, however large the model.
+
+    Only its file of weights is another one, so all else in it is what was found to load well.
+
+    Args:
+        data: The archive.
+        loaded: The model that was loaded from it; it is left with zeros.
+    """
+    _set_zeros(loaded)
+    small = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as full,
+        zipfile.ZipFile(io.BytesIO(save_bytes(loaded))) as empty,
+        zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        _copy(full, target, empty)
+    return small.getvalue()
+
+
+def _copy(archive: zipfile.ZipFile, target: zipfile.ZipFile, weights: zipfile.ZipFile | None = None) -> None:
+    """Copy a ``.keras`` archive, with the weights of another one where that is given."""
+    for name in archive.namelist():
+        source = weights if weights is not None and name.startswith("model.weights") else archive
+        with source.open(name) as read, target.open(name, "w", force_zip64=True) as write:
+            shutil.copyfileobj(read, write, 1024 * 1024)
+
+
+def _set_zeros(model: keras.Model) -> None:
+    """Set weights and optimizer slots to zero, but for those that a layer made something of when they were loaded."""
+    layers = [layer for layer in model._flatten_layers() if hasattr(layer, "adapt") or _loads_by_itself(layer)]
+    kept = {id(variable) for layer in layers for variable in layer.variables}
+    for variable in [*weight_variables(model), *optimizer_variables(model)]:
+        if len(variable.shape) and id(variable) not in kept:  # a number, such as the learning rate, takes no room
+            variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
+
+
+def _loads_by_itself(layer: Any) -> bool:
+    """Whether a layer has a way of its own to load its variables, in which it may make constants of them."""
+    return not type(layer).load_own_variables.__module__.startswith("keras.")
 
 
 def _config(model: keras.Model) -> Any:

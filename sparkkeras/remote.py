@@ -37,6 +37,12 @@ INLINE_BYTES = 32 * 1024 * 1024
 RESULT_BYTES = 128 * 1024 * 1024
 """Half of this may come to the driver from all workers of a round; more is brought together on the cluster."""
 
+RESULT = "result binary"
+"""The schema of frames of pickled results."""
+
+CELL_BYTES = 16 * 1024 * 1024
+"""A result that is larger lies in several rows: a cell of Arrow ends at 2 GB, and goes through the server's heap whole."""
+
 _PROBES = 8
 
 
@@ -95,7 +101,7 @@ class RemoteCluster:
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.session.addTag(tag)
         try:
-            found = [pickle.loads(row["result"]) for row in frame.collect()]
+            found = list(unpack_cells(row["result"] for row in frame.collect()))
         except KeyboardInterrupt:
             self.session.interruptTag(tag)
             raise
@@ -168,6 +174,38 @@ class Told:
             yield Failure.of(error)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a pickled result that is too large for one cell."""
+
+    data: bytes
+    is_last: bool
+
+
+def pack_cells(result: Any, most: int) -> Iterator[bytes]:
+    """A result as the cells that it lies in, with ``most`` bytes of it in each."""
+    packed = pickle.dumps(result, 5)
+    if len(packed) <= most:
+        yield packed
+        return
+    for start in range(0, len(packed), most):
+        yield pickle.dumps(Part(packed[start : start + most], start + most >= len(packed)), 5)
+
+
+def unpack_cells(cells: Iterable[bytes]) -> Iterator[Any]:
+    """The results that lie in cells."""
+    parts: list[bytes] = []
+    for cell in cells:
+        found = pickle.loads(cell)
+        if not isinstance(found, Part):
+            yield found
+            continue
+        parts.append(found.data)
+        if found.is_last:
+            yield pickle.loads(b"".join(parts))
+            parts.clear()
+
+
 def _equip(cluster: RemoteCluster) -> None:
     """Look at what the workers have, once for each session, and ship this package to those that lack it."""
     with equipping:
@@ -188,7 +226,7 @@ def _probe(cluster: RemoteCluster) -> list[dict[str, Any]]:
     backend = cluster.carried_environment["KERAS_BACKEND"]
     cloudpickle.register_pickle_by_value(probe)  # the workers may lack this package
     try:
-        return cluster.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), "result binary"))
+        return cluster.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), RESULT))
     finally:
         cloudpickle.unregister_pickle_by_value(probe)
 

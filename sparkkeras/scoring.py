@@ -30,6 +30,7 @@ from sparkkeras.data.frame import (
     OverColumns,
     column_function,
     quoted,
+    tells_case,
 )
 from sparkkeras.data.rdd import Deferred
 from sparkkeras.data.schema import OnNan, Reader, Schema
@@ -270,7 +271,7 @@ def with_predictions(
         ConfigurationError: An output column is there already, or unknown.
     """
     scorer = Scorer.of(model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_nan=on_nan)
-    names = _column_names(output_col, scorer.outputs, frame.columns)
+    names = _column_names(output_col, scorer.outputs, frame.columns, tells_case(frame.sparkSession))
     selection = Named(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession, device.worker_environment)
     function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
@@ -293,8 +294,8 @@ def _drops(leaves: Sequence[Leaf]) -> bool:
     return any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in leaves)
 
 
-def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str]) -> list[str]:
-    """The name of each output's column."""
+def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str], tells: bool = False) -> list[str]:
+    """The name of each output's column; ``tells``: whether Spark tells upper from lower case."""
     ends = [output.name for output in outputs]
     if isinstance(given, Mapping):
         for name in given:
@@ -308,11 +309,11 @@ def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str]
         names = [given] if len(ends) == 1 else [f"{given}_{name}" for name in ends]
     else:
         names = list(given) if isinstance(given, (list, tuple)) else [given]
-    told = {name.lower() for name in names if isinstance(name, str) and name}  # Spark takes no notice of case
+    told = {name if tells else name.lower() for name in names if isinstance(name, str) and name}
     if len(names) != len(ends) or len(told) != len(names):
         raise ConfigurationError(f"output_col={given!r}: expected {len(ends)} different name(s), for the output(s) {ends}.")
     for name in existing:
-        if name.lower() in told:
+        if (name if tells else name.lower()) in told:
             raise ConfigurationError(
                 f"output_col={given!r}: the DataFrame has a column {name!r} already. Choose another name, or drop({name!r}) "
                 "first."

@@ -214,14 +214,18 @@ class SparkModel:
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
         reader = Reader(models.schema_of(self.model), True, on_nan)
-        named = _named(data, reader, features, label, sample_weight, loader, transform)
-        data, validation_data = self._held_out(data, validation_col, validation_data)
-        block = self._read(data, y, sample_weight, reader, options)
         held_out = _unpacked(validation_data)
-        held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
-        held_out_named = None
+        columns = features, label, loader, transform
+        named = held_out_named = None
+        if is_frame(data) or held_out is None or not is_frame(held_out[0]):
+            named = _named(data, reader, sample_weight, *columns)
         if held_out is not None and is_frame(held_out[0]):
-            held_out_named = _named(held_out[0], reader, features, label, sample_weight, loader, transform)
+            held_out_named = _named(held_out[0], reader, sample_weight if is_frame(data) else None, *columns)
+        if validation_col is not None:
+            data, chosen = _split_by(data, validation_col)
+            held_out, held_out_named = (chosen, None, None), named
+        block = self._read(data, y, sample_weight, reader, options)
+        held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
         archive = self._archive()
         with ExitStack() as stack:
             stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), options)
@@ -301,7 +305,7 @@ class SparkModel:
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
         reader = Reader(models.schema_of(self.model), True, on_nan)
-        named = _named(data, reader, features, label, sample_weight, loader, transform)
+        named = _named(data, reader, sample_weight, features, label, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
         archive = self._archive()
         with ExitStack() as stack:
@@ -335,7 +339,8 @@ class SparkModel:
         Args:
             data: A DataFrame (also a stream), arrays of features, or an RDD of features or of ``(x, y)`` rows, whose labels
                 are left aside.
-            batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame 1024 if that is less.
+            batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame without a loader 1024 if that
+                is less.
             collect: ``False`` returns a lazy RDD with one prediction a row instead. A DataFrame is always lazy.
             features: As in `fit`.
             output_col: The column that a DataFrame gets: a float for one output of shape (batch, 1), else a (nested) array
@@ -359,13 +364,15 @@ class SparkModel:
                 self.model,
                 features=features,
                 output_col=output_col,
-                batch_size=self._batch_size("batch_size", batch_size, max(self.batch_size, BATCH_SIZE)),
+                batch_size=self._batch_size(
+                    "batch_size", batch_size, self.batch_size if loader else max(self.batch_size, BATCH_SIZE)
+                ),
                 transform=transform,
                 loader=loader,
                 custom_objects=self.custom_objects,
                 on_nan=on_nan,
             )
-        _named(data, None, features, None, None, loader, transform)
+        _named(data, None, None, features, None, loader, transform)
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
         reader = Reader(models.schema_of(self.model), False, on_nan)
         block = read_on_driver(data, None, None, reader)
@@ -431,16 +438,6 @@ class SparkModel:
     def _archive(self) -> ModelArchive:
         models.check_model(self.model)
         return ModelArchive.pack(self.model, self.custom_objects)
-
-    def _held_out(self, data: Any, validation_col: str | None, validation_data: Any) -> tuple[Any, Any]:
-        """The rows that train and those that validate, where a column says which."""
-        if validation_col is None:
-            return data, validation_data
-        if not is_frame(data):
-            raise ConfigurationError(
-                "validation_col names a column of a DataFrame; give validation_data= or validation_split=."
-            )
-        return split_by(data, validation_col)
 
     def _dataset(
         self, data: Any, block: Block | None, reader: Reader, named: Named | None, shuffle: bool = False
@@ -537,12 +534,19 @@ def load_spark_model(
     return spark_model
 
 
+def _split_by(data: Any, validation_col: str) -> tuple[Any, Any]:
+    """The rows that train and those that validate, where a column says which."""
+    if not is_frame(data):
+        raise ConfigurationError("validation_col names a column of a DataFrame; give validation_data= or validation_split=.")
+    return split_by(data, validation_col)
+
+
 def _named(
     data: Any,
     reader: Reader | None,
+    sample_weight: Any,
     features: Columns | None,
     label: Columns | None,
-    sample_weight: Any,
     loader: Loaders | None,
     transform: Transform | None,
 ) -> Named | None:

@@ -33,8 +33,8 @@ from sparkkeras.weights import Flat
 PIECE_BYTES = 4 * 1024 * 1024
 """Rows are copied out of their files in pieces of about this size."""
 
-PREDICTION_BYTES = 256 * 1024 * 1024
-"""Predictions leave a worker together for features of about this size: few results, and little memory."""
+PREDICTION_BYTES = 64 * 1024 * 1024
+"""Predictions leave a worker together once they and their features come to this size: few results, and little memory."""
 
 Transform = Callable[[Any, Any], Any]
 
@@ -280,12 +280,12 @@ class LocalTrainer:
         for batch in _batches(self._pieces(blocks, options), options.batch_size):
             if model is None:
                 schema.check_features(batch.spec)
-                model = self._model(None)
+                model = device.to_predict(self._model(None))
                 state.put(model)
                 models.reseed(model, (self.context.worker,))
             with _single_steps(model):
                 done.append(model.predict_on_batch(device.lent(batch).x))
-            size += batch.nbytes
+            size += batch.nbytes + _bytes(done[-1])
             if size >= PREDICTION_BYTES:
                 yield together(done)
                 done, size = [], 0
@@ -393,6 +393,12 @@ def together(parts: Sequence[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _bytes(predicted: Any) -> int:
+    import keras
+
+    return sum(int(array.nbytes) for array in keras.tree.flatten(predicted))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import functools
 import pickle
 import threading
+from collections import OrderedDict
 
 import keras
 import numpy as np
@@ -265,6 +266,107 @@ def test_a_model_makes_the_round_trip(build, x, y):
 @pytest.mark.parametrize("build", [looked_up, vectorized])
 def test_a_model_that_reads_text_makes_the_round_trip(build):
     makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    """Archives lose what travels apart from them, also small ones."""
+    monkeypatch.setattr(models, "FULL_BYTES", 0)
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+
+
+@pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
+def test_a_model_whose_archive_is_emptied_makes_the_round_trip(emptied, build, x, y):
+    makes_the_round_trip(build(), x, y)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
+@pytest.mark.parametrize("build", [looked_up, vectorized])
+def test_a_model_that_reads_text_and_is_emptied_makes_the_round_trip(emptied, build):
+    makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
+
+
+def test_the_archive_of_a_large_model_is_small():
+    """What travels apart from it would have 60 MB."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 10)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+    layers = [
+        keras.layers.Dense(2230, activation="tanh"),
+        keras.layers.Dense(2230, activation="tanh"),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.Input((10,)), *layers])
+    model.compile("adam", "mse")
+    assert model.count_params() > 5_000_000
+    assert len(ModelArchive.pack(model).data) < 200_000
+    makes_the_round_trip(model, x, y)
+
+
+def scaled_and_cut():
+    """A model whose first layers have adapted to its rows."""
+    scale, cut = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3, output_mode="one_hot")
+    scale.adapt(5 * X)
+    cut.adapt(X[:, 0])
+    inputs = keras.Input((3,))
+    both = keras.layers.Concatenate()([scale(inputs), keras.layers.Flatten()(cut(inputs))])
+    model = keras.Model(inputs, keras.layers.Dense(1)(both))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_what_layers_adapted_to_stays_in_an_emptied_archive(emptied):
+    model = scaled_and_cut()
+    model.train_on_batch(X, Y)
+    loaded = ModelArchive.pack(model).unpack()
+    assert not loaded.layers[-1].kernel.numpy().any()
+    for mine, theirs in zip(model.layers, loaded.layers, strict=True):
+        if hasattr(mine, "adapt"):
+            assert np.array_equal(mine(X), theirs(X))
+    makes_the_round_trip(model, X, Y)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
+def test_a_vocabulary_stays_in_an_emptied_archive(emptied):
+    words = keras.ops.convert_to_tensor(WORDS, dtype="string")
+    for build in (looked_up, vectorized):
+        model = build()
+        loaded = ModelArchive.pack(model).unpack()
+        for mine, theirs in zip(model.layers, loaded.layers, strict=True):
+            if hasattr(mine, "adapt"):
+                assert mine.get_vocabulary() == theirs.get_vocabulary()
+                assert np.array_equal(mine(words), theirs(words))
+
+
+class Fixed(keras.layers.Layer):
+    """Makes a constant of its weight when it is loaded, as Keras's preprocessing layers do."""
+
+    def build(self, shape):
+        self.kept = self.add_weight(shape=shape[1:], initializer="ones", trainable=False, name="kept")
+        self.constant = np.ones(shape[1:], np.float32)
+
+    def load_own_variables(self, store):
+        super().load_own_variables(store)
+        self.constant = keras.ops.convert_to_numpy(self.kept)
+
+    def call(self, x):
+        return x * self.constant
+
+
+def test_a_layer_that_loads_its_weights_itself_keeps_them(emptied):
+    model = dense(Fixed())
+    fixed = model.layers[1]
+    fixed.kept.assign([1.0, 2.0, 3.0, 4.0])
+    fixed.constant = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    makes_the_round_trip(model, X, Y)
+
+
+def test_emptying_changes_no_digest(monkeypatch):
+    model = normalized()
+    full = ModelArchive.pack(model)
+    monkeypatch.setattr(models, "FULL_BYTES", 0)
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+    assert ModelArchive.pack(model).digest == full.digest
+    assert model.get_weights()[-2].any()
 
 
 def makes_the_round_trip(model, x, y):

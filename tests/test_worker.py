@@ -599,6 +599,22 @@ def test_predictions_leave_as_they_come(linear, monkeypatch):
     assert [len(part) for part in parts] == [8, 6]
 
 
+def test_large_predictions_of_small_rows_leave_as_they_come(monkeypatch):
+    monkeypatch.setattr("sparkkeras.worker.PREDICTION_BYTES", 10_000)
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes a row become 2,000
+    trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
+    blocks = iter([from_arrays(np.ones((20, 1), np.float32), None, None)])
+    parts = trainer.predict(ModelWeights.take(model), blocks, BatchOptions(BATCH), models.schema_of(model))
+    assert [len(part) for part in parts] == [8, 8, 4]
+
+
+def test_a_transform_gives_a_row_for_each_to_predict(linear):
+    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: x[x[:, 0] > 0], "transform"))
+    with pytest.raises(DataError, match=r"transform gave \d rows for a batch of 4"):
+        predicted(linear, [from_arrays(X, None, None)], options)
+
+
 def test_prediction_transforms_features_alone(linear):
     options = BatchOptions(BATCH, ByValue.dump(lambda x, y: 2 * x, "transform"))
     found = predicted(linear, [from_arrays(X, None, None)], options)

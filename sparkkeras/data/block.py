@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
 
@@ -249,6 +250,11 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
     if x is None or (y is None and batch.y is not None):
         raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
     made = from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
+    if batch.y is None and made.rows != batch.rows:
+        raise DataError(
+            f"transform gave {made.rows} rows for a batch of {batch.rows}: to predict, it must return a row for each, in "
+            "their order."
+        )
     for label, array in zip(made.form.labels, made.arrays, strict=True):
         if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
             raise ValueError(f"transform must return arrays of numbers; its {label} is {describe(array)}")

@@ -81,26 +81,36 @@ class Leaf:
             loaded, good = self.loader(columns[0], self.columns[0])
             return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, may_lack=True)
         shape = None if self.slot is None else self.slot.shape
-        found = [read(column, name, shape, self._floating) for name, column in zip(self.columns, columns, strict=True)]
+        floating = self.slot is not None and self.slot.floating
+        found = [read(column, name, shape, floating) for name, column in zip(self.columns, columns, strict=True)]
+        if shape is not None:
+            found = self._widened(found, shape)
         arrays = [values for values, _ in found]
         incomplete = [good for _, good in found if good is not None]
         whole = np.logical_and.reduce(incomplete) if incomplete else None
-        unknown = whole is not None and not whole.any() and any(0 in array.shape[1:] for array in arrays)
-        if unknown and shape is not None:  # arrays that are nulls only do not say how long they are
-            values = np.zeros((len(arrays[0]), *(size or 1 for size in shape)), self._dtype(arrays))
-        else:
-            values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
+        values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
         return ColumnValues(values, whole, self.told, parts=parts)
 
-    @property
-    def _floating(self) -> bool:
-        return self.slot is None or self.slot.floating
+    def _widened(
+        self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
+    ) -> list[tuple[Array, Array | None]]:
+        """The values, with zeros for arrays that are nulls only, which do not say how long they are."""
+        wanted = tuple(size or 1 for size in shape)
+        missing = int(np.prod(wanted)) - sum(_width(values) for values, _ in found if values.ndim < 3)
+        widened = []
+        for values, good in found:
+            if good is not None and not good.any() and 0 in values.shape[1:]:
+                row = (max(0, missing),) if self.together else wanted
+                values, missing = np.zeros((len(values), *row), values.dtype), 0
+            widened.append((values, good))
+        return widened
 
     def _dtype(self, parts: Sequence[Array]) -> np.dtype[Any]:
         kind = np.result_type(*parts)
-        return np.dtype(np.float32) if self.together and self._floating and kind.kind in "iub" else kind
+        floating = self.slot is None or self.slot.floating
+        return np.dtype(np.float32) if self.together and floating and kind.kind in "iub" else kind
 
     def _side_by_side(self, found: Sequence[tuple[Array, Array | None]]) -> Array:
         parts = [values for values, _ in found]
@@ -145,17 +155,18 @@ def _width(values: Array) -> int:
 
 
 def read(
-    column: pa.Array, name: str, shape: tuple[int | None, ...] | None = None, floating: bool = True
+    column: pa.Array, name: str, shape: tuple[int | None, ...] | None = None, floating: bool = False
 ) -> tuple[Array, Array | None]:
     """A column as an array with the rows on its first axis, and which rows are whole; ``None``: all of them.
 
-    A null inside an array is NaN where that can be, else 0; a row that is null as a whole is zeros.
+    A null inside an array of floating numbers is NaN, else 0; a row that is null as a whole is zeros.
 
     Args:
         column: The column.
         name: Its name, for messages.
         shape: The shape of one row, where it is known: bytes are read by it.
-        floating: Whether bytes are floating numbers, where their number leaves that open.
+        floating: Whether floating numbers are wanted: bytes are taken for them where their number leaves that open, and
+            whole numbers are turned into them where they are of one byte, or have a null among them in an array.
 
     Raises:
         DataError: It names the column and what cannot become an array.
@@ -183,9 +194,11 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     import pyarrow as pa
 
     kind = column.type
-    if pa.types.is_boolean(kind):
-        return column.to_numpy(zero_copy_only=False), None
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        whole = column.to_numpy(zero_copy_only=False)
+        # Larger ones become what the model takes as they are read; these would stay, for the sake of images.
+        return whole.astype(np.float32) if floating and whole.itemsize == 1 else whole, None
+    if pa.types.is_floating(kind):
         return column.to_numpy(), None
     if pa.types.is_decimal(kind):
         return column.cast(pa.float64()).to_numpy(), None
@@ -215,6 +228,8 @@ def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Arr
     else:
         good = np.asarray(flat.is_valid().to_numpy(zero_copy_only=False))
         found, inner = _values(flat.drop_null(), None, floating)
+        if floating and found.dtype.kind in "iu":
+            found = found.astype(np.float64)
         missing = np.nan if found.dtype.kind == "f" else 0
         values = np.full((len(flat), *found.shape[1:]), missing, found.dtype)
         values[good] = found

@@ -146,11 +146,6 @@ class Dataset(Protocol):
     """Rows in partitions."""
 
     @property
-    def num_partitions(self) -> int:
-        """How many partitions there are."""
-        ...
-
-    @property
     def max_result_bytes(self) -> int:
         """What the results of one job may have altogether; 0 is no bound."""
         ...
@@ -174,6 +169,11 @@ class Dataset(Protocol):
 
 class StoredDataset(Dataset, Protocol):
     """Rows that were read once: each partition is one block, memory-mapped where it trains."""
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
+        ...
 
     @property
     def handles(self) -> tuple[Handle, ...]:

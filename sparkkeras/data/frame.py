@@ -79,7 +79,7 @@ class Named:
             y, labels = _side("label", self.label, schema.outputs, finder)
             form, leaves = Form(x, y), leaves + [Leaf(leaf.columns, leaf.together) for leaf in labels]
             if self.sample_weight is not None:
-                weight, weights = _side("sample_weight", self.sample_weight, schema.outputs, finder)
+                weight, weights = _weights(self.sample_weight, schema, finder)
                 for leaf in weights:
                     if leaf.together:
                         raise ConfigurationError(
@@ -345,7 +345,7 @@ def _side(argument: str, given: Columns | None, slots: Sequence[Slot], finder: _
     if given is None:
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
-        if not given or (len(slots) > 1 and set(given) != set(names) and argument != "sample_weight"):
+        if not given or (len(slots) > 1 and set(given) != set(names)):
             raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {ends} are {names}.")
         by_name = dict(zip(names, slots, strict=True))
         leaves = []
@@ -371,6 +371,18 @@ def _side(argument: str, given: Columns | None, slots: Sequence[Slot], finder: _
     return Structure(len(columns), bare=False), [
         _leaf(argument, column, slot) for column, slot in zip(columns, slots, strict=True)
     ]
+
+
+def _weights(given: Columns, schema: Schema, finder: _Finder) -> tuple[Structure, list[Leaf]]:
+    """One weight for all outputs, or one for each in their order and structure: Keras does not look further."""
+    structure, leaves = _side("sample_weight", given, schema.outputs, finder)
+    if structure.bare:
+        return structure, leaves
+    names = tuple(slot.name for slot in schema.outputs)
+    if structure.names is not None:
+        by_name = dict(zip(structure.names, leaves, strict=True))
+        leaves = [by_name[name] for name in names]
+    return Structure(len(leaves), names if schema.named_outputs else None, bare=False), leaves
 
 
 def _leaf(argument: str, given: Any, slot: Slot | None) -> Leaf:
@@ -419,17 +431,12 @@ class _Finder:
         if path is None:
             raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
         twins = [other for other in self._names if _alike(other, path[0].name)]
-        if twins.count(path[0].name) > 1 or (len(twins) > 1 and not self._tells_case):
+        if twins.count(path[0].name) > 1 or (len(twins) > 1 and not tells_case(self._frame.sparkSession)):
             raise DataError(
                 f"the DataFrame has {len(twins)} columns that Spark does not tell apart ({', '.join(map(repr, twins))}): "
                 "rename them."
             )
         return path
-
-    @property
-    def _tells_case(self) -> bool:
-        session = getattr(self._frame, "sparkSession", None)  # a schema alone has none
-        return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
     def default(self, argument: str, slots: Sequence[str]) -> Columns:
         """What to take where nothing was said."""
@@ -442,6 +449,11 @@ class _Finder:
             f"{argument}= is missing: there is no column {argument!r}, nor are there columns named as the model's {ends} "
             f"({', '.join(slots) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
+
+
+def tells_case(session: Any) -> bool:
+    """Whether a session tells upper from lower case in columns' names; by default Spark does not."""
+    return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def quoted(name: str) -> str:

@@ -121,8 +121,8 @@ class SparkDataset:
             yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
         finally:
             with suppress(Exception):  # Spark may be gone, and its temporary folders with it
-                self._remove(name, found)
                 handles.unpersist()
+                self._remove(name, found)
 
     def _remove(self, name: str, found: Sequence[Handle]) -> None:
         for folder in {Path(handle.directory).parent for handle in found if handle.directory}:

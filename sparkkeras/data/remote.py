@@ -1,9 +1,9 @@
 """Data behind Spark Connect: tasks as jobs over DataFrames, since there are no RDDs.
 
 The rows of a DataFrame are written to the machines that train as elsewhere (`sparkkeras.data.rdd`), and what Spark keeps is
-a small DataFrame of handles. What tasks share travels in their functions; where it is larger than those may be, it lies on
-the cluster as rows of bytes, which a broadcast join brings to each handle. Results that are large are brought together on
-the cluster piece by piece.
+a small DataFrame of handles. What tasks share travels in their functions; where it is larger than those may be, it lies in
+files beside the rows (`sparkkeras.data.remote_values`). Results that are large are brought together on the cluster piece by
+piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -23,12 +23,13 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
 from sparkkeras.data.dataset import DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.frame import BatchesToBlocks, OverBatches, Selection, payload
+from sparkkeras.data.frame import BatchesToBlocks, Selection
 from sparkkeras.data.local import LocalShared
 from sparkkeras.data.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
+from sparkkeras.data.remote_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ClusterError, ConfigurationError
-from sparkkeras.remote import INLINE_BYTES, Failure, RemoteCluster, Told
+from sparkkeras.remote import CELL_BYTES, INLINE_BYTES, RESULT, Failure, RemoteCluster, Told, pack_cells, unpack_cells
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,19 +38,13 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-RESULT = "result binary"
-"""The schema of frames of pickled results."""
-
 NO_DRIVER = (
     "asynchronous and hogwild training need a driver that executors can dial, and Spark Connect has none: use "
     'mode="synchronous", or run the script on the cluster itself (spark-submit).'
 )
 
 PIECE_BYTES = 8 * 1024 * 1024
-"""Large values and results lie in rows of about this size."""
-
-SENT_BYTES = 48 * 1024 * 1024
-"""So much of a large value travels to the cluster in one function."""
+"""Large results are brought together in pieces of about this size."""
 
 PLAN_CACHE = "spark.connect.session.planCache.enabled"
 """Off while rows are stored: the server would keep the last plans, and the values of many rounds with them."""
@@ -93,11 +88,6 @@ class RemoteDataset:
         return cls(cluster, frame.select(*names), read)
 
     @property
-    def num_partitions(self) -> int:
-        """Connect does not tell before there is a job."""
-        raise NotImplementedError("Spark Connect does not tell how many partitions a DataFrame has.")
-
-    @property
     def max_result_bytes(self) -> int:
         """What the results of one job may have altogether."""
         return self.cluster.max_result_bytes
@@ -109,7 +99,7 @@ class RemoteDataset:
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """As `Dataset.run`, in one pass over the rows."""
         call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
-        return RemoteResults(self.cluster, self.frame.mapInArrow(OverBatches(self.read, Told(call)), RESULT))
+        return RemoteResults(self.cluster, self.frame, OverBlocks(self.read, Told(call)))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
@@ -128,13 +118,13 @@ class RemoteDataset:
             with suppress(Exception):  # the server may be gone
                 handles.unpersist()  # the first to ask: a server that is gone is waited for once
                 # As many tasks as there are slots, since nobody says how many parts there shall be.
-                session.range(SWEEP_ROWS).mapInArrow(OverRows(Sweep(name)), RESULT).collect()
+                _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
                 session.conf.set(PLAN_CACHE, before)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all; their files are written where they are computed."""
         wanted = None if partitions is None else frozenset(partitions)
-        return self.frame.mapInArrow(OverBatches(self.read, Told(_Only(Store(name), wanted))), RESULT)
+        return _results(self.frame, OverBlocks(self.read, Told(_Only(Store(name), wanted))))
 
 
 @dataclass(frozen=True)
@@ -176,38 +166,26 @@ class StoredRemoteDataset:
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
-        """As `Dataset.share`; what is large lies on the cluster as rows until the context ends."""
-        payload = pickle.dumps(value, 5)
-        if len(payload) <= INLINE_BYTES:
+        """As `Dataset.share`; what is large lies in files beside the rows until the context ends."""
+        pickled = Pickled.of(value)
+        if pickled.nbytes <= INLINE_BYTES:
             yield LocalShared(value)
             return
-        token = uuid.uuid4().hex
-        sent = [
-            self._sent(token, start, payload[start : start + SENT_BYTES]) for start in range(0, len(payload), SENT_BYTES)
-        ]
-        # Connect lets go of checkpoints that nobody refers to.
-        yield RowsShared(token, functools.reduce(lambda one, other: one.union(other), sent))
-
-    def _sent(self, token: str, start: int, payload: bytes) -> DataFrame:
-        """Bytes as rows on the cluster. A checkpoint, so that no later plan has them in it; on disk, to spare the heap."""
-        from pyspark import StorageLevel
-
-        one = self.source.cluster.session.range(0, 1, 1, 1)
-        rows = one.mapInArrow(_Emit(token, start, payload), "token string, start bigint, bytes binary")
-        return rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+        shared: StoredShared[R] = StoredShared.of(pickled, self.name)
+        write_files(shared, self.source.cluster, self.handle_frame)
+        yield shared
+        with suppress(Exception):  # after an error, and where this fails, they go with the rows
+            remove_files(shared, self.source.cluster, self.handle_frame)
 
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """As `Dataset.run`, over the files."""
         cluster = self.source.cluster
-        call = OverHandles(Told(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores)))
-        shared = [value.rows for value in vars(task).values() if isinstance(value, RowsShared) and value.rows is not None]
-        return RemoteResults(
-            cluster,
-            _beside(self.handle_frame, shared).mapInArrow(call, RESULT),
-            functools.partial(self._repaired, call, shared),
-        )
+        call = Told(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
+        shared = [value for value in vars(task).values() if isinstance(value, StoredShared)]
+        repair = functools.partial(self._repaired, call, shared)
+        return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
-    def _repaired(self, call: OverHandles, shared: Sequence[DataFrame], partitions: Sequence[int]) -> list[tuple[int, Any]]:
+    def _repaired(self, call: Told, shared: Sequence[StoredShared[Any]], partitions: Sequence[int]) -> list[tuple[int, Any]]:
         """Results of partitions whose files were not found where their tasks ran, with their numbers."""
         cluster = self.source.cluster
         results: list[tuple[int, Any]] = []
@@ -215,7 +193,9 @@ class StoredRemoteDataset:
             again = self.source.stored_again(self.name, partitions).persist()
             try:
                 checked(cluster.collect(again))
-                found = cluster.collect(_beside(again, shared).mapInArrow(OverHandles(Numbered(call.call)), RESULT))
+                for each in shared:
+                    write_files(each, cluster, again)
+                found = cluster.collect(_results(again, OverHandles(Numbered(call))))
             finally:
                 again.unpersist()
             results += [pair for pair in found if not isinstance(pair[1], Missing)]
@@ -223,7 +203,7 @@ class StoredRemoteDataset:
             if not partitions:
                 return results
         raise ClusterError(
-            f"the rows of the partitions {list(partitions)} were written {REPAIRS} times, and were never where their tasks "
+            f"the files of the partitions {list(partitions)} were written {REPAIRS} times, and were never where their tasks "
             "ran: executors seem to come and go. Call fit again."
         )
 
@@ -233,32 +213,25 @@ class StoredRemoteDataset:
         yield self
 
 
-def _beside(handles: DataFrame, shared: Sequence[DataFrame]) -> DataFrame:
-    """Each handle with all rows of what its task shares."""
-    from pyspark.sql import functions
-
-    if not shared:
-        return handles
-    return handles.crossJoin(functions.broadcast(functools.reduce(lambda one, other: one.union(other), shared)))
-
-
 @dataclass(frozen=True)
 class RemoteResults(Generic[R]):
     """Results of a job over a DataFrame.
 
     Attributes:
         cluster: Where it runs.
-        frame: Its rows are pickled results.
+        source: What it runs over.
+        call: Gives the results of a partition of that.
         repair: Gives the numbered results of partitions whose files were missing.
     """
 
     cluster: RemoteCluster
-    frame: DataFrame
+    source: DataFrame
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
     repair: Callable[[Sequence[int]], list[tuple[int, Any]]] | None = None
 
     def collect(self) -> list[R]:
         """As `Results.collect`."""
-        found = self.cluster.collect(self.frame)
+        found = self.cluster.collect(self.lazy())
         repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
         for item in found:
@@ -272,7 +245,7 @@ class RemoteResults(Generic[R]):
         """As `Results.reduce`: each piece of a `Merging` is brought together by a task of its own."""
         if not isinstance(combine, Merging):
             return [combine(self.collect())]
-        pieces = self.frame.mapInArrow(_Split(combine), "piece int, place bigint, result binary")
+        pieces = self.source.mapInArrow(InPieces(self.call, combine, PIECE_BYTES), "piece int, place bigint, result binary")
         # A lambda: Spark looks at the arguments and hints of a function's own code.
         combined = pieces.groupBy("piece").applyInArrow(lambda table: _combine_piece(combine, table), RESULT)
         found = self.cluster.collect(combined)
@@ -292,80 +265,56 @@ class RemoteResults(Generic[R]):
 
     def lazy(self) -> DataFrame:
         """The pickled results as a DataFrame."""
-        return self.frame
+        return _results(self.source, self.call)
+
+
+def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> DataFrame:
+    """What a function yields over each partition of a frame, pickled."""
+    return frame.mapInArrow(Whole(call, CELL_BYTES), RESULT)
 
 
 # What runs on the workers
 
 
 @dataclass(frozen=True)
-class RowsShared(Generic[R]):
-    """A value that comes to each task as rows.
+class OverBlocks:
+    """Gives what a function yields over the blocks of a partition."""
 
-    Attributes:
-        token: Its name.
-        rows: The rows, which only the driver knows.
-    """
+    read: BatchesToBlocks
+    call: Callable[[int, Iterable[Block]], Iterable[Any]]
 
-    token: str
-    rows: DataFrame | None = field(default=None, compare=False)
-
-    def __reduce__(self) -> Any:
-        return RowsShared, (self.token,)
-
-    @property
-    def value(self) -> R:
-        """The value, put together once for each process."""
-        if self.token in _pieces:
-            pieces = sorted(_pieces.pop(self.token).items())
-            _values[self.token] = pickle.loads(b"".join(piece for _, piece in pieces))
-        value: R = _values[self.token]
-        return value
-
-
-_pieces: dict[str, dict[int, bytes]] = {}
-_values: dict[str, Any] = {}
-"""What the task that runs in this process shares: by token, as it came, and put together."""
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """The results."""
+        partition = _partition()
+        yield from self.call(partition, self.read(partition, batches))
 
 
 @dataclass(frozen=True)
 class OverHandles:
-    """Runs over the handles of a partition, once the rows of what tasks share are there."""
+    """Gives what a function yields over the handles of a partition."""
 
     call: Callable[[int, Iterable[Handle]], Iterable[Any]]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The results, pickled, one batch each."""
-        handles: dict[bytes, None] = {}  # each stands beside every row of what is shared
-        tokens: set[str] = set()
-        _pieces.clear()  # a task that was ended may have left some
-        for batch in batches:
-            handles.update(dict.fromkeys(batch.column("result").to_pylist()))
-            if batch.num_columns == 1:
-                continue
-            columns = (batch.column(name) for name in ("token", "start", "bytes"))
-            for token, start, piece in zip(*columns, strict=True):
-                tokens.add(token.as_py())
-                if token.as_py() not in _values:
-                    _pieces.setdefault(token.as_py(), {})[start.as_py()] = piece.as_py()
-        for token in _values.keys() - tokens:
-            del _values[token]
-        for packed in handles:
-            handle = pickle.loads(packed)
-            for result in self.call(handle.partition, iter([handle])):
-                yield payload(result)
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """The results."""
+        for handle in unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist()):
+            yield from self.call(handle.partition, iter([handle]))
 
 
 @dataclass(frozen=True)
-class OverRows:
-    """Runs a function over rows that do not matter."""
+class Whole:
+    """Writes results, pickled, to the rows of a frame."""
 
-    call: Callable[[Iterable[Any]], Iterable[Any]]
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
+    most: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The results, pickled."""
+        """The rows, one batch each."""
+        import pyarrow as pa
+
         for result in self.call(batches):
-            yield payload(result)
+            for cell in pack_cells(result, self.most):
+                yield pa.record_batch([pa.array([cell], pa.binary())], ["result"])
 
 
 @dataclass(frozen=True)
@@ -396,25 +345,6 @@ class _Only:
 
 
 @dataclass(frozen=True)
-class _Emit:
-    """Yields bytes as rows of pieces."""
-
-    token: str
-    start: int
-    payload: bytes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        for _ in batches:
-            pass
-        for start in range(0, len(self.payload), PIECE_BYTES):
-            piece = self.payload[start : start + PIECE_BYTES]
-            columns = [pa.array([self.token]), pa.array([self.start + start]), pa.array([piece], pa.binary())]
-            yield pa.record_batch(columns, ["token", "start", "bytes"])
-
-
-@dataclass(frozen=True)
 class _Piece:
     """A piece of a result, and which."""
 
@@ -427,26 +357,35 @@ _WHOLE = -1
 
 
 @dataclass(frozen=True)
-class _Split:
-    """Cuts results into pieces. ``place`` has them combined in the order of the partitions."""
+class InPieces:
+    """Cuts results where they are made, and writes the pieces to the rows of a frame.
 
+    ``place`` has them combined in the order of the partitions.
+    """
+
+    call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
     merging: Merging[Any]
+    most: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows, one batch each."""
         import pyarrow as pa
-        from pyspark import TaskContext
 
-        task = TaskContext.get()
-        partition = 0 if task is None else task.partitionId()
-        for batch in batches:
-            for packed in batch.column("result"):
-                result = pickle.loads(packed.as_py())
-                whole = isinstance(result, (Missing, Failure))
-                pieces = [result] if whole else self.merging.split(result, PIECE_BYTES)
-                for number, piece in enumerate(pieces, _WHOLE if whole else 0):
-                    data = pa.array([pickle.dumps(piece, 5)], pa.binary())
-                    columns = [pa.array([number], pa.int32()), pa.array([partition]), data]
-                    yield pa.record_batch(columns, ["piece", "place", "result"])
+        place = pa.array([_partition()])
+        for result in self.call(batches):
+            whole = isinstance(result, (Missing, Failure))
+            pieces = [result] if whole else self.merging.split(result, self.most)
+            for number, piece in enumerate(pieces, _WHOLE if whole else 0):
+                cell = pa.array([pickle.dumps(piece, 5)], pa.binary())
+                yield pa.record_batch([pa.array([number], pa.int32()), place, cell], ["piece", "place", "result"])
+
+
+def _partition() -> int:
+    """The number of the partition that the task in this process is for."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return 0 if task is None else task.partitionId()
 
 
 def _combine_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
@@ -454,7 +393,7 @@ def _combine_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     number = table.column("piece")[0].as_py()
-    rows = sorted(zip(table.column("place").to_pylist(), table.column("result").to_pylist(), strict=True))
-    found = [pickle.loads(packed) for _, packed in rows]
+    rows = zip(table.column("place").to_pylist(), table.column("result").to_pylist(), strict=True)
+    found = [pickle.loads(packed) for _, packed in sorted(rows, key=lambda row: row[0])]
     results = found if number == _WHOLE else [_Piece(number, merging(found))]
     return pa.table([pa.array([pickle.dumps(result, 5) for result in results], pa.binary())], ["result"])

@@ -47,11 +47,13 @@ class Schema:
         inputs: Its inputs in order; empty where the model does not say (a subclassed model).
         outputs: Its outputs in order; likewise.
         floatx: The dtype that floating data is turned into, as Keras does.
+        named_outputs: Whether it gives its outputs as a dict.
     """
 
     inputs: tuple[Slot, ...] = ()
     outputs: tuple[Slot, ...] = ()
     floatx: str = "float32"
+    named_outputs: bool = False
 
     @property
     def expected_x(self) -> int | None:
@@ -239,8 +241,6 @@ class Reader:
         for index, leaf in enumerate(leaves):
             if leaf.good is None:
                 continue
-            if self.labelled and self.on_nan == "allow" and index in self._floating(form):
-                arrays[index] = arrays[index].astype(self.schema.floatx, copy=False)
             if not leaf.may_lack and self.labelled and self.on_nan == "allow" and is_floating(arrays[index].dtype):
                 known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
                 arrays[index] = arrays[index].copy()

@@ -19,7 +19,7 @@ from sparkkeras.data.frame import Columns, Loaders
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.transformer import KerasTransformer, result_schema
+from sparkkeras.ml.transformer import Columnar, KerasTransformer, result_schema
 from sparkkeras.ml.values import Names
 from sparkkeras.model import ModelArchive, ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -148,12 +148,12 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             DataError: A column is missing, or of a type or width that does not fit the model.
             ConfigurationError: A new column is there already, or what was said does not fit the model.
         """
-        return result_schema(self, self._checked_model(), schema, labelled=True)
+        return result_schema(self, self._checked_model(), Columnar.of(schema), labelled=True)
 
     def _fit(self, dataset: DataFrame) -> KerasTransformer:
         own = self.getOrDefault
         original = self._checked_model()
-        self.transformSchema(dataset.schema)
+        result_schema(self, original, Columnar.of(dataset), labelled=True)
         model = self._own_copy(original)
         spark_model = SparkModel(
             model,

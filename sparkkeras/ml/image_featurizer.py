@@ -167,20 +167,23 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             DataError: The column of images is missing, or of a type that cannot be loaded.
             ConfigurationError: The new column is there already, or size and mode do not fit the model.
         """
+        return self._result_schema(Columnar.of(schema))
+
+    def _result_schema(self, frame: DataFrame) -> StructType:
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import StructField
 
         network = self._features()
         named = Named(self.getOrDefault("inputCol"), loader=self._loader(network))
-        named.select(cast("DataFrame", Columnar(schema)), models.schema_of(network), labelled=False)
+        named.select(frame, models.schema_of(network), labelled=False)
         width = network.outputs[0].shape[-1]
         metadata = {} if width is None else {"ml_attr": {"num_attrs": width}}
-        return with_fields(schema, [StructField(self.getOrDefault("outputCol"), VectorUDT(), True, metadata)])
+        return with_fields(frame, [StructField(self.getOrDefault("outputCol"), VectorUDT(), True, metadata)])
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions
 
-        field = self.transformSchema(dataset.schema).fields[-1]
+        field = self._result_schema(Columnar.of(dataset)).fields[-1]
         network, scored_as = self._features(), f"{self.uid}_features"
         scored = with_predictions(
             dataset,

@@ -194,7 +194,7 @@ class OutputColumns:
         """The probabilities of several classes or labels, array<double>."""
         from pyspark.sql import functions
 
-        numbers = functions.array(scored) if self.output.rank == 0 else scored
+        numbers = functions.when(scored.isNotNull(), functions.array(scored)) if self.output.rank == 0 else scored
         numbers = numbers.cast("array<double>")
         if not self.meaning.from_logits:
             return numbers

@@ -18,6 +18,7 @@ import numpy as np
 from sparkkeras.custom_code import ByValue, is_builtin, is_own, lookup_names
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import CustomObjectError
+from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES, UpdateRule, rule_config, rule_from_config, rule_name
 
 T = TypeVar("T")
@@ -64,8 +65,8 @@ def encode(value: Any, told: str) -> Any:
 def decode(value: Any) -> Any:
     """The value that `encode` wrote down.
 
-    Functions are Python functions of modules outside the standard library. Dataclasses are those of sparkkeras and of the
-    person's own modules, loaders and update rules.
+    Functions are Python functions of modules outside the standard library. Dataclasses are those of the person's own
+    modules, loaders, update rules, and sparkkeras's options.
 
     Raises:
         CustomObjectError: A module that it refers to is missing, has nothing of that name, or something else.
@@ -192,11 +193,11 @@ def _checked_function(found: Any, place: str) -> Any:
 def _checked_dataclass(found: T, place: str) -> T:
     if not dataclasses.is_dataclass(found) or not isinstance(found, type):
         raise CustomObjectError(f"{place} was saved as a dataclass, but is none any more.")
-    known = (place.startswith("sparkkeras.") and found is not ByValue) or _is_own(place)
+    known = found is ParameterServerOptions or _is_own(place)
     if not (known or _has_members_of(found, Loader) or _has_members_of(found, UpdateRule)):
         raise CustomObjectError(
             f"{place} is a dataclass of an installed package, and neither a loader nor an update rule: a file may not have "
-            "it made. Use a function, or a dataclass in a module of your own."
+            "it made, since what is made of it might be called. Use a function, or a dataclass in a module of your own."
         )
     return found
 

@@ -14,7 +14,7 @@ from pyspark.ml import Model
 
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.frame import Columns, Loaders, Named
+from sparkkeras.data.frame import Columns, Loaders, Named, tells_case
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
@@ -25,7 +25,7 @@ from sparkkeras.scoring import BATCH_SIZE, with_predictions
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
@@ -139,7 +139,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
             DataError: A column is missing, or of a type or width that does not fit the model.
             ConfigurationError: A new column is there already, or what was said does not fit the model.
         """
-        return result_schema(self, self.get_model(), schema)
+        return result_schema(self, self.get_model(), Columnar.of(schema))
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """The loss and metrics that the model was compiled with, over all rows.
@@ -180,7 +180,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         model = self.get_model()
-        self.transformSchema(dataset.schema)
+        result_schema(self, model, Columnar.of(dataset))
         columns = output_columns(self, model)
         own = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
@@ -215,13 +215,13 @@ def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputCo
     )
 
 
-def result_schema(params: InferenceParams, model: keras.Model, schema: StructType, *, labelled: bool = False) -> StructType:
+def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
     """The schema with the new columns, once the columns that it takes are found to be there and to fit.
 
     Args:
         params: The params of an estimator or a transformer.
         model: Its model.
-        schema: The rows that come in.
+        frame: The rows that come in; see `Columnar`.
         labelled: Whether they must have labels and weights too.
 
     Raises:
@@ -231,8 +231,8 @@ def result_schema(params: InferenceParams, model: keras.Model, schema: StructTyp
     own = params.getOrDefault
     transform = own("transform") if labelled else own("batch_transform")
     named = Named(own("featuresCol"), own("labelCol"), own("weightCol"), own("loader"), fits=transform is None)
-    named.select(cast("DataFrame", Columnar(schema)), models.schema_of(model), labelled)
-    return with_fields(schema, [field for column in output_columns(params, model) for field in column.fields()])
+    named.select(frame, models.schema_of(model), labelled)
+    return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
 
 
 @dataclass(frozen=True)
@@ -240,20 +240,31 @@ class Columnar:
     """What stands for a DataFrame where only its columns count."""
 
     schema: StructType
+    sparkSession: SparkSession | None = None  # noqa: N815 - as a DataFrame's
+
+    @classmethod
+    def of(cls, data: DataFrame | StructType) -> DataFrame:
+        """The columns of a frame, or those of a schema, as Spark takes them by default."""
+        from pyspark.sql.types import StructType
+
+        found = cls(data) if isinstance(data, StructType) else cls(data.schema, data.sparkSession)
+        return cast("DataFrame", found)
 
 
-def with_fields(schema: StructType, fields: Sequence[Any]) -> StructType:
-    """The schema with new fields.
+def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
+    """The schema of a frame with new fields.
 
     Raises:
-        ConfigurationError: A field is there already, in whatever case: by default Spark does not tell them apart.
+        ConfigurationError: A field is there already, perhaps in another case: by default Spark does not tell them apart.
     """
     from pyspark.sql.types import StructType
 
-    known = {name.lower(): name for name in schema.names}
+    tells = tells_case(frame.sparkSession)
+    schema = frame.schema
+    known = {name if tells else name.lower(): name for name in schema.names}
     new: set[str] = set()
     for field in fields:
-        lower = field.name.lower()
+        lower = field.name if tells else field.name.lower()
         if lower in new:
             raise ConfigurationError(
                 f"two new columns are called {field.name!r}: give outputCol, predictionCol and probabilityCol different "

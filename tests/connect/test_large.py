@@ -1,6 +1,9 @@
 """Values too large for a function, and results too large for the driver, behind Spark Connect."""
 
 import gc
+import os
+import subprocess
+import sys
 import time
 
 import keras
@@ -9,31 +12,108 @@ import psutil
 import pytest
 
 import sparkkeras.data.remote
+import sparkkeras.data.remote_values
 import sparkkeras.remote
-from sparkkeras import SparkModel, keras_udf
+from sparkkeras import ClusterError, SparkModel, keras_udf
+from sparkkeras.data.remote_values import write_files
 from tests.connect import cases
-from tests.connect.conftest import server
+from tests.connect.conftest import server, stored
 
 
 @pytest.fixture
 def small_bounds(monkeypatch):
-    """Everything is too large: it travels in many rows, and comes back in many pieces."""
+    """Everything is too large: it travels in many files, and comes back in many pieces."""
     for module in (sparkkeras.remote, sparkkeras.data.remote):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
-    monkeypatch.setattr(sparkkeras.data.remote, "SENT_BYTES", 3000)
+    monkeypatch.setattr(sparkkeras.data.remote_values, "SENT_BYTES", 3000)
     monkeypatch.setattr(sparkkeras.data.remote, "PIECE_BYTES", 500)
+    monkeypatch.setattr(sparkkeras.data.remote, "CELL_BYTES", 300)
     monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
 
 
 @pytest.mark.parametrize("name", ["often", "split", "validation_frame", "two_ended"])
 def test_training_comes_to_the_same(spark, classic, small_bounds, settings, name):
-    settings("spark.sql.autoBroadcastJoinThreshold", "-1")
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)
     assert histories == theirs
     for one, other in zip(trained.model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Losing:
+    """Writes values as ever, and removes the files of the first so many writings: as for tasks that Spark has moved to a
+    machine where nothing was written.
+    """
+
+    def __init__(self, folder, times):
+        self._folder, self._times = folder, times
+        self.written = {}
+
+    def __call__(self, shared, cluster, handles):
+        write_files(shared, cluster, handles)
+        self.written[shared.token] = self.written.get(shared.token, 0) + 1
+        if self.written[shared.token] <= self._times:
+            found = [path for start in shared.starts for path in self._folder.rglob(shared.path(start).name)]
+            assert len(found) == len(shared.starts)
+            for path in found:
+                path.unlink()
+
+
+@pytest.mark.parametrize("bound", [sparkkeras.remote.RESULT_BYTES, 1], ids=["to the driver", "on the cluster"])
+def test_values_that_are_not_where_a_task_runs_are_written_again(
+    spark, classic, small_bounds, local_dir, monkeypatch, bound
+):
+    monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", bound)
+    losing = Losing(local_dir, 1)
+    monkeypatch.setattr(sparkkeras.data.remote, "write_files", losing)
+    trained, histories = cases.CASES["validation_frame"].train(spark)
+    weights, theirs = classic.of("validation_frame")
+    assert histories == theirs
+    for one, other in zip(trained.model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # Archive and options; in each epoch a state to train from, one to validate, and how to do that.
+    assert len(losing.written) == 2 + 2 * 3
+    assert min(losing.written.values()) > 1
+    assert not values(local_dir)
+    assert not stored(local_dir)
+
+
+def test_values_that_are_never_where_a_task_runs(spark, small_bounds, local_dir, monkeypatch):
+    monkeypatch.setattr(sparkkeras.data.remote, "write_files", Losing(local_dir, 99))
+    with pytest.raises(ClusterError, match="were written 3 times, and were never where their tasks ran"):
+        SparkModel(cases.model()).fit(cases.frame(spark), verbose=0)
+    assert not values(local_dir)
+    assert not stored(local_dir)
+
+
+def test_values_go_when_they_have_served(spark, small_bounds, local_dir):
+    seen = []
+    look = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(values(local_dir)))
+    SparkModel(cases.model(), frequency=3).fit(cases.frame(spark), epochs=2, callbacks=[look], verbose=0)
+    assert len(seen[0]) == 2  # archive and options, for the whole fit; the states of the rounds have gone
+    assert seen[0] == seen[1]
+    assert not values(local_dir)
+
+
+def values(folder):
+    """The values that lie in files below a folder."""
+    return {path.name.rsplit("-", 1)[0] for path in folder.rglob("value-*")}
+
+
+def test_an_executor_that_is_killed(tmp_path):
+    """In a process of its own, since this one has its session."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_GATEWAY"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.connect.executors", str(tmp_path)],
+        cwd=cases.ROOT,
+        env=kept,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=cases.SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):

@@ -149,11 +149,11 @@ def test_what_cannot_become_an_array_is_told_by_name(column, words):
 def test_bytes_are_tensors_of_the_models_shape(dtype, kind):
     tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
     column = pa.array([tensor.tobytes() for tensor in tensors], kind)
-    values, good = read(column, "c", (2, 3))
+    values, good = read(column, "c", (2, 3), floating=True)
     assert good is None
     assert values.dtype == dtype
     np.testing.assert_array_equal(values, tensors)
-    np.testing.assert_array_equal(read(column[1:3], "c", (2, 3))[0], tensors[1:3])
+    np.testing.assert_array_equal(read(column[1:3], "c", (2, 3), floating=True)[0], tensors[1:3])
 
 
 def test_bytes_for_an_input_of_whole_numbers_are_whole_numbers():
@@ -164,7 +164,7 @@ def test_bytes_for_an_input_of_whole_numbers_are_whole_numbers():
 
 
 def test_tensors_may_be_missing():
-    values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "c", (2,))
+    values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "c", (2,), floating=True)
     assert good.tolist() == [False, True]
     np.testing.assert_array_equal(values, [[0, 0], [1, 2]])
 
@@ -212,10 +212,36 @@ def test_columns_lie_side_by_side():
     np.testing.assert_array_equal(found.values, [[30, 1, 0.5, 1.5, 7, 8], [40, 0, 2.5, 3.5, 9, 1]])
 
 
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
+def test_a_null_among_whole_numbers_takes_no_others_with_it(kind):
+    slot = Slot("x", (3,), floating=True)
+    found = Leaf(("a",), slot=slot).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
+    np.testing.assert_array_equal(found.values, [[1, np.nan, 3], [4, 5, 6]])
+    assert found.good.tolist() == [False, True]
+    beside = Leaf(("b", "a"), together=True, slot=slot)
+    found = beside.read([pa.array([7, 8]), pa.array([[1, None], [4, 5]], pa.list_(kind))])
+    np.testing.assert_array_equal(found.values, [[7, 1, np.nan], [8, 4, 5]])
+
+
+def test_arrays_that_are_nulls_only_take_no_others_with_them():
+    """How long they are is not known from a batch of them, but what lies beside them is."""
+    leaf = Leaf(("b", "a"), together=True, slot=Slot("x", (3,), floating=True))
+    found = leaf.read([pa.array([7.0, 8.0]), pa.nulls(2, pa.list_(pa.float32()))])
+    np.testing.assert_array_equal(found.values, [[7, np.nan, np.nan], [8, np.nan, np.nan]])
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.list_(pa.bool_())], ids=str)
+def test_small_values_have_one_type_with_and_without_nulls(kind):
+    value = [True, False] if pa.types.is_list(kind) else True if kind == pa.bool_() else 1
+    leaf = Leaf(("a",), slot=Slot("x", (2,) if pa.types.is_list(kind) else (1,), floating=True))
+    kinds = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
+    assert kinds == {"float32"}
+
+
 @pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
 def test_whole_numbers_side_by_side_are_what_the_input_takes(floating, dtype):
     leaf = Leaf(("a", "b"), together=True, slot=Slot("x", (2,), floating=floating))
-    values = leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int8())]).values
+    values = leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int16())]).values
     assert values.dtype == dtype
     assert values.tolist() == [[1, 2]]
 

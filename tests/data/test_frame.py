@@ -1,6 +1,6 @@
 """Which columns of a DataFrame are what to the model, and which cannot be, told by name before any job runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from pyspark.ml.linalg import VectorUDT
@@ -96,7 +96,13 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     assert select(given, ONE, True, sample_weight="w").form.weight == Structure()
     both = select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w", "price": "v"})
     assert both.names == ["user", "item", "a", "b", "w", "v"]
-    assert both.form.weight.names == ("click", "price")
+    assert both.form.weight == Structure(2, bare=False)  # as the outputs are
+    turned = select(given, TWO, True, label=["a", "b"], sample_weight={"price": "v", "click": "w"})
+    assert turned == both
+    named = replace(TWO, named_outputs=True)
+    assert select(given, named, True, label=["a", "b"], sample_weight=["w", "v"]).form.weight.names == ("click", "price")
+    with pytest.raises(ConfigurationError, match=r"sample_weight has the keys \['click'\], but the model's outputs are"):
+        select(given, TWO, True, label=["a", "b"], sample_weight={"click": "w"})
     assert select(given, ONE, False, sample_weight="w").form.weight is None
 
 

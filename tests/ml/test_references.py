@@ -83,7 +83,9 @@ def test_only_dataclasses_are_made_from_a_file():
         decode({"class": "subprocess:Popen", "fields": {"args": "true"}})
 
 
-@pytest.mark.parametrize("place", ["sparkkeras.custom_code:ByValue", "_pytest.config:Config.InvocationParams"])
+@pytest.mark.parametrize(
+    "place", ["sparkkeras.custom_code:ByValue", "sparkkeras.data.rdd:Sweep", "_pytest.config:Config.InvocationParams"]
+)
 def test_dataclasses_of_installed_packages_and_pickles_are_not_made_from_a_file(place):
     with pytest.raises(CustomObjectError, match="a file may not have it made"):
         decode({"class": place, "fields": {}})

@@ -261,6 +261,42 @@ def test_what_is_not_finite_is_told_by_its_column(spark):
         SparkModel(model()).predict(frame, features=COLUMNS).collect()
 
 
+@pytest.mark.parametrize("structure", [list, dict])
+@pytest.mark.parametrize("given", [["w", "v"], {"kind": "v", "price": "w"}], ids=["list", "dict"])
+def test_outputs_have_weights_of_their_own(spark, structure, given):
+    frame = wide(spark).select(
+        F.array("a", "b").alias("user"),
+        F.col("c").alias("item"),
+        F.col("d").alias("price"),
+        F.array(F.array("a", "b"), F.array("c", "d"), F.array("a", "b")).alias("kind"),
+        F.col("a").alias("w"),
+        F.col("b").alias("v"),
+    )
+    spark_model = SparkModel(two_ended(structure), seed=3)
+    if structure is dict and isinstance(given, list):
+        given = ["v", "w"]  # outputs of a dict are in the order of their names
+    found = spark_model.evaluate(frame, sample_weight=given, return_dict=True)
+    kinds = X[:, [0, 1, 2, 3, 0, 1]].reshape(ROWS, 3, 2)
+    y, weights = {"price": X[:, 3], "kind": kinds}, {"price": X[:, 0], "kind": X[:, 1]}
+    if structure is list:
+        y, weights = list(y.values()), list(weights.values())
+    x = {"user": X[:, :2, None], "item": X[:, 2:3]}
+    expected = spark_model.model.evaluate(x, y, sample_weight=weights, batch_size=ROWS, return_dict=True, verbose=0)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    spark_model.fit(frame, sample_weight=given, verbose=0)
+
+
+def test_a_frame_validates_beside_arrays(spark):
+    spark_model = SparkModel(model(), num_workers=2, seed=1)
+    frame = table(spark).withColumnRenamed("features", "measured").withColumnRenamed("label", "kind")
+    given = {"features": "measured", "label": "kind", "sample_weight": W}
+    history = spark_model.fit(X, Y, validation_data=frame, verbose=0, **given).history
+    expected = spark_model.evaluate(X, Y)
+    assert history["val_loss"] == [pytest.approx(expected if isinstance(expected, float) else expected[0], rel=1e-5)]
+    with pytest.raises(DataError, match="no column 'mesured'"):
+        spark_model.fit(X, Y, validation_data=frame, features="mesured", label="kind", verbose=0)
+
+
 def test_a_shuffle_comes_before(spark):
     grouped = table(spark).groupBy("id").agg(F.first("features").alias("features"), F.first("label").alias("label"))
     spark_model = SparkModel(model(), seed=4)

@@ -7,7 +7,7 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
 from sparkkeras.ml import KerasTransformer
 from tests.ml import parts
 from tests.models import classifier
@@ -205,6 +205,27 @@ def test_a_nan_is_no_class(spark, units, task):
     first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
     assert (first.prediction is None, second.prediction) == (False, None)
     assert np.isnan(second.output).all()
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_a_row_without_features_has_no_prediction(spark, task):
+    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
+    scored = KerasTransformer(model=network(1, "sigmoid"), on_nan="allow", task=task).transform(frame)
+    whole, empty = sorted(scored.collect(), key=lambda row: row.id)
+    assert None not in whole
+    assert set(empty[2:]) == {None}
+
+
+def test_columns_that_differ_in_case_only_where_spark_tells_them_apart(spark, frame):
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        twins = frame.withColumnRenamed("a", "Features").withColumnRenamed("id", "Prediction")
+        scored = KerasTransformer(model=network()).transform(twins)
+        assert {"Prediction", "prediction"} < set(scored.columns)
+        assert scored.count() == len(ROWS)
+        assert SparkModel(network(1, None, "mse")).predict(twins, output_col="FEATURES").count() == len(ROWS)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_columns_that_differ_in_case_only(spark, frame):
