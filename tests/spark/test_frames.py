@@ -262,28 +262,25 @@ def test_what_is_not_finite_is_told_by_its_column(spark):
 
 
 @pytest.mark.parametrize("structure", [list, dict])
-@pytest.mark.parametrize("given", [["w", "v"], {"kind": "v", "price": "w"}], ids=["list", "dict"])
+@pytest.mark.parametrize("given", [list, dict])
 def test_outputs_have_weights_of_their_own(spark, structure, given):
-    frame = wide(spark).select(
-        F.array("a", "b").alias("user"),
-        F.col("c").alias("item"),
-        F.col("d").alias("price"),
-        F.array(F.array("a", "b"), F.array("c", "d"), F.array("a", "b")).alias("kind"),
-        F.col("a").alias("w"),
-        F.col("b").alias("v"),
-    )
-    spark_model = SparkModel(two_ended(structure), seed=3)
-    if structure is dict and isinstance(given, list):
-        given = ["v", "w"]  # outputs of a dict are in the order of their names
-    found = spark_model.evaluate(frame, sample_weight=given, return_dict=True)
-    kinds = X[:, [0, 1, 2, 3, 0, 1]].reshape(ROWS, 3, 2)
-    y, weights = {"price": X[:, 3], "kind": kinds}, {"price": X[:, 0], "kind": X[:, 1]}
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4,), name="x")
+    outputs = {"high": keras.layers.Dense(1, name="high")(inputs), "low": keras.layers.Dense(2, name="low")(inputs)}
+    built = keras.Model(inputs, outputs if structure is dict else list(outputs.values()))
+    built.compile("sgd", dict.fromkeys(outputs, "mse") if structure is dict else ["mse", "mse"])
+    y, weights = {"high": X[:, 0], "low": X[:, 1:3]}, {"high": X[:, 0], "low": X[:, 1] ** 2}
+    frame = wide(spark).withColumn("low", F.array("b", "c")).withColumn("v", F.col("b") * F.col("b"))
+    named = {"features": COLUMNS, "label": {"low": "low", "high": "a"}, "sample_weight": {"low": "v", "high": "a"}}
+    if given is list:
+        named["sample_weight"] = ["a", "v"]
+    spark_model = SparkModel(built, seed=3)
+    found = spark_model.evaluate(frame, return_dict=True, **named)
     if structure is list:
         y, weights = list(y.values()), list(weights.values())
-    x = {"user": X[:, :2, None], "item": X[:, 2:3]}
-    expected = spark_model.model.evaluate(x, y, sample_weight=weights, batch_size=ROWS, return_dict=True, verbose=0)
+    expected = built.evaluate(X, y, sample_weight=weights, batch_size=ROWS, return_dict=True, verbose=0)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-    spark_model.fit(frame, sample_weight=given, verbose=0)
+    spark_model.fit(frame, verbose=0, **named)
 
 
 def test_a_frame_validates_beside_arrays(spark):
