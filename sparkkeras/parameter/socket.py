@@ -180,7 +180,8 @@ class _Server:
                     del self._strangers[connection]
                     connection.close()
                 else:
-                    self._threads.add(thread)
+                    # A thread that took itself out of these might still be there when the server is closed.
+                    self._threads = {each for each in self._threads if each.is_alive()} | {thread}
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -194,7 +195,6 @@ class _Server:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._members.discard(connection)
-                self._threads.discard(threading.current_thread())
             connection.close()
 
     def _greeted(self, connection: socket.socket) -> Session | None:
