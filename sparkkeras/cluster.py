@@ -123,13 +123,13 @@ class Cluster:
     def training_workers(self) -> Iterator[None]:
         """RDDs whose Java side is made in here run in the Python workers that train."""
         with _environment_lock:
-            before = dict(self.context.environment)
-            self.context.environment.update(self._environment)
+            # Another dict, not other entries: threads of the person's may be reading the one that is there.
+            before = self.context.environment
+            self.context.environment = {**before, **self._environment}
             try:
                 yield
             finally:
-                self.context.environment.clear()
-                self.context.environment.update(before)
+                self.context.environment = before
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:

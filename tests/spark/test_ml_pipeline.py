@@ -193,6 +193,9 @@ def test_another_process_predicts_the_same(trained, elsewhere, task):
     found = elsewhere[task]
     mine = [row.output.toArray() if hasattr(row.output, "toArray") else row.output for row in rows]
     np.testing.assert_allclose(np.array(found["output"]), np.array(mine), rtol=0, atol=1e-6)
-    assert found["prediction"] == [row.prediction for row in rows]
+    if task == "regression":  # rows may come in other batches there
+        np.testing.assert_allclose(found["prediction"], [row.prediction for row in rows], rtol=0, atol=1e-6)
+    else:
+        assert found["prediction"] == [row.prediction for row in rows]
     assert found["history"] == model.stages[-1].history
     assert found["iterations"] == int(model.stages[-1].get_model().optimizer.iterations) > 0
