@@ -86,6 +86,32 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
     gc.freeze()
 
 
+def is_untouched() -> bool:
+    """Whether the backend has run nothing in this process yet, so that a fork of it can use it. True where nobody can tell."""
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from tensorflow.python.eager import context
+
+        return not getattr(context.context(), "_initialized", False)
+    if backend == "jax":
+        from jax._src import xla_bridge
+
+        return not getattr(xla_bridge, "_backends", {})
+    import torch
+
+    return not torch.cuda.is_initialized()
+
+
+def wake() -> None:
+    """Have the backend begin in this process, without what it writes to standard error then."""
+    import keras
+
+    with _hushed():
+        keras.ops.zeros(())
+
+
 @contextmanager
 def _hushed() -> Iterator[None]:
     """Keep what a backend writes to standard error while it loads from the person's terminal, unless loading fails."""
@@ -126,7 +152,7 @@ Pieces = Callable[[], Iterator[Block]]
 
 
 @contextmanager
-def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Iterator[Any]:
+def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = False) -> Iterator[Any]:
     """Something that ``fit``, ``evaluate`` and ``predict`` of this backend's Keras take one epoch of batches from.
 
     It is good until the context ends, and holds on to no row after that.
@@ -135,11 +161,12 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces) -> Iterator[Any]:
         spec: The shapes and dtypes of the blocks.
         batch_size: Rows in a batch.
         pieces: The rows.
+        held_out: Whether ``fit`` validates on them while it holds others to train on.
     """
     import keras
 
     if keras.backend.backend() == "tensorflow":
-        source = _tensorflow_source(spec, batch_size)
+        source = _tensorflow_source(spec, batch_size, held_out)
         source.pieces, source.error = pieces, None
         try:
             yield source.dataset
@@ -206,8 +233,11 @@ def _packed(block: Block) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _tensorflow_source(spec: BlockSpec, batch_size: int) -> Any:
-    """A dataset that is built once for all rounds over blocks of one kind: building one takes longer than a short round."""
+def _tensorflow_source(spec: BlockSpec, batch_size: int, held_out: bool) -> Any:
+    """A dataset that is built once for all rounds over blocks of one kind: building one takes longer than a short round.
+
+    ``held_out``: one beside that, so that two are fed at the same time.
+    """
     return _TensorFlowSource(spec, batch_size)
 
 

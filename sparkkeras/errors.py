@@ -12,6 +12,7 @@
     ├── ClusterError (RuntimeError)              Spark is stopped, or its workers lack something
     │   ├── ParameterServerError                 workers and the parameter server cannot reach or understand each other
     │   └── WorkerError                          a worker failed; carries its own traceback
+    ├── SearchError (RuntimeError)               a search for hyper-parameters that found nothing
     └── StorageError (OSError)                   a path that cannot be written or read
 
 Every message says what came, what was expected, and what to do about it.
@@ -69,6 +70,10 @@ class WorkerError(ClusterError):
     def __init__(self, message: str, worker_traceback: str = "") -> None:
         super().__init__(message)
         self.worker_traceback = worker_traceback
+
+
+class SearchError(SparkKerasError, RuntimeError):
+    """A search for hyper-parameters in which no trial succeeded, or too many failed."""
 
 
 class StorageError(SparkKerasError, OSError):

@@ -66,6 +66,60 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
             draft.unlink(missing_ok=True)
 
 
+def names_in(folder: str) -> list[str]:
+    """The names of the files in a folder, sorted; none where there is no such folder.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    if not has_scheme(folder):
+        try:
+            return sorted(path.name for path in Path(folder).iterdir() if path.is_file())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot read {folder!r}: {error.strerror or error}.") from error
+    hadoop = _Hadoop(folder)
+    with hadoop.errors("read"):
+        if not hadoop.files.exists(hadoop.path(folder)):
+            return []
+        return sorted(each.getPath().getName() for each in hadoop.files.listStatus(hadoop.path(folder)) if each.isFile())
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises:
+        StorageError: It cannot be made.
+    """
+    if not has_scheme(folder):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make the folder {folder!r}: {error.strerror or error}.") from error
+        return
+    hadoop = _Hadoop(folder)
+    with hadoop.errors("make"):
+        hadoop.files.mkdirs(hadoop.path(folder))
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        StorageError: It is there, and cannot be removed.
+    """
+    if not has_scheme(path):
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot remove {path!r}: {error.strerror or error}.") from error
+        return
+    hadoop = _Hadoop(path)
+    with hadoop.errors("remove"):
+        hadoop.files.delete(hadoop.path(path), False)
+
+
 def has_scheme(path: str) -> bool:
     """Whether a path is a URI."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None

@@ -132,6 +132,11 @@ class SparkDataset:
             self.cluster.collect(self.cluster.context.parallelize(range(tasks), tasks).mapPartitions(Sweep(name)))
 
 
+def without_rows(cluster: Cluster, workers: int) -> SparkDataset:
+    """A dataset that has a partition for each of so many workers and no rows, for tasks that get their work elsewhere."""
+    return SparkDataset(cluster, RddBlocks(cluster.context.parallelize((), workers)))
+
+
 @dataclass(frozen=True)
 class StoredSparkDataset:
     """Rows on Spark that lie in files where they train; see `SparkDataset`."""
@@ -186,7 +191,7 @@ class StoredSparkDataset:
                 f"workers, which spark.driver.maxResultSize limits to {self.max_result_bytes / 1e9:.1f} GB: give "
                 "validation_split=, whose rows are with the workers already, or a sample of the data, or raise the limit."
             )
-        found = self.run(_Blocks()).collect()
+        found = self.run(Collect()).collect()
         with ExitStack() as stack:
             yield tuple(BroadcastRows(stack.enter_context(self.share(block))) for block in found)
 
@@ -218,10 +223,11 @@ class BroadcastRows:
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """Yields the rows themselves."""
+class Collect:
+    """Yields the rows themselves, in arrays of their own."""
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The blocks."""
         return (Block(block.form, tuple(np.array(array) for array in block.arrays)) for block in blocks)
 
 

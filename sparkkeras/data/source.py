@@ -23,10 +23,10 @@ def where_is(data: Any, environment: Callable[[int], Mapping[str, str]]) -> AnyC
     """The cluster that data lives on; for arrays the active one, or a new one on this machine."""
     if is_frame(data):
         return cluster_of(data.sparkSession, environment)
-    remote = None if _is_rdd(data) else active_remote_session()
+    remote = None if is_rdd(data) else active_remote_session()
     if remote is not None:
         return RemoteCluster(remote, environment)
-    return Cluster(data.context if _is_rdd(data) else None, environment)
+    return Cluster(data.context if is_rdd(data) else None, environment)
 
 
 def read_on_driver(data: Any, y: Any, sample_weight: Any, reader: Reader) -> Block | None:
@@ -42,7 +42,7 @@ def read_on_driver(data: Any, y: Any, sample_weight: Any, reader: Reader) -> Blo
     if isinstance(data, ArraysRDD):
         _refuse_beside_rdd(y, sample_weight)
         return reader.read_arrays(data.x, data.y, data.sample_weight)
-    if _is_rdd(data):
+    if is_rdd(data):
         _refuse_beside_rdd(y, sample_weight)
         return None
     if hasattr(data, "to_numpy"):
@@ -134,7 +134,8 @@ def lazy_dataset(data: Any, block: Block | None, cluster: AnyCluster, reader: Re
     return SparkDataset(cluster, RddBlocks(sent))
 
 
-def _is_rdd(data: Any) -> bool:
+def is_rdd(data: Any) -> bool:
+    """Whether data is an RDD."""
     from pyspark import RDD
 
     return isinstance(data, RDD)

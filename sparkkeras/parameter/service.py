@@ -35,16 +35,22 @@ import numpy as np
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError, SparkKerasError
 from sparkkeras.parameter.ledger import Directive, Ledger, Standing
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.parameter.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect
+from sparkkeras.parameter.transport import (
+    Address,
+    Call,
+    Caller,
+    RefusedError,
+    Reply,
+    TransportError,
+    connect,
+    insist,
+    pauses,
+)
 from sparkkeras.parameter.wire import Body
 from sparkkeras.weights import Array, Flat
 
 DIVERGED = "diverged"
 """The kind of a refusal: an update, or a loss, is not finite."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
-"""Seconds between two questions of a worker that waits."""
-
 
 FAREWELL_SECONDS = 2.0
 """How long a worker that ends waits for the last answer to its renewals."""
@@ -484,7 +490,7 @@ class ParameterClient:
 
     def lease(self) -> Standing | None:
         """Take the partition, as soon as no other attempt holds it; ``None`` if there is nothing left to do."""
-        for pause in _pauses():
+        for pause in pauses():
             told, body = self._call("lease", {"worker": self._worker, "attempt": self._attempt})
             if told["status"] == "done":
                 return None
@@ -589,7 +595,7 @@ class ParameterClient:
 
     def proceed(self) -> Directive:
         """Ask what to do until that is not to wait."""
-        for pause in _pauses():
+        for pause in pauses():
             directive = self.renew()
             if directive.stop or not directive.wait:
                 break
@@ -598,7 +604,7 @@ class ParameterClient:
 
     def staying(self) -> Iterator[Directive]:
         """Directives from time to time, for as long as the server has something to come."""
-        for pause in _pauses():
+        for pause in pauses():
             directive = self.renew()
             if directive.stop or not directive.stay:
                 return
@@ -634,29 +640,17 @@ class ParameterClient:
             ParameterServerError: There was none in that time, or the server refuses.
             DivergenceError: What was sent is not finite.
         """
-        deadline = time.monotonic() + self._address.timeout
-        for pause in _pauses():
-            try:
-                return self._caller.call(name, fields, body, into)
-            except TransportError as error:
-                if time.monotonic() + pause >= deadline:
-                    raise ParameterServerError(
-                        f"worker {self._worker} has had no answer from the parameter server at {self._address.told} for "
-                        f"{self._address.timeout:g} seconds ({error}). The driver may have ended, or its training may have "
-                        "failed; otherwise look at the network between them, or raise ParameterServerOptions(timeout=...)."
-                    ) from error
-                time.sleep(pause)
-            except RefusedError as error:
-                kind = DivergenceError if error.kind == DIVERGED else ParameterServerError
-                raise kind(str(error)) from error
-        raise AssertionError("pauses do not end")
-
-
-def _pauses() -> Iterator[float]:
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(pause * 1.5, LONGEST_PAUSE)
+        try:
+            return insist(self._caller, self._address.timeout, name, fields, body, into)
+        except TransportError as error:
+            raise ParameterServerError(
+                f"worker {self._worker} has had no answer from the parameter server at {self._address.told} for "
+                f"{self._address.timeout:g} seconds ({error}). The driver may have ended, or its training may have "
+                "failed; otherwise look at the network between them, or raise ParameterServerOptions(timeout=...)."
+            ) from error
+        except RefusedError as error:
+            kind = DivergenceError if error.kind == DIVERGED else ParameterServerError
+            raise kind(str(error)) from error
 
 
 def _directive(told: Mapping[str, Any]) -> Directive:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import logging
 import socket
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -239,6 +240,43 @@ def make_transport(name: str) -> Transport:
 def connect(address: Address) -> Caller:
     """A caller for an address."""
     return make_transport(address.transport).connect(address)
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
+"""Seconds between two questions of a member that waits."""
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait before one asks again; they grow."""
+    pause = FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+
+
+def insist(
+    caller: Caller, seconds: float, name: str, fields: Fields, body: Body = (), into: memoryview | None = None
+) -> tuple[Fields, memoryview]:
+    """Make a call that may be repeated without harm, again and again where there is no answer.
+
+    Args:
+        caller: How to call.
+        seconds: For how long.
+        name: As in `Caller.call`, with all that follows.
+
+    Raises:
+        TransportError: There was no answer in that time.
+        RefusedError: The other side will not do it.
+    """
+    deadline = time.monotonic() + seconds
+    for pause in pauses():
+        try:
+            return caller.call(name, fields, body, into)
+        except TransportError:
+            if time.monotonic() + pause >= deadline:
+                raise
+            time.sleep(pause)
+    raise AssertionError("pauses do not end")
 
 
 def listener(endpoint: Endpoint) -> socket.socket:

@@ -11,7 +11,6 @@ Optimizer slots live in the worker for the whole run. Their mean, by rows, is wh
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 import warnings
 from collections import Counter
@@ -36,8 +35,9 @@ from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Stan
 from sparkkeras.parameter.rules import AsynchronousRule, State, Window
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.parameter.transport import Address, Endpoint, RefusedError, TransportError, connect, make_transport
+from sparkkeras.parameter.transport import Address, make_transport
 from sparkkeras.parameter.wire import Secret
+from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
@@ -50,9 +50,6 @@ LEAVE_SECONDS = 2.0
 
 MOST_VALUES = 100
 """A figure of a worker alone that is a longer vector is not sent."""
-
-PREFLIGHT_SECONDS = 10.0
-"""How long a worker tries to reach the driver before training."""
 
 
 @dataclass(frozen=True)
@@ -305,23 +302,6 @@ class _Run:
             directive = self._client.report(epoch, () if found is None else found[0])
 
 
-@dataclass(frozen=True)
-class Preflight:
-    """Whether a worker reaches the server; yields what is wrong if anything is."""
-
-    address: Address
-
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[str]:
-        """Call once."""
-        caller = connect(self.address)
-        try:
-            caller.call("health", {})
-        except (TransportError, RefusedError) as error:
-            yield f"{socket.gethostname()} ({error})"
-        finally:
-            caller.close()
-
-
 class ParameterServerStrategy:
     """See the module's words.
 
@@ -378,10 +358,13 @@ class _Training:
         with ExitStack() as stack:
             validation = self._validation_plan(stack)
             address = stack.enter_context(
-                make_transport(server.transport).serve(self._service, self._endpoint(), Secret.fresh())
+                make_transport(server.transport).serve(
+                    self._service, endpoint(server, dataset.driver, 4 + 2 * job.num_workers), Secret.fresh()
+                )
             )
             stack.callback(self._end)
-            self._preflight(address)
+            if job.server.options.host is not None or not dataset.driver.is_local:
+                check_reach(dataset, address)
             task = TrainTask(
                 stack.enter_context(dataset.share(job.archive)),
                 stack.enter_context(dataset.share(self._state)),
@@ -553,42 +536,6 @@ class _Training:
         for turn, worker in enumerate(training):
             rows[worker] = tuple(parts[turn :: len(training)])
         return ValidationPlan(validation.options, None, tuple(rows))
-
-    def _endpoint(self) -> Endpoint:
-        options, driver = self._job.server.options, self._dataset.driver
-        host = options.host or driver.host
-        return Endpoint(
-            host=host,
-            listen=options.bind or (host if options.host else driver.listen),
-            port=self._job.server.port,
-            encrypt=options.encrypt,
-            timeout=options.timeout,
-            members=4 + 2 * self._job.num_workers,
-        )
-
-    def _preflight(self, address: Address) -> None:
-        """See whether workers reach the server, where that is not plain.
-
-        Raises:
-            ParameterServerError: Some do not.
-        """
-        if self._dataset.driver.is_local and self._job.server.options.host is None:
-            return
-        patient = Address(
-            address.transport,
-            address.host,
-            address.port,
-            address.secret,
-            address.encrypt,
-            min(PREFLIGHT_SECONDS, address.timeout),
-        )
-        unreached = self._dataset.run(Preflight(patient)).collect()
-        if unreached:
-            raise ParameterServerError(
-                f"workers do not reach the parameter server on the driver at {address.told}: {', '.join(unreached[:3])}. "
-                "Give an address of the driver that they reach, ParameterServerOptions(host=..., bind='0.0.0.0') or "
-                "spark.driver.host, and a port= that no firewall closes."
-            )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""A piece of work in a process of its own, which ends with it.
+
+TensorFlow keeps the memory of a model that was trained for as long as the process lives, whatever one deletes. So a worker
+that trains many forks a child for each, after the backend's import, which takes seconds, and before the backend has run
+anything, since its threads would not come along.
+
+Child and worker talk through a pipe. The worker waits in it, and gives signs of life meanwhile, so it has no threads, and
+forking is safe. A child dies with its worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import connection, get_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Answer = Callable[[Any], Any]
+Work = Callable[[Answer], T]
+"""What is to be done; it is given a function that asks the worker, and waits for its answer."""
+
+STOP_SECONDS = 10.0
+"""How long a child that shall stop may take to notice."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildLostError(Exception):
+    """The child died without a word; the message says how."""
+
+
+class ChildStoppedError(Exception):
+    """The child was ended, since it did not stop by itself."""
+
+
+def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every: float) -> T:
+    """Do a piece of work in a forked child; what it gives travels by pickle, and so do questions and answers.
+
+    Args:
+        work: What to do. What it raises is raised here; it must be able to be pickled.
+        answer: Answers what the child asks.
+        beat: Called when a child has been silent for a while; says whether it shall go on. One that shall not has
+            `STOP_SECONDS` to notice it, by the answer to its next question.
+        every: Seconds between two beats.
+
+    Raises:
+        ChildLostError: The child was killed, or ended its process itself.
+        ChildStoppedError: It had to be ended.
+    """
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_main, args=(work, ours, theirs, os.getpid()), name="sparkkeras-trial")
+    child.start()
+    theirs.close()
+    patience = STOP_SECONDS
+    try:
+        while True:
+            if not connection.wait([ours, child.sentinel], every):
+                if not beat():
+                    patience -= every
+                if patience <= 0:
+                    raise ChildStoppedError
+                continue
+            try:
+                if not ours.poll():
+                    raise EOFError
+                kind, told = ours.recv()
+            except (EOFError, OSError) as error:
+                child.join()
+                raise ChildLostError(_cause(child.exitcode)) from error
+            if kind == "done":
+                done: T = told
+                return done
+            if kind == "raised":
+                raise told
+            ours.send(answer(told))
+    finally:
+        ours.close()
+        if child.is_alive():
+            child.kill()
+        child.join()
+        child.close()
+
+
+def run_here(work: Work[T], answer: Answer, beat: Callable[[], bool], every: float) -> T:
+    """The plain twin of `run_in_child`: in this process."""
+    return work(answer)
+
+
+def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connection.Connection, parent: int) -> None:
+    theirs_no_more.close()
+    _die_with(parent)
+    _let_go_of_sockets(pipe.fileno())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def ask(question: Any) -> Any:
+        pipe.send(("asks", question))
+        return pipe.recv()
+
+    try:
+        message = ("done", work(ask))
+    except BaseException as error:
+        message = ("raised", error)
+    with suppress(ConnectionError):
+        try:
+            pipe.send(message)
+        except ConnectionError:
+            raise
+        except Exception as error:  # it cannot be pickled
+            pipe.send(("raised", TypeError(f"what came of it cannot leave its process: {type(error).__name__}: {error}")))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the person's code left running is not waited for
+
+
+def _die_with(parent: int) -> None:
+    """Have the system end this process when its parent ends, however that comes, where it can (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _let_go_of_sockets(own: int) -> None:
+    """Close the parent's connections, which Spark and the driver would otherwise believe alive after its death."""
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+            with suppress(OSError):
+                number = int(name)
+                if number > 2 and number != own and stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.close(number)
+
+
+def _cause(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        return f"its process was killed by {name}" + (" (perhaps for its memory)" if name == "SIGKILL" else "")
+    return f"its process ended with the exit code {exitcode}"

@@ -1,0 +1,105 @@
+"""The data of a search: all of it goes to every worker once, and every trial trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkkeras.data.block import concatenate, describe
+from sparkkeras.data.frame import Named, is_frame
+from sparkkeras.data.rdd import Collect
+from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.data.source import as_dataset, is_rdd
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
+from sparkkeras.remote import AnyCluster
+
+SIDES = ("x", "y", "sample_weight", "validation_data")
+"""What a dict of data may have: these arguments of ``keras.Model.fit``."""
+
+EXPECTED = (
+    "(x, y) or (x, y, sample_weight) of arrays; a dict of these and validation_data; an RDD or a DataFrame; or a function that "
+    "returns one of the first two"
+)
+
+
+def is_distributed(data: Any) -> bool:
+    """Whether data is an RDD or a DataFrame."""
+    return is_frame(data) or is_rdd(data)
+
+
+def collected(data: Any, cluster: AnyCluster, named: Named) -> tuple[Any, ...]:
+    """The rows of an RDD or a DataFrame as ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Args:
+        data: The rows.
+        cluster: Where they live.
+        named: Which columns of a DataFrame they are in.
+
+    Raises:
+        DataError: Rows are malformed, or there are none.
+        ConfigurationError: They are too many to go through the driver.
+    """
+    with as_dataset(data, None, cluster, Reader(Schema(), True, "error"), None, named=named) as dataset:
+        try:
+            blocks = dataset.run(Collect()).collect()
+        except ClusterError as error:
+            if "maxResultSize" not in str(error):
+                raise
+            raise ConfigurationError(
+                "the data of a search goes through the driver to every worker, since every trial trains on all of it, and this "
+                f"is more than spark.driver.maxResultSize allows ({dataset.max_result_bytes / 1e9:.1f} GB): search on a sample, "
+                "raise the limit, or give a function that reads the data on the workers."
+            ) from error
+    if not blocks:
+        raise DataError("the data has no rows.")
+    block = concatenate(blocks)
+    return (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
+
+
+def fit_data(given: Any, validation_data: Any = None) -> dict[str, Any]:
+    """Data as arguments of ``keras.Model.fit``, checked.
+
+    Args:
+        given: ``(x, y)``, ``(x, y, sample_weight)``, or a dict.
+        validation_data: Rows to validate on, likewise, where they are not in the dict.
+
+    Raises:
+        DataError: It is something else, or the arrays do not go together.
+    """
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in SIDES:
+                raise DataError(f"data has the key {name!r}. {known_names(name, SIDES)}")
+        if "x" not in given or "y" not in given:
+            raise DataError(f"data is a dict with the keys {list(given)}; expected 'x' and 'y' among them.")
+        validation_data = validation_data if validation_data is not None else given.get("validation_data")
+        given = (given["x"], given["y"], given.get("sample_weight"))
+    read = _read("data", given)
+    if validation_data is None:
+        return dict(zip(SIDES, read, strict=False))
+    return {**dict(zip(SIDES, read, strict=False)), "validation_data": _read("validation_data", validation_data)}
+
+
+def _read(name: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= 3:
+        raise DataError(f"{name} is {describe(given)}; expected {EXPECTED}.")
+    x, y, weight = (*given, None)[:3]
+    if y is None:
+        raise DataError(f"{name} has no labels; expected {EXPECTED}.")
+    block = Reader(Schema(), True, "error").read_arrays(*(_plain(side) for side in (x, y, weight)))
+    return (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
+
+
+def _plain(side: Any) -> Any:
+    return side.to_numpy() if hasattr(side, "to_numpy") else side
+
+
+def check_is_sendable(data: Any) -> None:
+    """Refuse an RDD or a DataFrame within other data, which workers cannot read.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    members = data.values() if isinstance(data, Mapping) else data if isinstance(data, (tuple, list)) else ()
+    if any(is_distributed(member) for member in members):
+        raise ConfigurationError("data holds an RDD or a DataFrame beside other things: give it alone, or collect it first.")

@@ -1,0 +1,177 @@
+"""A search on disk: what it searches, each trial that has ended, and the models that are kept.
+
+::
+
+    search.json              what is searched; another search cannot go on here
+    trials/00012.json        a trial that has ended
+    models/00012.npz         the weights of its best epoch, in the order of ``model.get_weights()``
+    models/00012.keras       or the model that an objective returned
+    search.lock              held while a search goes on here
+
+Every file is whole or not there at all, so a search goes on where it was, however it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sparkkeras import storage
+from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.hyperopt.trials import Trial, ranked
+
+_FORMAT = 1
+_SEARCH = "search.json"
+
+
+class Journal:
+    """The folder of a search.
+
+    Args:
+        folder: Where it is, on any file system that Spark reaches; ``None``: a temporary one, which goes with this object.
+        keep: How many models are kept, those of the best trials; ``None`` is all of them.
+        sign: 1 where small values are good, -1 where large ones are.
+    """
+
+    def __init__(self, folder: str | None, keep: int | None, sign: float) -> None:
+        self._keep, self._sign = keep, sign
+        scratch = tempfile.mkdtemp(prefix="sparkkeras-search-")
+        weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        self._drafts = Path(scratch)
+        self.folder = (folder or str(self._drafts / "search")).rstrip("/")
+        self._kept: dict[int, float] = {}
+        self._files: dict[int, str] = {}
+
+    @contextmanager
+    def opened(self, settings: Mapping[str, Any], params: Callable[[Mapping[str, Any]], Any]) -> Iterator[list[Trial]]:
+        """Begin here, or go on; gives the trials that have ended.
+
+        Args:
+            settings: What is searched, as JSON knows it.
+            params: What the space makes of a choice.
+
+        Raises:
+            ConfigurationError: Another search has been here, or one is going on here now.
+            StorageError: The folder cannot be read or written.
+        """
+        for name in ("", "/trials", "/models"):
+            storage.make_folder(self.folder + name)
+        with _locked(self.folder):
+            self._check(settings)
+            trials = [
+                self._read(name, params) for name in storage.names_in(f"{self.folder}/trials") if name.endswith(".json")
+            ]
+            self._find_models(trials)
+            yield trials
+
+    def settings(self) -> dict[str, Any]:
+        """What is searched here; empty where nothing has been yet."""
+        return self._json(_SEARCH) if _SEARCH in storage.names_in(self.folder) else {}
+
+    def wants(self, value: float) -> bool:
+        """Whether the model of a trial with this value would be kept."""
+        return self._keep is None or sum(kept <= self._sign * value for kept in self._kept.values()) < self._keep
+
+    def draft(self, lease: int) -> Path:
+        """Where the model of a trial is put together on this machine, piece by piece."""
+        return self._drafts / f"{lease}.draft"
+
+    def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
+        """Keep the model of a trial, and let go of the one that is the worst now, if they are too many."""
+        name = f"{number:05d}.{suffix}"
+        storage.write_bytes(f"{self.folder}/models/{name}", draft.read_bytes())
+        draft.unlink()
+        self._kept[number], self._files[number] = self._sign * value, name
+        while self._keep is not None and len(self._kept) > self._keep:
+            self._drop(max(self._kept, key=lambda kept: (self._kept[kept], kept)))
+
+    def has_model(self, number: int) -> bool:
+        """Whether the model of a trial is kept."""
+        return number in self._files
+
+    def model_file(self, number: int) -> tuple[str, bytes]:
+        """The name and the bytes of a trial's model."""
+        return self._files[number], storage.read_bytes(f"{self.folder}/models/{self._files[number]}")
+
+    def write(self, trial: Trial) -> None:
+        """Write down a trial that has ended."""
+        told = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
+        told["params"] = repr(trial.params)  # for people; the space makes them of what was chosen
+        storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(told, indent=1).encode())
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        told = {"format": _FORMAT, **settings}
+        before = self.settings()
+        if not before:
+            storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(told, indent=1).encode())
+            return
+        if before.get("format", 0) > _FORMAT:
+            raise ConfigurationError(
+                f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade to go on."
+            )
+        other = [name for name in told if before.get(name) != told[name]]
+        if other:
+            raise ConfigurationError(
+                f"save_to={self.folder!r} holds another search: its {' and '.join(other)} differ"
+                f"{'s' if len(other) == 1 else ''} ({before.get(other[0])!r} there, {told[other[0]]!r} now). Go on with the same "
+                "arguments, or give another folder."
+            )
+
+    def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
+        told = self._json(f"trials/{name}")
+        known = {field.name for field in dataclasses.fields(Trial)}
+        return Trial(**{**{key: told[key] for key in told if key in known}, "params": params(told["chosen"])})
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = f"{self.folder}/{name}"
+        try:
+            told: dict[str, Any] = json.loads(storage.read_bytes(path))
+        except ValueError as error:
+            raise StorageError(f"{path!r} is damaged ({error}): remove it to go on without it.") from error
+        return told
+
+    def _find_models(self, trials: Sequence[Trial]) -> None:
+        """Learn which models are here, and remove those that nobody would ask for."""
+        values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
+        for name in storage.names_in(f"{self.folder}/models"):
+            number = int(name.partition(".")[0]) if name.partition(".")[0].isdigit() else None
+            value = None if number is None else values.get(number)
+            if number is None or value is None:
+                storage.remove(f"{self.folder}/models/{name}")
+            else:
+                self._kept[number], self._files[number] = self._sign * value, name
+
+    def _drop(self, number: int) -> None:
+        storage.remove(f"{self.folder}/models/{self._files.pop(number)}")
+        del self._kept[number]
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Hold the folder's lock, where it is on this machine; the system lets go of it if this process dies."""
+    if storage.has_scheme(folder):
+        yield
+        return
+    with (Path(folder) / "search.lock").open("wb") as file:
+        _lock(file, folder)
+        yield
+
+
+def _lock(file: BinaryIO, folder: str) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigurationError(
+            f"save_to={folder!r}: another search is going on there. Wait for its end, or give another folder."
+        ) from error

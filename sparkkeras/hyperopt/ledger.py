@@ -1,0 +1,369 @@
+"""Which trials there are, who runs them, and when the search is over.
+
+A worker that asks gets a trial with a *lease*, a number that comes with every word about that trial. A trial has one lease
+at a time. When its worker is lost (its connection ended, or it gave no sign of life for too long), the next one that asks
+gets the same trial under a new lease, and whoever comes with the old one is refused; so each trial counts once. A worker
+that was only slow loses nothing as long as nobody asks.
+
+The ledger decides; it does no I/O. All of its methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sparkkeras.hyperopt.pruners import Pruner
+from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
+from sparkkeras.parameter.transport import RefusedError
+
+LEASE_LOST = "lease lost"
+"""The kind of a refusal: another worker has the trial."""
+
+GO_ON, PRUNE, STOP = "go on", "prune", "stop"
+"""What a worker is told about its trial."""
+
+ATTEMPTS = 3
+"""A trial whose worker is lost so many times has failed: it may be the trial that ends them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends, and when a trial does.
+
+    Attributes:
+        max_evals: So many trials, those of earlier calls included; ``None`` is no bound.
+        sign: 1 where small values are good, -1 where large ones are.
+        pruner: Ends hopeless trials.
+        timeout: Seconds.
+        loss_threshold: A value that is good enough.
+        max_failures: The search ends when more trials than this have failed.
+        early_stop: Called with all finished trials after each; says whether that is enough.
+        lease_seconds: How long a worker may give no sign of life.
+    """
+
+    max_evals: int | None = None
+    sign: float = 1.0
+    pruner: Pruner | None = None
+    timeout: float | None = None
+    loss_threshold: float | None = None
+    max_failures: int | None = None
+    early_stop: Callable[[Sequence[Trial]], bool] | None = None
+    lease_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """What a search algorithm came up with: what it chose, and what the space makes of that."""
+
+    chosen: dict[str, Any]
+    params: Any
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial that a worker shall run.
+
+    Attributes:
+        number: Its number.
+        lease: The number of the lease.
+        params: The hyper-parameters.
+    """
+
+    number: int
+    lease: int
+    params: Any
+
+
+@dataclass
+class _Lease:
+    number: int
+    expires: float
+    started: float
+    doubted: bool = False
+
+
+@dataclass
+class _State:
+    finished: dict[int, Trial] = field(default_factory=dict)
+    running: dict[int, Trial] = field(default_factory=dict)
+    leases: dict[int, _Lease] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+
+class TrialLedger:
+    """See the module's words.
+
+    Args:
+        suggest: Gives what to try next, for a trial's number and all other trials; ``None`` if there is nothing left.
+        limits: When to end.
+        clock: Seconds that never go back.
+        finished: Trials that are done already.
+        on_end: Called with each trial when it has ended, before anybody hears of that.
+
+    Attributes:
+        reason: Why the search ended before its time, in words; empty where it did not.
+        failure: What went wrong with the search itself.
+    """
+
+    def __init__(
+        self,
+        suggest: Callable[[int, Sequence[Trial]], Suggested | None],
+        limits: Limits,
+        clock: Callable[[], float],
+        finished: Iterable[Trial] = (),
+        on_end: Callable[[Trial], None] = lambda trial: None,
+    ) -> None:
+        self._suggest, self._limits, self._clock, self._on_end = suggest, limits, clock, on_end
+        self._changed = threading.Condition(threading.RLock())
+        self._state = _State({trial.number: trial for trial in finished})
+        self._numbers = (number for number in itertools.count() if number not in self._state.finished)
+        self._leases = itertools.count(1)
+        self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
+        self._began = clock()
+        self._exhausted = False
+        self._events = 0
+        self.reason = ""
+        self.failure: Exception | None = None
+        if self._state.finished:
+            self._look_at_limits()
+
+    @property
+    def seconds(self) -> float:
+        """How long the search has been going on, in all of its calls."""
+        return self._before + self._clock() - self._began
+
+    @property
+    def finished(self) -> list[Trial]:
+        """The trials that have ended, in the order in which they did."""
+        with self._changed:
+            return sorted(self._state.finished.values(), key=lambda trial: (trial.ended, trial.number))
+
+    @property
+    def running(self) -> list[Trial]:
+        """The trials that are out."""
+        with self._changed:
+            return list(self._state.running.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody has anything to do any more."""
+        with self._changed:
+            return not self._state.running and not self._has_more()
+
+    def ask(self, worker: str) -> Assignment | None:
+        """The next trial for a worker; ``None`` where there is none for it."""
+        with self._changed:
+            self._look_at_limits()
+            if self.reason:
+                return None
+            number = self._lost()
+            if number is not None:
+                trial = self._state.running[number]
+                if trial.attempts < ATTEMPTS:
+                    return self._lend(replace(trial, worker=worker, attempts=trial.attempts + 1, losses=(), error=""))
+                self._give_up(trial)
+                return self.ask(worker)
+            trial = self._new(worker) if self._has_more() else None
+            return None if trial is None else self._lend(trial)
+
+    def report(self, lease: int, loss: float) -> str:
+        """Take the loss of one more epoch; whether the trial shall go on.
+
+        Raises:
+            RefusedError: Another worker has the trial.
+        """
+        with self._changed:
+            held = self._held(lease)
+            trial = self._state.running[held.number]
+            others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
+            trial = replace(trial, losses=(*trial.losses, loss))
+            self._state.running[held.number] = trial
+            self._note()
+            if self.reason:
+                return STOP
+            pruner = self._limits.pruner
+            try:
+                return PRUNE if pruner is not None and pruner.should_prune(trial.losses, others) else GO_ON
+            except Exception as error:
+                self.fail(error)
+                return STOP
+
+    def renew(self, lease: int) -> str:
+        """Take a sign of life; whether the trial shall go on.
+
+        Raises:
+            RefusedError: Another worker has the trial.
+        """
+        with self._changed:
+            self._held(lease)
+            self._look_at_limits()
+            return STOP if self.reason else GO_ON
+
+    def running_under(self, lease: int) -> Trial:
+        """The trial of a lease.
+
+        Raises:
+            RefusedError: Another worker has it.
+        """
+        with self._changed:
+            return self._state.running[self._held(lease).number]
+
+    def is_done(self, lease: int) -> bool:
+        """Whether the trial of this lease has been finished under it: its last word has come twice."""
+        with self._changed:
+            return lease in self._state.done
+
+    def finish(self, lease: int, trial: Trial) -> None:
+        """Take what came of a trial.
+
+        Raises:
+            RefusedError: Another worker has the trial.
+        """
+        with self._changed:
+            held = self._held(lease)
+            self._state.leases.pop(lease)
+            self._state.done.add(lease)
+            self._end(trial, held.started)
+
+    def lose(self, lease: int, cause: str) -> None:
+        """The process of a trial is gone; its worker is not.
+
+        Raises:
+            RefusedError: Another worker has the trial.
+        """
+        with self._changed:
+            held = self._held(lease)
+            held.doubted = True
+            trial = self._state.running[held.number]
+            self._state.running[held.number] = replace(trial, error=cause)
+            self._note()
+
+    def doubt(self, leases: Iterable[int]) -> None:
+        """The connection over which these leases came has ended."""
+        with self._changed:
+            for lease in leases:
+                if lease in self._state.leases:
+                    self._state.leases[lease].doubted = True
+            self._note()
+
+    def doubt_all(self) -> None:
+        """There are no workers any more."""
+        self.doubt(list(self._state.leases))
+
+    def end_running(self) -> None:
+        """The search is over and there are no workers any more: trials that were out end where they are."""
+        with self._changed:
+            for trial in list(self._state.running.values()):
+                self._drop_leases(trial)
+                self._end(replace(trial, status=STOPPED), self._clock())
+
+    def stop(self, reason: str) -> None:
+        """Give no more trials out, and have those that run end."""
+        with self._changed:
+            self.reason = self.reason or reason
+            self._note()
+
+    def fail(self, error: Exception) -> None:
+        """The search itself cannot go on."""
+        with self._changed:
+            self.failure = self.failure or error
+            self.stop(f"{type(error).__name__}: {error}")
+
+    def wait(self, seen: int, seconds: float) -> int:
+        """Wait until more than ``seen`` things have happened, or for so many seconds; how many have happened."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events > seen, seconds)
+            self._look_at_limits()
+            return self._events
+
+    def _trials(self) -> list[Trial]:
+        return [*self._state.finished.values(), *self._state.running.values()]
+
+    def _has_more(self) -> bool:
+        most = self._limits.max_evals
+        count = len(self._state.finished) + len(self._state.running)
+        return not self.reason and not self._exhausted and (most is None or count < most)
+
+    def _new(self, worker: str) -> Trial | None:
+        number = next(self._numbers)
+        try:
+            suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
+        except Exception as error:
+            self.fail(error)
+            return None
+        if suggested is None:
+            self._exhausted = True
+            self._note()
+            return None
+        return Trial(number, suggested.params, worker=worker, chosen=suggested.chosen)
+
+    def _lend(self, trial: Trial) -> Assignment:
+        lease, now = next(self._leases), self._clock()
+        self._state.running[trial.number] = trial
+        self._state.leases[lease] = _Lease(trial.number, now + self._limits.lease_seconds, now)
+        self._note()
+        return Assignment(trial.number, lease, trial.params)
+
+    def _held(self, lease: int) -> _Lease:
+        held = self._state.leases.get(lease)
+        if held is None:
+            raise RefusedError(LEASE_LOST, "another worker has this trial, or it has ended.")
+        held.expires, held.doubted = self._clock() + self._limits.lease_seconds, False
+        return held
+
+    def _lost(self) -> int | None:
+        """A trial whose worker is lost, which it is from now on; the one that was given out first."""
+        now = self._clock()
+        for lease, held in sorted(self._state.leases.items(), key=lambda item: item[1].number):
+            if held.doubted or held.expires < now:
+                del self._state.leases[lease]
+                return held.number
+        return None
+
+    def _give_up(self, trial: Trial) -> None:
+        self._drop_leases(trial)
+        cause = trial.error or "the process was killed (perhaps for its memory), or its machine went away"
+        error = f"its worker was lost {trial.attempts} times, at last since {cause}"
+        self._end(replace(trial, status=FAILED, error=error), self._clock())
+
+    def _drop_leases(self, trial: Trial) -> None:
+        self._state.leases = {lease: held for lease, held in self._state.leases.items() if held.number != trial.number}
+
+    def _end(self, trial: Trial, started: float) -> None:
+        """Note what came of a trial. One that was stopped has the value of the best epoch that was reported."""
+        del self._state.running[trial.number]
+        if trial.status == STOPPED and trial.value is None and trial.losses:
+            best = min(trial.losses)
+            trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.losses.index(best) + 1)
+        ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
+        self._state.finished[trial.number] = ended
+        self._note()
+        try:
+            self._on_end(ended)
+            self._look_at_limits()
+            early_stop = self._limits.early_stop
+            if early_stop is not None and not self.reason and early_stop(self.finished):
+                self.stop("early_stop_fn said so")
+        except Exception as error:
+            self.fail(error)
+
+    def _look_at_limits(self) -> None:
+        limits, finished = self._limits, list(self._state.finished.values())
+        if self.reason:
+            return
+        best, enough = ranked(finished, limits.sign)[:1], limits.loss_threshold
+        failed = sum(trial.status == FAILED for trial in finished)
+        if limits.timeout is not None and self._clock() - self._began >= limits.timeout:
+            self.stop(f"the timeout of {limits.timeout:g} s")
+        elif enough is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * enough:
+            self.stop(f"a value as good as {enough:g}")
+        elif limits.max_failures is not None and failed > limits.max_failures:
+            self.stop(f"more than {limits.max_failures} failed trials")
+
+    def _note(self) -> None:
+        self._events += 1
+        self._changed.notify_all()

@@ -1,0 +1,220 @@
+"""What a trial does, in the process that it has for itself."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from sparkkeras import device
+from sparkkeras.callbacks import as_callbacks
+from sparkkeras.custom_code import ByValue
+from sparkkeras.errors import ConfigurationError, ModelError, known_names
+from sparkkeras.hyperopt import reporting
+from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
+from sparkkeras.hyperopt.service import Outcome
+from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
+from sparkkeras.model import check_model, save_bytes
+from sparkkeras.worker import batch_hooks
+
+TRACEBACK_LENGTH = 20_000
+"""A longer traceback loses its beginning."""
+
+Data = Any
+
+
+class Objective(Protocol):
+    """What is done with the hyper-parameters of a trial: a frozen dataclass that is called."""
+
+    def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
+        """Run a trial; what it raises is the trial's failure."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Builds a model and fits it.
+
+    Attributes:
+        build: Gives a compiled model for hyper-parameters, or ``(model, arguments of fit)``.
+        arguments: Arguments of ``fit`` for all trials.
+        metric: What is to be optimized, as in the logs of ``fit``.
+    """
+
+    build: ByValue[Callable[[Any], Any]]
+    arguments: ByValue[dict[str, Any]]
+    metric: str
+
+    def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
+        """Train; the outcome has the weights of the best epoch."""
+        model, own = built(self.build.fresh(), params)
+        arguments = {**self.arguments.fresh(), **from_params(params), **_checked(own), **data}
+        callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
+        report = ReportCallback(self.metric)
+        steps = int(model.steps_per_execution)
+        model.steps_per_execution = device.steps_per_execution(model, steps, any(map(batch_hooks, callbacks)))
+        model.fit(**arguments, callbacks=[*callbacks, report], verbose=0)
+        if not reporter.history or (report.best_weights is None and reporter.diverged_at is None):
+            raise SearchMistakeError(reporting.unknown_metric(self.metric, reporter.history))
+        weights = report.best_weights
+        return _reported(reporter, b"" if weights is None else packed_weights(weights), "npz")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Calls a function of the person's.
+
+    Attributes:
+        function: Takes the hyper-parameters and the data; returns a loss, or hyperopt's dict with ``status``, ``loss``, and
+            whatever else; ``model`` in it is kept.
+        has_data: Whether it takes data, too.
+    """
+
+    function: ByValue[Callable[..., Any]]
+    has_data: bool
+
+    def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
+        """Call it."""
+        try:
+            result = self.function.fresh()(*((params, data) if self.has_data else (params,)))
+        except TrialEnd:
+            return _reported(reporter)
+        result = dict(result) if isinstance(result, Mapping) else {"loss": result, "status": OK}
+        status, loss, model = result.pop("status", OK), result.pop("loss", None), result.pop("model", None)
+        extra = _known_to_json(result)
+        if status == "fail":
+            return Outcome(
+                FAILED, history=reporter.history, error=f"the objective returned status 'fail': {extra}", extra=extra
+            )
+        value = _number(loss)
+        if value is None:
+            raise ConfigurationError(
+                f"the objective returned {loss!r} as its loss; expected a number, or a dict with 'loss' and 'status'."
+            )
+        if not np.isfinite(value):
+            return Outcome(FAILED, history=reporter.history, error=f"the objective returned the loss {value}", extra=extra)
+        return Outcome(
+            reporter.status,
+            value,
+            reporter.best_epoch,
+            reporter.history,
+            extra=extra,
+            model=b"" if model is None else _packed_model(model),
+            suffix="keras",
+        )
+
+
+def run_trial(
+    objective: Objective, params: Any, data: Data, seed: int, tell: Callable[[float], str], sign: float
+) -> Outcome:
+    """Run a trial; whatever it raises is told in the outcome."""
+    reporter = Reporter(tell, sign)
+    reporting.current = reporter
+    try:
+        device.wake()
+        keras.utils.set_random_seed(seed)
+        return objective(params, data, reporter)
+    except Exception as error:
+        told = traceback.format_exc()[-TRACEBACK_LENGTH:]
+        last = f"{type(error).__name__}: {error}"
+        is_fatal = isinstance(error, SearchMistakeError)
+        return Outcome(FAILED, history=reporter.history, error=last, traceback=told, is_fatal=is_fatal)
+    finally:
+        reporting.current = None
+
+
+def built(build: Callable[[Any], Any], params: Any) -> tuple[keras.Model, dict[str, Any]]:
+    """The model for hyper-parameters, and the arguments of ``fit`` that come with it.
+
+    Raises:
+        ModelError: The function gives something else, or a model that is not compiled.
+    """
+    given = build(params)
+    model, arguments = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
+    if not isinstance(model, keras.Model) or not isinstance(arguments, Mapping):
+        raise ModelError(
+            f"the function that builds models returned {given!r}; expected a compiled keras.Model, or (model, a dict of "
+            "arguments of fit)."
+        )
+    if model.built:
+        check_model(model)
+    elif not model.compiled:
+        raise ModelError(
+            f"the function that builds models returned {model.name!r}, which is not compiled: call model.compile(...) in it."
+        )
+    return model, dict(arguments)
+
+
+def from_params(params: Any) -> dict[str, Any]:
+    """The arguments of ``fit`` that may be hyper-parameters."""
+    given = params if isinstance(params, Mapping) else {}
+    numbers = {name: int(given[name]) for name in ("epochs", "batch_size") if name in given}
+    return {**numbers, **({"callbacks": given["callbacks"]} if "callbacks" in given else {})}
+
+
+def packed_weights(weights: list[np.ndarray[Any, Any]]) -> bytes:
+    """Weights as the bytes of a file; those of a type that NumPy does not know (bfloat16) as float32."""
+    file = io.BytesIO()
+    np.savez(file, *(weight.astype(np.float32) if weight.dtype.kind == "V" else weight for weight in weights))
+    return file.getvalue()
+
+
+def unpacked_weights(data: bytes) -> list[np.ndarray[Any, Any]]:
+    """What `packed_weights` was given."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return [arrays[f"arr_{number}"] for number in range(len(arrays.files))]
+
+
+def _reported(reporter: Reporter, model: bytes = b"", suffix: str = "") -> Outcome:
+    """The outcome by what was reported."""
+    error = ""
+    if reporter.diverged_at is not None:
+        error = f"the value of epoch {reporter.diverged_at} is not finite: training diverged there"
+    if reporter.best is None:
+        status = FAILED if error else STOPPED
+        return Outcome(status, history=reporter.history, error=error)
+    return Outcome(
+        reporter.status, reporter.best, reporter.best_epoch, reporter.history, error=error, model=model, suffix=suffix
+    )
+
+
+def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
+    known = set(inspect.signature(keras.Model.fit).parameters) - {"self", "x", "y", "verbose"}
+    for name in arguments:
+        if name not in known:
+            raise SearchMistakeError(
+                f"the function that builds models returned {name!r} as an argument of fit. {known_names(name, known)}"
+            )
+    return arguments
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value) if not isinstance(value, (str, bytes)) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _known_to_json(result: Mapping[Any, Any]) -> dict[str, Any]:
+    """What JSON knows of an objective's result."""
+    known = {}
+    for key, value in result.items():
+        plain = value.item() if isinstance(value, np.generic) else value.tolist() if isinstance(value, np.ndarray) else value
+        try:
+            known[str(key)] = json.loads(json.dumps(plain))
+        except (TypeError, ValueError):
+            known[str(key)] = repr(value)
+    return known
+
+
+def _packed_model(model: Any) -> bytes:
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"the objective returned {model!r} as its model; expected a keras.Model.")
+    return save_bytes(model)

@@ -1,0 +1,222 @@
+"""A search on Spark: the task that a worker runs, and the driver's half.
+
+There is one Spark job. Each of its tasks is a worker: it loads Keras and the data once, then asks the driver for one trial
+after the other until there are no more, and runs each in a child process. Workers never wait for each other. Where the
+job ends while trials are out (a worker was lost, and Spark does not try it again), another one takes them up.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sparkkeras import device
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import Block
+from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
+from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
+from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
+from sparkkeras.hyperopt.data import fit_data
+from sparkkeras.hyperopt.ledger import GO_ON, LEASE_LOST, Assignment, TrialLedger
+from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
+from sparkkeras.hyperopt.service import Outcome, SearchClient
+from sparkkeras.hyperopt.space import decode
+from sparkkeras.hyperopt.trials import FAILED, STOPPED
+from sparkkeras.parameter.transport import Address, RefusedError
+
+BEAT_SECONDS = 1.0
+"""How often a worker whose trial says nothing gives a sign of life, and hears whether it shall go on."""
+
+FRUITLESS_JOBS = 3
+"""So many jobs in a row that fail without one trial ending, and the search fails, too."""
+
+LEAVE_SECONDS = 15.0
+"""How long running trials get to end when the search is over, before the job is cancelled."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all trials of a search have in common.
+
+    Attributes:
+        objective: What a trial does.
+        objects: The person's objects in the space.
+        sign: 1 where small values are good, -1 where large ones are.
+        seed: What the seed of each trial is made from.
+        read: Reads the data on the workers; ``None``: it is given.
+        in_children: Whether each trial has a process of its own.
+    """
+
+    objective: Objective
+    objects: ByValue[list[Any]]
+    sign: float
+    seed: int
+    read: ByValue[Callable[[], Any]] | None = None
+    in_children: bool = True
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """A worker."""
+
+    work: Shared[Work]
+    data: Shared[Data]
+    address: Address
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[None]:
+        """Run trials until there are no more."""
+        for _ in blocks:
+            pass
+        work, loaded = self.work.value, None
+        with SearchClient(self.address, f"{socket.gethostname()}/{context.worker}") as client:
+            while (assignment := client.ask()) is not None:
+                loaded = loaded or _Loaded.of(work, self.data)
+                with suppress(_LostError):
+                    _run(work, client, assignment, loaded)
+        return iter(())
+
+
+class _LostError(Exception):
+    """Another worker has the trial."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The data, or why there is none."""
+
+    data: Data
+    error: Outcome | None = None
+
+    @classmethod
+    def of(cls, work: Work, shared: Shared[Data]) -> _Loaded:
+        if work.read is None:
+            return cls(shared.value)
+        read = _Read(work.read, isinstance(work.objective, Fit))
+        try:
+            return cls(run_in_child(read, lambda _: None, lambda: True, BEAT_SECONDS) if work.in_children else read(None))
+        except Exception as error:
+            told = f"the function that reads the data failed: {type(error).__name__}: {error}"
+            return cls(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_fatal=True))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Reads the data. In a child, since the person's function may use the backend."""
+
+    function: ByValue[Callable[[], Any]]
+    checks: bool
+
+    def __call__(self, ask: Any) -> Data:
+        data = self.function.fresh()()
+        return fit_data(data) if self.checks else data
+
+
+def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Loaded) -> None:
+    """Run a trial and tell what came of it."""
+    lease = assignment.lease
+
+    def beat() -> bool:
+        return _still_ours(lambda: client.renew(lease)) == GO_ON
+
+    def answer(loss: float) -> str:
+        return _still_ours(lambda: client.report(lease, loss))
+
+    def trial(tell: Callable[[float], str]) -> Outcome:
+        params = decode(assignment.params, work.objects.fresh())
+        return run_trial(work.objective, params, loaded.data, seed, tell, work.sign)
+
+    if loaded.error is not None:
+        _still_ours(lambda: client.finish(lease, loaded.error))
+        return
+    if work.in_children and not device.is_untouched():
+        raise ClusterError(
+            "the backend of Keras has been used in a worker process of the search before its first trial, by what the data or "
+            "the space holds: a trial could not have a process of its own. Give arrays of NumPy, or a function that reads them."
+        )
+    seed = (work.seed * 1_000_003 + assignment.number) % 2**32
+    run = run_in_child if work.in_children else run_here
+    try:
+        outcome = run(trial, answer, beat, BEAT_SECONDS)
+    except ChildStoppedError:
+        outcome = Outcome(STOPPED)
+    except ChildLostError as error:
+        cause = str(error)
+        _still_ours(lambda: client.lose(lease, cause))
+        return
+    _still_ours(lambda: client.finish(lease, outcome))
+
+
+def _still_ours(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except RefusedError as error:
+        if error.kind == LEASE_LOST:
+            raise _LostError from error
+        raise
+
+
+def supervise(
+    dataset: Dataset,
+    task: SearchTask,
+    ledger: TrialLedger,
+    start: Callable[[Callable[[], Any]], Running[Any]],
+    tick: Callable[[], None],
+) -> None:
+    """The driver's half: have workers run until the search is over.
+
+    Args:
+        dataset: One partition for each worker.
+        task: What they do.
+        ledger: What there is to do.
+        start: Does something in a thread of its own.
+        tick: Called whenever something has happened, and from time to time.
+
+    Raises:
+        SparkKerasError: The search failed, or Spark has no workers for it.
+    """
+    fruitless = 0
+    while not ledger.over:
+        ended = len(ledger.finished)
+        running = start(lambda: dataset.run(task).collect())
+        try:
+            _watch(running, ledger, tick)
+            if not ledger.reason:
+                running.result()
+        except SparkKerasError as error:
+            fruitless = 0 if len(ledger.finished) > ended else fruitless + 1
+            if fruitless >= FRUITLESS_JOBS or not _is_lost(error):
+                raise
+        except BaseException:
+            ledger.stop("it was interrupted")
+            _watch(running, ledger, tick)
+            ledger.end_running()
+            raise
+        ledger.doubt_all()
+        if ledger.reason:
+            ledger.end_running()
+    tick()
+    if ledger.failure is not None:
+        raise ledger.failure
+
+
+def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
+    """Wait for a job to end; one that goes on when there is nothing more to do is cancelled after a while."""
+    patience, seen = LEAVE_SECONDS, 0
+    while not running.done:
+        seen = ledger.wait(seen, BEAT_SECONDS)
+        tick()
+        if ledger.reason or ledger.over:
+            patience -= BEAT_SECONDS
+        if patience <= 0:
+            running.cancel()
+            with suppress(Exception):
+                running.result()
+
+
+def _is_lost(error: SparkKerasError) -> bool:
+    """Whether a job failed since a worker went away, and not since its code raised something."""
+    return isinstance(error, ParameterServerError) or (isinstance(error, WorkerError) and not error.worker_traceback)

@@ -1,0 +1,519 @@
+"""`HyperParamModel`: the search for the best model on a cluster."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments, device
+from sparkkeras.arguments import known_arguments
+from sparkkeras.cluster import Cluster
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.frame import Columns, Named
+from sparkkeras.data.rdd import without_rows
+from sparkkeras.data.rows import warn_of_slots
+from sparkkeras.ensemble import EnsembleModel
+from sparkkeras.errors import ClusterError, ConfigurationError, ModelError, SearchError
+from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
+from sparkkeras.hyperopt.journal import Journal
+from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
+from sparkkeras.hyperopt.objective import Call, Fit, Objective, built, unpacked_weights
+from sparkkeras.hyperopt.progress import SearchProgress
+from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.running import SearchTask, Work, supervise
+from sparkkeras.hyperopt.service import SearchService
+from sparkkeras.hyperopt.space import Algorithm, Space, history_of, is_finite, make_algorithm
+from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
+from sparkkeras.job import Server
+from sparkkeras.model import load_bytes
+from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.parameter.transport import make_transport
+from sparkkeras.parameter.wire import Secret
+from sparkkeras.strategy.reach import check_reach, endpoint
+
+Verbose = Literal["auto", 0, 1, 2]
+Mode = Literal["auto", "min", "max"]
+
+_MAXIMIZED = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "sensitivity", "specificity", "cosine")
+"""Metrics whose names hold one of these are better the larger they are."""
+
+
+class HyperParamModel:
+    """Searches hyper-parameters on the workers of a Spark cluster.
+
+    Workers stay in one Spark job. Each asks for the next trial as soon as it is free, and what it gets is suggested then, from
+    all trials that have ended so far. Every trial has a process of its own.
+
+    Args:
+        sc: A SparkContext or a SparkSession; ``None`` takes the active one, or starts one on this machine.
+        num_workers: How many trials run at the same time, at most one for each free slot. ``None``: that many. A trial has as
+            many cores and GPUs as a Spark task (``spark.task.cpus``, ``spark.task.resource.gpu.amount``).
+        transport: How workers talk to the driver: ``"socket"``, which notices a lost worker at once, or ``"http"``.
+        port: The driver's port; 0 takes any that is free.
+        server_options: Further settings of what listens on the driver: ``host``, ``bind``, ``encrypt``, ``timeout`` and
+            ``lease_seconds``, after which a worker that gives no sign of life is taken for lost.
+        custom_objects: Custom classes and functions by name, for models that an objective returns.
+
+    Attributes:
+        trials: What is known of each trial, in the order in which they ended.
+        metric: What was optimized.
+        seed: What the suggestions and the trials' random numbers were drawn from.
+        reason: Why the search ended before its time, in words; empty where it did not.
+        seconds: How long it took, in all calls that went on with it.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of range.
+
+    Example::
+
+        def build(params):
+            model = keras.Sequential([
+                keras.Input((64,)), keras.layers.Dense(params["units"], "relu"), keras.layers.Dense(10, "softmax"),
+            ])
+            model.compile(keras.optimizers.Adam(params["lr"]), "sparse_categorical_crossentropy", metrics=["accuracy"])
+            return model
+
+        search = HyperParamModel(sc)
+        best = search.minimize(model=build, data=(x, y), space=space, max_evals=50, epochs=20, validation_split=0.2)
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        sc: Any = None,
+        num_workers: int | None = None,
+        *,
+        transport: str = "socket",
+        port: int = 0,
+        server_options: ParameterServerOptions | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.num_workers = arguments.optional_number("num_workers", num_workers)
+        arguments.one_of("transport", transport, ("socket", "http"))
+        options = arguments.instance("server_options", server_options, ParameterServerOptions)
+        self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
+        self.custom_objects = dict(custom_objects or {})
+        self._context = _context_of(sc)
+        self.metric, self.seed = "", 0
+        self._sign = 1.0
+        self._ledger: TrialLedger | None = None
+        self._journal: Journal | None = None
+        self._space: Space | None = None
+        self._build: Callable[[Any], Any] | None = None
+        self._sample: Any = None
+        self._seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"HyperParamModel(num_workers={self.num_workers}, trials={len(self.trials)})"
+
+    @known_arguments
+    def minimize(
+        self,
+        model: Callable[[Any], Any] | None = None,
+        data: Any = None,
+        space: Any = None,
+        max_evals: int | None = None,
+        *,
+        objective: Callable[..., Any] | None = None,
+        epochs: int = 1,
+        batch_size: int = 32,
+        metric: str = "val_loss",
+        mode: Mode = "auto",
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        sample_weight: str | None = None,
+        algo: str | Algorithm = "tpe",
+        pruner: str | Pruner | None = None,
+        seed: int | None = None,
+        timeout: float | None = None,
+        loss_threshold: float | None = None,
+        early_stop_fn: Callable[..., Any] | None = None,
+        max_failures: int | None = None,
+        save_to: str | Path | None = None,
+        keep_models: int | str = 10,
+        verbose: Verbose = "auto",
+    ) -> keras.Model | None:
+        """Search for the hyper-parameters with the smallest (``mode="max"``: the largest) value.
+
+        Args:
+            model: ``build(params)``: gives a compiled model, or ``(model, arguments of fit)``. Hyper-parameters called
+                ``epochs``, ``batch_size`` and ``callbacks`` go to ``fit`` as well.
+            data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict of ``x``, ``y``, ``sample_weight`` and
+                ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these,
+                called once in each worker. Or an RDD or a DataFrame that is small enough to be collected. With ``objective``
+                anything that can be pickled.
+            space: What to choose from: a dict of ``hyperopt.hp`` expressions, or any other expression of hyperopt's.
+            max_evals: So many trials altogether, failed and pruned ones included; ``None``: until the timeout.
+            objective: Instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with ``loss``,
+                ``status`` and, to have it kept, ``model``. It may call `report` after each epoch, or give `ReportCallback` to
+                its ``fit``.
+            epochs: Epochs of each trial.
+            batch_size: Rows in a batch.
+            metric: What to optimize: a figure of ``fit``, at its best epoch.
+            mode: ``"min"``, ``"max"``, or ``"auto"``: by the metric's name, where accuracies and the like are maximized.
+            validation_split: The share of rows, in [0, 1), that validates: the last ones.
+            validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, an RDD or a DataFrame to validate on instead.
+            callbacks: Keras callbacks; each trial has copies of its own, which run on its worker.
+            class_weight: As in ``keras.Model.fit``.
+            features: The columns of a DataFrame that the model takes, as in `SparkModel.fit`.
+            label: The columns of the labels, likewise.
+            sample_weight: The column of the weights, likewise.
+            algo: ``"tpe"``, ``"random"``, ``"anneal"``, or a suggest function of hyperopt's.
+            pruner: Ends hopeless trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one with other
+                settings, or an object of your own with their method.
+            seed: With the same seed and one worker a search has the same trials. ``None`` draws one.
+            timeout: Seconds after which no trial begins, and those that run are stopped at the end of their epoch (after 10 s
+                at the latest).
+            loss_threshold: The search ends with the first trial whose value is at least as good as this.
+            early_stop_fn: As in ``hyperopt.fmin``, such as ``hyperopt.early_stop.no_progress_loss(20)``; called with the
+                trials that have ended.
+            max_failures: The search fails if more trials than this do. ``None``: if all do.
+            save_to: A folder (any path that Spark reaches) that holds every trial that has ended. Called again with it, the
+                search goes on there, and repeats nothing.
+            keep_models: How many trained models are kept on disk, those of the best trials; ``"all"``, or 0 for none.
+            verbose: 0 is silent, 1 keeps a line alive, 2 writes a line for each trial; ``"auto"`` is 1.
+
+        Returns:
+            The best model, compiled, with the weights of its best epoch; ``None`` where no models are kept.
+
+        Raises:
+            ConfigurationError: An argument is unknown or out of range, the space cannot be searched, the metric is not among
+                the figures of ``fit``, or ``save_to`` holds another search.
+            DataError: The data is no data, malformed, or not finite.
+            CustomObjectError: The function or the space holds something that cannot travel.
+            SearchError: All trials failed, or more than ``max_failures``; `trials` has their tracebacks.
+            ParameterServerError: Workers cannot reach the driver.
+            WorkerError: Workers were lost again and again.
+        """
+        if (model is None) == (objective is None):
+            raise ConfigurationError("give one of model= (a function that builds models) and objective= (one that trains).")
+        _check_function("model" if objective is None else "objective", model or objective)
+        sign = _sign(metric if objective is None else "loss", mode)
+        limits = Limits(
+            max_evals=arguments.optional_number("max_evals", max_evals),
+            sign=sign,
+            pruner=make_pruner(pruner),
+            timeout=_positive("timeout", timeout),
+            loss_threshold=_finite("loss_threshold", loss_threshold),
+            max_failures=arguments.optional_number("max_failures", max_failures, low=0),
+            early_stop=None if early_stop_fn is None else _early_stop(early_stop_fn, sign),
+            lease_seconds=self._server.options.lease_seconds,
+        )
+        if max_evals is None and timeout is None:
+            raise ConfigurationError("give max_evals=, the number of trials, or timeout=, in seconds, or both.")
+        algorithm, searched = make_algorithm(algo), Space(space)
+        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
+        keep = None if keep_models == "all" else arguments.whole_number("keep_models", keep_models, low=0)
+        arguments.optional_number("seed", seed, low=0)
+        cluster = Cluster(self._context, _search_environment)
+        named = Named(features, label, sample_weight=sample_weight)
+        read = ByValue.dump(data, "data") if callable(data) else None
+        if model is not None:
+            given = {
+                "epochs": arguments.whole_number("epochs", epochs),
+                "batch_size": arguments.whole_number("batch_size", batch_size),
+                "callbacks": list(callbacks) if isinstance(callbacks, (list, tuple)) else callbacks,
+                "class_weight": None if class_weight is None else dict(class_weight),
+            }
+            arguments.fraction("validation_split", validation_split)
+            if validation_split:
+                given["validation_split"] = validation_split
+            chosen: Objective = Fit(ByValue.dump(model, "model"), ByValue.dump(given, "callbacks"), metric)
+            shared = None if read is not None else self._fit_data(cluster, data, validation_data, validation_split, named)
+        else:
+            assert objective is not None
+            chosen = Call(ByValue.dump(objective, "objective"), _takes_two(objective))
+            shared = None if read is not None else _any_data(cluster, data, named)
+        self._build, self._space, self._sign = model, searched, limits.sign
+        self.metric = metric if objective is None else "loss"
+        self._journal = Journal(None if save_to is None else str(save_to), keep, limits.sign)
+        self.seed = _seed(seed, self._journal)
+        self._sample = None if shared is None or model is None else shared["x"]
+        work = Work(chosen, ByValue.dump(searched.objects, "space"), limits.sign, self.seed, read)
+        settings = {"space": searched.digest, "metric": self.metric, "mode": _mode(limits.sign), "seed": self.seed}
+        with self._journal.opened(settings, searched.params) as before:
+            self._ledger = self._new_ledger(searched, algorithm, limits, before)
+            self._search(cluster, work, shared, limits.max_evals, 1 if verbose == "auto" else verbose)
+        self._check_outcome(limits)
+        return self.best_model
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What is known of each trial; those that run come last."""
+        return [] if self._ledger is None else [*self._ledger.finished, *self._ledger.running]
+
+    @property
+    def reason(self) -> str:
+        """Why the search ended before its time, in words; empty where it did not."""
+        return "" if self._ledger is None else self._ledger.reason
+
+    @property
+    def seconds(self) -> float:
+        """How long the search took, in all calls that went on with it."""
+        return self._seconds
+
+    @property
+    def best_trial(self) -> Trial:
+        """The best trial.
+
+        Raises:
+            SearchError: No trial has a value yet.
+        """
+        best = ranked(self.trials, self._sign)
+        if not best:
+            raise SearchError("there is no trial with a value yet: call minimize first, and look at trials.")
+        return best[0]
+
+    @property
+    def best_params(self) -> Any:
+        """The hyper-parameters of the best trial."""
+        return self.best_trial.params
+
+    @property
+    def best_value(self) -> float:
+        """The metric of the best trial, at its best epoch."""
+        value = self.best_trial.value
+        assert value is not None
+        return value
+
+    @property
+    def best_model(self) -> keras.Model | None:
+        """The best trial's model, a new one each time; ``None`` where it was not kept."""
+        number = self.best_trial.number
+        return self.model_of(number) if self._journal is not None and self._journal.has_model(number) else None
+
+    def best_models(self, nb_models: int = 5) -> list[keras.Model]:
+        """The trained models of the best trials, the best first; fewer if there are no more trials with a value.
+
+        Raises:
+            ConfigurationError: So many were not kept.
+        """
+        number = arguments.whole_number("nb_models", nb_models)
+        best = ranked(self.trials, self._sign)[:number]
+        kept = [trial for trial in best if self._journal is not None and self._journal.has_model(trial.number)]
+        if len(kept) < len(best) or not best:
+            raise ConfigurationError(
+                f"nb_models={nb_models}, but {len(kept)} of these models were kept: search with keep_models={nb_models} or "
+                'keep_models="all" (an objective has to return its model for that).'
+            )
+        return [self.model_of(trial.number) for trial in kept]
+
+    @known_arguments
+    def best_ensemble(
+        self, nb_models: int = 5, voting: str = "soft", weights: Sequence[float] | None = None
+    ) -> EnsembleModel:
+        """The models of the best trials as one; see `EnsembleModel`.
+
+        Raises:
+            ConfigurationError: So many were not kept, or they cannot vote like that.
+        """
+        return EnsembleModel(self.best_models(nb_models), voting=voting, weights=weights)
+
+    def model_of(self, number: int) -> keras.Model:
+        """The trained model of a trial, compiled, with the weights of its best epoch.
+
+        Raises:
+            ConfigurationError: There is no such model.
+            ModelError: The function that builds models gives another one now.
+        """
+        if self._journal is None or not self._journal.has_model(number):
+            raise ConfigurationError(
+                f'the model of trial {number!r} was not kept: search with keep_models="all", or a larger number.'
+            )
+        name, data = self._journal.model_file(number)
+        if name.endswith(".keras"):
+            return load_bytes(data, self.custom_objects, safe_mode=True)
+        trial = next(trial for trial in self.trials if trial.number == number)
+        assert self._build is not None
+        return self._rebuilt(trial, unpacked_weights(data))
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the search as a PNG: the best value over time, and the value by each hyper-parameter.
+
+        Args:
+            path: Where to; a local path.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed, or no trial has a value yet.
+        """
+        from sparkkeras.hyperopt.plot import plot_search
+
+        if self._space is None or not ranked(self.trials, self._sign):
+            raise ConfigurationError("there is nothing to draw: no trial has a value yet.")
+        plot_search(self.trials, path, metric=self.metric, sign=self._sign, kinds=self._space.labels)
+
+    def _fit_data(
+        self, cluster: Cluster, data: Any, validation_data: Any, validation_split: float, named: Named
+    ) -> dict[str, Any]:
+        if validation_data is not None and validation_split:
+            raise ConfigurationError("give one of validation_split and validation_data.")
+        if is_distributed(data):
+            data = collected(data, cluster, named)
+        if validation_data is not None and is_distributed(validation_data):
+            validation_data = collected(validation_data, cluster, named)
+        return fit_data(data, validation_data)
+
+    def _new_ledger(self, space: Space, algorithm: Algorithm, limits: Limits, before: Sequence[Trial]) -> TrialLedger:
+        def suggest(number: int, trials: Sequence[Trial]) -> Suggested | None:
+            seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+            chosen = space.suggest(algorithm, number, trials, seed, limits.sign)
+            if chosen is None:
+                return None
+            return Suggested(chosen, space.params(chosen))
+
+        assert self._journal is not None
+        return TrialLedger(suggest, limits, time.monotonic, before, self._journal.write)
+
+    def _search(self, cluster: Cluster, work: Work, data: Any, max_evals: int | None, verbose: int) -> None:
+        ledger, journal, space = self._ledger, self._journal, self._space
+        assert ledger is not None
+        assert journal is not None
+        assert space is not None
+        workers = min(self.num_workers or cluster.free_slots, cluster.free_slots)
+        warn_of_slots(self.num_workers, workers)
+        progress = SearchProgress(verbose, ledger, self.metric, self._sign, max_evals, workers)
+        progress.begin()
+        dataset = without_rows(cluster, workers)
+        service = SearchService(ledger, journal, space.encode)
+        try:
+            with ExitStack() as stack:
+                where = endpoint(self._server, cluster.driver, 4 + 2 * workers)
+                serve = make_transport(self._server.transport).serve
+                address = stack.enter_context(serve(service, where, Secret.fresh()))
+                if self._server.options.host is not None or not cluster.is_local:
+                    check_reach(dataset, address)
+                task = SearchTask(
+                    stack.enter_context(dataset.share(work)), stack.enter_context(dataset.share(data)), address
+                )
+                supervise(dataset, task, ledger, cluster.background, progress.tick)
+        finally:
+            self._seconds = ledger.seconds
+        progress.end()
+
+    def _check_outcome(self, limits: Limits) -> None:
+        trials = self.trials
+        failed = [trial for trial in trials if trial.status == FAILED]
+        too_many = limits.max_failures is not None and len(failed) > limits.max_failures
+        if failed and (too_many or len(failed) == len(trials)):
+            first = failed[0]
+            raise SearchError(
+                f"{len(failed)} of {len(trials)} trials failed. The first of them, trial {first.number} with "
+                f"{first.params!r}: {first.error}" + (f"\n\n{first.traceback}" if first.traceback else "")
+            )
+        if not ranked(trials, self._sign):
+            raise SearchError(f"the search ended before any trial had a value: {self.reason or 'nothing was suggested'}.")
+
+    def _rebuilt(self, trial: Trial, weights: list[np.ndarray[Any, Any]]) -> keras.Model:
+        """The model of a trial, built here once more, with its trained weights."""
+        assert self._build is not None
+        model, _ = built(self._build, trial.params)
+        if not model.built and self._sample is not None:
+            model(keras.tree.map_structure(lambda array: array[:1], self._sample))
+        if not model.built:
+            raise ModelError(
+                f"the model {model.name!r} of trial {trial.number} is not built, so its weights have no place: begin it with "
+                "keras.Input(shape)."
+            )
+        shapes, found = [weight.shape for weight in weights], [tuple(weight.shape) for weight in model.weights]
+        if shapes != found:
+            raise ModelError(
+                f"trial {trial.number} trained weights of the shapes {shapes}, but the function that builds models gives a model "
+                f"with {found} for the same hyper-parameters now: it must depend on these alone."
+            )
+        model.set_weights(weights)
+        return model
+
+
+def _search_environment(cores: int) -> Mapping[str, str]:
+    """Workers of a search are processes that never train in themselves, so they are not those that `SparkModel` trains in."""
+    return {**device.worker_environment(cores), "SPARKKERAS_SEARCH": "1"}
+
+
+def _context_of(sc: Any) -> Any:
+    if sc is None or hasattr(sc, "parallelize"):
+        return sc
+    if type(sc).__module__.startswith("pyspark.sql.connect"):
+        raise ClusterError(
+            "a search needs a SparkContext: its workers ask the driver for trials, and behind Spark Connect they cannot reach "
+            "this process. Run it where the driver is."
+        )
+    if hasattr(sc, "sparkContext"):
+        return sc.sparkContext
+    raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
+
+
+def _check_function(name: str, given: Any) -> None:
+    if isinstance(given, keras.Model):
+        raise ConfigurationError(
+            f"{name}={given!r} is a model; expected a function that builds one: build(params) -> compiled keras.Model."
+        )
+    if not callable(given) or isinstance(given, type):
+        raise ConfigurationError(f"{name}={given!r}: expected a function.")
+
+
+def _sign(metric: str, mode: str) -> float:
+    arguments.one_of("mode", mode, ("auto", "min", "max"))
+    if not isinstance(metric, str) or not metric:
+        raise ConfigurationError(f"metric={metric!r}: expected the name of a figure of fit, such as 'val_loss'.")
+    is_larger_better = any(name in metric.lower() for name in _MAXIMIZED) and "loss" not in metric
+    return -1.0 if mode == "max" or (mode == "auto" and is_larger_better) else 1.0
+
+
+def _mode(sign: float) -> str:
+    return "min" if sign > 0 else "max"
+
+
+def _positive(name: str, value: Any) -> float | None:
+    if value is not None and (not is_finite(value) or value <= 0):
+        raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, or None.")
+    return value
+
+
+def _finite(name: str, value: Any) -> float | None:
+    if value is not None and not is_finite(value):
+        raise ConfigurationError(f"{name}={value!r}: expected a number, or None.")
+    return value
+
+
+def _early_stop(function: Callable[..., Any], sign: float) -> Callable[[Sequence[Trial]], bool]:
+    """A stop function of hyperopt's kind, which hands its arguments on from call to call."""
+    handed_on: list[Any] = []
+
+    def stop(trials: Sequence[Trial]) -> bool:
+        said, handed_on[:] = function(history_of([trial for trial in trials if trial.value is not None], sign), *handed_on)
+        return bool(said)
+
+    return stop
+
+
+def _takes_two(objective: Callable[..., Any]) -> bool:
+    """Whether an objective takes data beside the hyper-parameters."""
+    try:
+        inspect.signature(objective).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
+def _any_data(cluster: Cluster, data: Any, named: Named) -> Any:
+    check_is_sendable(data)
+    return collected(data, cluster, named) if is_distributed(data) else data
+
+
+def _seed(given: int | None, journal: Journal) -> int:
+    """The seed that was given, else that of the search that goes on, else a new one."""
+    drawn = int(np.random.default_rng().integers(2**31))
+    return int(journal.settings().get("seed", drawn)) if given is None else int(given)
