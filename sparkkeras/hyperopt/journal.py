@@ -127,7 +127,8 @@ class Journal:
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
         told = self._json(f"trials/{name}")
         known = {field.name for field in dataclasses.fields(Trial)}
-        return Trial(**{**{key: told[key] for key in told if key in known}, "params": params(told["chosen"])})
+        made = {"params": params(told["chosen"]), "losses": tuple(told["losses"])}
+        return Trial(**{**{key: told[key] for key in told if key in known}, **made})
 
     def _json(self, name: str) -> dict[str, Any]:
         path = f"{self.folder}/{name}"

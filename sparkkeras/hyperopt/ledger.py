@@ -118,14 +118,13 @@ class TrialLedger:
         on_end: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._suggest, self._limits, self._clock, self._on_end = suggest, limits, clock, on_end
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
         self._state = _State({trial.number: trial for trial in finished})
         self._numbers = (number for number in itertools.count() if number not in self._state.finished)
         self._leases = itertools.count(1)
         self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
         self._began = clock()
         self._exhausted = False
-        self._events = 0
         self.reason = ""
         self.failure: Exception | None = None
         if self._state.finished:
@@ -139,24 +138,24 @@ class TrialLedger:
     @property
     def finished(self) -> list[Trial]:
         """The trials that have ended, in the order in which they did."""
-        with self._changed:
+        with self._lock:
             return sorted(self._state.finished.values(), key=lambda trial: (trial.ended, trial.number))
 
     @property
     def running(self) -> list[Trial]:
         """The trials that are out."""
-        with self._changed:
+        with self._lock:
             return list(self._state.running.values())
 
     @property
     def over(self) -> bool:
         """Whether nobody has anything to do any more."""
-        with self._changed:
+        with self._lock:
             return not self._state.running and not self._has_more()
 
     def ask(self, worker: str) -> Assignment | None:
         """The next trial for a worker; ``None`` where there is none for it."""
-        with self._changed:
+        with self._lock:
             self._look_at_limits()
             if self.reason:
                 return None
@@ -167,8 +166,8 @@ class TrialLedger:
                     return self._lend(replace(trial, worker=worker, attempts=trial.attempts + 1, losses=(), error=""))
                 self._give_up(trial)
                 return self.ask(worker)
-            trial = self._new(worker) if self._has_more() else None
-            return None if trial is None else self._lend(trial)
+            new = self._new(worker) if self._has_more() else None
+            return None if new is None else self._lend(new)
 
     def report(self, lease: int, loss: float) -> str:
         """Take the loss of one more epoch; whether the trial shall go on.
@@ -176,13 +175,12 @@ class TrialLedger:
         Raises:
             RefusedError: Another worker has the trial.
         """
-        with self._changed:
+        with self._lock:
             held = self._held(lease)
             trial = self._state.running[held.number]
             others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
             trial = replace(trial, losses=(*trial.losses, loss))
             self._state.running[held.number] = trial
-            self._note()
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
@@ -198,7 +196,7 @@ class TrialLedger:
         Raises:
             RefusedError: Another worker has the trial.
         """
-        with self._changed:
+        with self._lock:
             self._held(lease)
             self._look_at_limits()
             return STOP if self.reason else GO_ON
@@ -209,12 +207,12 @@ class TrialLedger:
         Raises:
             RefusedError: Another worker has it.
         """
-        with self._changed:
+        with self._lock:
             return self._state.running[self._held(lease).number]
 
     def is_done(self, lease: int) -> bool:
         """Whether the trial of this lease has been finished under it: its last word has come twice."""
-        with self._changed:
+        with self._lock:
             return lease in self._state.done
 
     def finish(self, lease: int, trial: Trial) -> None:
@@ -223,7 +221,7 @@ class TrialLedger:
         Raises:
             RefusedError: Another worker has the trial.
         """
-        with self._changed:
+        with self._lock:
             held = self._held(lease)
             self._state.leases.pop(lease)
             self._state.done.add(lease)
@@ -235,20 +233,18 @@ class TrialLedger:
         Raises:
             RefusedError: Another worker has the trial.
         """
-        with self._changed:
+        with self._lock:
             held = self._held(lease)
             held.doubted = True
             trial = self._state.running[held.number]
             self._state.running[held.number] = replace(trial, error=cause)
-            self._note()
 
     def doubt(self, leases: Iterable[int]) -> None:
         """The connection over which these leases came has ended."""
-        with self._changed:
+        with self._lock:
             for lease in leases:
                 if lease in self._state.leases:
                     self._state.leases[lease].doubted = True
-            self._note()
 
     def doubt_all(self) -> None:
         """There are no workers any more."""
@@ -256,29 +252,26 @@ class TrialLedger:
 
     def end_running(self) -> None:
         """The search is over and there are no workers any more: trials that were out end where they are."""
-        with self._changed:
+        with self._lock:
             for trial in list(self._state.running.values()):
                 self._drop_leases(trial)
                 self._end(replace(trial, status=STOPPED), self._clock())
 
     def stop(self, reason: str) -> None:
         """Give no more trials out, and have those that run end."""
-        with self._changed:
+        with self._lock:
             self.reason = self.reason or reason
-            self._note()
 
     def fail(self, error: Exception) -> None:
         """The search itself cannot go on."""
-        with self._changed:
+        with self._lock:
             self.failure = self.failure or error
             self.stop(f"{type(error).__name__}: {error}")
 
-    def wait(self, seen: int, seconds: float) -> int:
-        """Wait until more than ``seen`` things have happened, or for so many seconds; how many have happened."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._events > seen, seconds)
+    def look(self) -> None:
+        """See whether the time is over."""
+        with self._lock:
             self._look_at_limits()
-            return self._events
 
     def _trials(self) -> list[Trial]:
         return [*self._state.finished.values(), *self._state.running.values()]
@@ -297,7 +290,6 @@ class TrialLedger:
             return None
         if suggested is None:
             self._exhausted = True
-            self._note()
             return None
         return Trial(number, suggested.params, worker=worker, chosen=suggested.chosen)
 
@@ -305,7 +297,6 @@ class TrialLedger:
         lease, now = next(self._leases), self._clock()
         self._state.running[trial.number] = trial
         self._state.leases[lease] = _Lease(trial.number, now + self._limits.lease_seconds, now)
-        self._note()
         return Assignment(trial.number, lease, trial.params)
 
     def _held(self, lease: int) -> _Lease:
@@ -341,7 +332,6 @@ class TrialLedger:
             trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.losses.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
         self._state.finished[trial.number] = ended
-        self._note()
         try:
             self._on_end(ended)
             self._look_at_limits()
@@ -358,12 +348,9 @@ class TrialLedger:
         best, enough = ranked(finished, limits.sign)[:1], limits.loss_threshold
         failed = sum(trial.status == FAILED for trial in finished)
         if limits.timeout is not None and self._clock() - self._began >= limits.timeout:
-            self.stop(f"the timeout of {limits.timeout:g} s")
+            self.stop(f"timeout={limits.timeout:g} seconds are over")
         elif enough is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * enough:
-            self.stop(f"a value as good as {enough:g}")
+            self.stop(f"a value is as good as loss_threshold={enough:g}")
         elif limits.max_failures is not None and failed > limits.max_failures:
-            self.stop(f"more than {limits.max_failures} failed trials")
+            self.stop(f"more failed trials than max_failures={limits.max_failures}")
 
-    def _note(self) -> None:
-        self._events += 1
-        self._changed.notify_all()

@@ -124,8 +124,9 @@ def run_trial(
     except Exception as error:
         told = traceback.format_exc()[-TRACEBACK_LENGTH:]
         last = f"{type(error).__name__}: {error}"
-        is_fatal = isinstance(error, SearchMistakeError)
-        return Outcome(FAILED, history=reporter.history, error=last, traceback=told, is_fatal=is_fatal)
+        if isinstance(error, SearchMistakeError):
+            return Outcome(FAILED, history=reporter.history, error=str(error), is_fatal=True)
+        return Outcome(FAILED, history=reporter.history, error=last, traceback=told)
     finally:
         reporting.current = None
 

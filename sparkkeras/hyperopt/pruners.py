@@ -6,7 +6,7 @@ Every figure is a loss here: a metric that is to be maximized comes with its sig
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -102,7 +102,7 @@ class ASHAPruner:
         return rung == epochs
 
 
-PRUNERS = {"median": MedianPruner, "asha": ASHAPruner}
+PRUNERS: dict[str, Callable[[], Pruner]] = {"median": MedianPruner, "asha": ASHAPruner}
 """The pruners that have a name."""
 
 MedianPruner.__init__ = known_arguments(MedianPruner.__init__)  # type: ignore[method-assign]
@@ -118,8 +118,7 @@ def make_pruner(given: object) -> Pruner | None:
     if given is None or (isinstance(given, Pruner) and not isinstance(given, type)):
         return given
     if isinstance(given, str) and given in PRUNERS:
-        pruner: Pruner = PRUNERS[given]()
-        return pruner
+        return PRUNERS[given]()
     raise ConfigurationError(
         f"pruner={given!r} is not known. Give None, a name, or an object with a method should_prune(losses, others). "
         f"{known_names(given, PRUNERS)}"

@@ -8,6 +8,7 @@ job ends while trials are out (a worker was lost, and Spark does not try it agai
 from __future__ import annotations
 
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,15 +22,18 @@ from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
 from sparkkeras.hyperopt.data import fit_data
-from sparkkeras.hyperopt.ledger import GO_ON, LEASE_LOST, Assignment, TrialLedger
+from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
-from sparkkeras.hyperopt.service import Outcome, SearchClient
+from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.space import decode
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
-from sparkkeras.parameter.transport import Address, RefusedError
+from sparkkeras.parameter.transport import Address
 
 BEAT_SECONDS = 1.0
 """How often a worker whose trial says nothing gives a sign of life, and hears whether it shall go on."""
+
+TICK_SECONDS = 0.1
+"""How often the driver looks whether the job has ended."""
 
 FRUITLESS_JOBS = 3
 """So many jobs in a row that fail without one trial ending, and the search fails, too."""
@@ -71,17 +75,13 @@ class SearchTask:
         """Run trials until there are no more."""
         for _ in blocks:
             pass
-        work, loaded = self.work.value, None
+        work = self.work.value
+        loaded = _Loaded.of(work, self.data)
         with SearchClient(self.address, f"{socket.gethostname()}/{context.worker}") as client:
             while (assignment := client.ask()) is not None:
-                loaded = loaded or _Loaded.of(work, self.data)
-                with suppress(_LostError):
+                with suppress(LeaseLostError):
                     _run(work, client, assignment, loaded)
         return iter(())
-
-
-class _LostError(Exception):
-    """Another worker has the trial."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,14 @@ class _Loaded:
         if work.read is None:
             return cls(shared.value)
         read = _Read(work.read, isinstance(work.objective, Fit))
+        run = run_in_child if work.in_children else run_here
         try:
-            return cls(run_in_child(read, lambda _: None, lambda: True, BEAT_SECONDS) if work.in_children else read(None))
-        except Exception as error:
-            told = f"the function that reads the data failed: {type(error).__name__}: {error}"
-            return cls(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_fatal=True))
+            return run(read, lambda _: None, lambda: True, BEAT_SECONDS)
+        except (ChildLostError, TypeError) as error:  # it is too large, perhaps, or cannot be pickled
+            return cls(None, Outcome(FAILED, error=f"{_UNREAD}: {error}", is_fatal=True))
+
+
+_UNREAD = "the function that reads the data failed"
 
 
 @dataclass(frozen=True)
@@ -110,27 +113,25 @@ class _Read:
     function: ByValue[Callable[[], Any]]
     checks: bool
 
-    def __call__(self, ask: Any) -> Data:
-        data = self.function.fresh()()
-        return fit_data(data) if self.checks else data
+    def __call__(self, ask: Any) -> _Loaded:
+        try:
+            data = self.function.fresh()()
+            return _Loaded(fit_data(data) if self.checks else data)
+        except Exception as error:
+            told = f"{_UNREAD}: {type(error).__name__}: {error}"
+            return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_fatal=True))
 
 
 def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Loaded) -> None:
     """Run a trial and tell what came of it."""
     lease = assignment.lease
 
-    def beat() -> bool:
-        return _still_ours(lambda: client.renew(lease)) == GO_ON
-
-    def answer(loss: float) -> str:
-        return _still_ours(lambda: client.report(lease, loss))
-
     def trial(tell: Callable[[float], str]) -> Outcome:
         params = decode(assignment.params, work.objects.fresh())
         return run_trial(work.objective, params, loaded.data, seed, tell, work.sign)
 
     if loaded.error is not None:
-        _still_ours(lambda: client.finish(lease, loaded.error))
+        client.finish(lease, loaded.error)
         return
     if work.in_children and not device.is_untouched():
         raise ClusterError(
@@ -140,23 +141,13 @@ def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Load
     seed = (work.seed * 1_000_003 + assignment.number) % 2**32
     run = run_in_child if work.in_children else run_here
     try:
-        outcome = run(trial, answer, beat, BEAT_SECONDS)
+        outcome = run(trial, lambda loss: client.report(lease, loss), lambda: client.renew(lease) == GO_ON, BEAT_SECONDS)
     except ChildStoppedError:
         outcome = Outcome(STOPPED)
     except ChildLostError as error:
-        cause = str(error)
-        _still_ours(lambda: client.lose(lease, cause))
+        client.lose(lease, str(error))
         return
-    _still_ours(lambda: client.finish(lease, outcome))
-
-
-def _still_ours(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except RefusedError as error:
-        if error.kind == LEASE_LOST:
-            raise _LostError from error
-        raise
+    client.finish(lease, outcome)
 
 
 def supervise(
@@ -181,7 +172,7 @@ def supervise(
     fruitless = 0
     while not ledger.over:
         ended = len(ledger.finished)
-        running = start(lambda: dataset.run(task).collect())
+        running = start(dataset.run(task).collect)
         try:
             _watch(running, ledger, tick)
             if not ledger.reason:
@@ -205,12 +196,13 @@ def supervise(
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
     """Wait for a job to end; one that goes on when there is nothing more to do is cancelled after a while."""
-    patience, seen = LEAVE_SECONDS, 0
+    patience = LEAVE_SECONDS
     while not running.done:
-        seen = ledger.wait(seen, BEAT_SECONDS)
+        time.sleep(TICK_SECONDS)
+        ledger.look()
         tick()
         if ledger.reason or ledger.over:
-            patience -= BEAT_SECONDS
+            patience -= TICK_SECONDS
         if patience <= 0:
             running.cancel()
             with suppress(Exception):

@@ -176,7 +176,7 @@ class HyperParamModel:
             timeout: Seconds after which no trial begins, and those that run are stopped at the end of their epoch (after 10 s
                 at the latest).
             loss_threshold: The search ends with the first trial whose value is at least as good as this.
-            early_stop_fn: As in ``hyperopt.fmin``, such as ``hyperopt.early_stop.no_progress_loss(20)``; called with the
+            early_stop_fn: As in ``hyperopt.fmin``, such as ``no_progress_loss(20)`` of ``hyperopt.early_stop``; called with the
                 trials that have ended.
             max_failures: The search fails if more trials than this do. ``None``: if all do.
             save_to: A folder (any path that Spark reaches) that holds every trial that has ended. Called again with it, the
@@ -365,8 +365,10 @@ class HyperParamModel:
         return fit_data(data, validation_data)
 
     def _new_ledger(self, space: Space, algorithm: Algorithm, limits: Limits, before: Sequence[Trial]) -> TrialLedger:
+        common = self.seed
+
         def suggest(number: int, trials: Sequence[Trial]) -> Suggested | None:
-            seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+            seed = int(np.random.SeedSequence([common, number]).generate_state(1)[0])
             chosen = space.suggest(algorithm, number, trials, seed, limits.sign)
             if chosen is None:
                 return None
@@ -474,13 +476,13 @@ def _mode(sign: float) -> str:
     return "min" if sign > 0 else "max"
 
 
-def _positive(name: str, value: Any) -> float | None:
+def _positive(name: str, value: float | None) -> float | None:
     if value is not None and (not is_finite(value) or value <= 0):
         raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, or None.")
     return value
 
 
-def _finite(name: str, value: Any) -> float | None:
+def _finite(name: str, value: float | None) -> float | None:
     if value is not None and not is_finite(value):
         raise ConfigurationError(f"{name}={value!r}: expected a number, or None.")
     return value

@@ -161,7 +161,7 @@ class SearchService:
                 self._keep(trial, draft, str(call.fields["suffix"]))
             self._ledger.finish(lease, trial)
         if call.fields["is_fatal"]:
-            self._ledger.fail(ConfigurationError(trial.error))
+            self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
         return Reply({})
 
     def _keep(self, trial: Trial, draft: Path, suffix: str) -> None:
@@ -171,6 +171,10 @@ class SearchService:
             self._journal.keep_model(trial.number, trial.value or 0.0, draft, suffix)
         except StorageError as error:
             self._ledger.fail(error)
+
+
+class LeaseLostError(Exception):
+    """Another worker has the trial."""
 
 
 class SearchClient:
@@ -203,7 +207,7 @@ class SearchClient:
         """Tell the loss of an epoch; whether to go on.
 
         Raises:
-            RefusedError: Another worker has the trial.
+            LeaseLostError: Another worker has the trial.
         """
         return str(self._call("report", {"lease": lease, "loss": loss})[0]["go"])
 
@@ -211,7 +215,7 @@ class SearchClient:
         """Give a sign of life; whether to go on.
 
         Raises:
-            RefusedError: Another worker has the trial.
+            LeaseLostError: Another worker has the trial.
         """
         return str(self._call("renew", {"lease": lease})[0]["go"])
 
@@ -219,7 +223,7 @@ class SearchClient:
         """Tell that the trial's process is gone.
 
         Raises:
-            RefusedError: Another worker has the trial.
+            LeaseLostError: Another worker has the trial.
         """
         self._call("lose", {"lease": lease, "cause": cause})
 
@@ -227,7 +231,7 @@ class SearchClient:
         """Tell what came of a trial, and hand its model over if it is wanted.
 
         Raises:
-            RefusedError: Another worker has the trial.
+            LeaseLostError: Another worker has the trial.
         """
         if outcome.model and outcome.value is not None:
             told, _ = self._call("offer", {"lease": lease, "value": outcome.value})
@@ -248,7 +252,7 @@ class SearchClient:
             ) from error
         except RefusedError as error:
             if error.kind == LEASE_LOST:
-                raise
+                raise LeaseLostError from error
             raise ParameterServerError(str(error)) from error
 
 

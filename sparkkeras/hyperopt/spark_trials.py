@@ -1,0 +1,98 @@
+"""For those who call ``hyperopt.fmin``: its trials, run by a search of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hyperopt
+import numpy as np
+
+from sparkkeras.arguments import known_arguments
+from sparkkeras.hyperopt.pruners import Pruner
+from sparkkeras.hyperopt.search import HyperParamModel
+from sparkkeras.hyperopt.space import history_of
+
+
+class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
+    """Takes the place of ``hyperopt.SparkTrials`` in ``hyperopt.fmin``: all trials run in one Spark job.
+
+    A trial that raises does not end the search, as if ``fmin`` were told ``catch_eval_exceptions``. ``fmin`` begins anew each
+    time, unless ``save_to`` says where to go on.
+
+    Args:
+        parallelism: How many trials run at the same time; ``None``: as many as there are free slots.
+        timeout: Seconds, where ``fmin`` does not say.
+        loss_threshold: A loss that is good enough, where ``fmin`` does not say.
+        spark_session: The session; ``None`` takes the active one, or starts one on this machine.
+        pruner: As in `HyperParamModel.minimize`, for objectives that `report`.
+        max_failures: Likewise.
+        save_to: Likewise.
+        keep_models: Likewise, for objectives that return their model.
+
+    Attributes:
+        search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models.
+
+    Example::
+
+        best = hyperopt.fmin(objective, space, algo=hyperopt.tpe.suggest, max_evals=50, trials=SparkTrials(parallelism=4))
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        parallelism: int | None = None,
+        timeout: float | None = None,
+        loss_threshold: float | None = None,
+        spark_session: Any = None,
+        *,
+        pruner: str | Pruner | None = None,
+        max_failures: int | None = None,
+        save_to: str | Path | None = None,
+        keep_models: int | str = 10,
+    ) -> None:
+        super().__init__()
+        self.search = HyperParamModel(spark_session, parallelism)
+        self._given: dict[str, Any] = {
+            "timeout": timeout,
+            "loss_threshold": loss_threshold,
+            "pruner": pruner,
+            "max_failures": max_failures,
+            "save_to": save_to,
+            "keep_models": keep_models,
+        }
+
+    def fmin(
+        self,
+        fn: Callable[[Any], Any],
+        space: Any,
+        algo: Any,
+        max_evals: int | None,
+        timeout: float | None = None,
+        loss_threshold: float | None = None,
+        rstate: np.random.Generator | None = None,
+        verbose: bool = True,
+        return_argmin: bool = True,
+        early_stop_fn: Callable[..., Any] | None = None,
+        **others: Any,
+    ) -> Any:
+        """What ``hyperopt.fmin`` calls, with its own arguments; ``others`` of them mean nothing here."""
+
+        def objective(params: Any) -> Any:  # fn may take more arguments, with defaults
+            return fn(params)
+
+        own = {"timeout": timeout, "loss_threshold": loss_threshold, "early_stop_fn": early_stop_fn}
+        self.search.minimize(
+            objective=objective,
+            space=space,
+            algo=algo,
+            max_evals=max_evals,
+            seed=None if rstate is None else int(rstate.integers(2**31)),
+            verbose=1 if verbose else 0,
+            **{**self._given, **{name: value for name, value in own.items() if value is not None}},
+        )
+        by_number = sorted(self.search.trials, key=lambda trial: trial.number)
+        self._dynamic_trials = list(history_of(by_number, sign=1.0).trials)
+        self.refresh()
+        return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)

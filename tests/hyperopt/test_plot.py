@@ -1,0 +1,418 @@
+"""A search as a picture: what stands where, and that any search can be drawn."""
+
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.hyperopt.plot import draw_search, plot_search, visible_losses
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
+
+KINDS = {"lr": "loguniform", "units": "randint", "momentum": "uniform"}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def trial(number, value, status=OK, *, lr=0.01, units=0, momentum=None, **given):
+    chosen = {"lr": lr, "units": units} | ({} if momentum is None else {"momentum": momentum})
+    params = {"lr": lr, "units": [32, 64, 128][units]} | ({} if momentum is None else {"momentum": momentum})
+    return Trial(number, params, status, value, ended=10.0 * (number + 1), chosen=chosen, **given)
+
+
+def some():
+    return [
+        trial(0, 0.5, lr=0.001, units=1),
+        trial(1, 0.7, PRUNED, lr=0.1, units=2, momentum=0.5),
+        trial(2, 0.2, lr=0.01, units=1, momentum=0.9),
+        trial(3, None, FAILED, lr=0.02, units=0),
+        trial(4, 0.3, STOPPED, lr=0.03, units=2),
+    ]
+
+
+def draw(trials, kinds=KINDS, sign=1.0, metric="val_loss"):
+    return draw_search(trials, metric=metric, sign=sign, kinds=kinds)
+
+
+def points(axes, status):
+    """The markers of a status."""
+    return sorted(
+        (float(x), float(y))
+        for line in axes.lines
+        if line.get_label() == status
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    )
+
+
+def stars(axes):
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines if line.get_marker() == "*"]
+
+
+def ticks(axes):
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+def words(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def overlapping(figure):
+    """The pairs of texts that lie on each other, once drawn."""
+    figure.canvas.draw()
+    texts = [*figure.texts]
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        texts += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, axes.xaxis.offsetText]
+        texts += [] if legend is None else legend.get_texts()
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        texts += [label for label in axes.get_xticklabels() if left <= label.get_position()[0] <= right]
+        texts += [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    renderer = figure.canvas.get_renderer()
+    inside = [text for text in texts if text.get_text() and text.get_visible() and text.get_rotation() in (0, 90)]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in inside]
+    return [
+        (one, other)
+        for place, (one, box) in enumerate(boxes)
+        for other, behind in boxes[place + 1 :]
+        if box.overlaps(behind)
+    ]
+
+
+# What stands where
+
+
+def test_values_stand_at_their_times_by_their_status():
+    over_time = draw(some()).axes[0]
+    assert points(over_time, OK) == [(10.0, 0.5), (30.0, 0.2)]
+    assert points(over_time, PRUNED) == [(20.0, 0.7)]
+    assert points(over_time, STOPPED) == [(50.0, 0.3)]
+    assert over_time.get_ylabel() == "val_loss"
+    assert over_time.get_xlabel() == "seconds since the search began"
+    assert over_time.get_xlim()[0] == 0
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1.0, [0.5, 0.5, 0.2, 0.2, 0.2]), (-1.0, [0.5, 0.7, 0.7, 0.7, 0.7])])
+def test_the_best_so_far_is_a_line_to_the_end(sign, expected):
+    (line,) = [line for line in draw(some(), sign=sign).axes[0].lines if line.get_label() == "best so far"]
+    assert list(line.get_ydata()) == expected
+    assert list(line.get_xdata()) == [10, 20, 30, 50, 50]
+    assert line.get_drawstyle() == "steps-post"
+
+
+def test_time_is_the_order_however_trials_are_given():
+    (line,) = [line for line in draw(some()[::-1]).axes[0].lines if line.get_label() == "best so far"]
+    assert list(line.get_xdata()) == [10, 20, 30, 50, 50]
+
+
+@pytest.mark.parametrize(("factor", "unit", "last"), [(1, "seconds", 50), (60, "minutes", 50), (3600, "hours", 50)])
+def test_time_has_a_unit_that_fits(factor, unit, last):
+    axes = draw([replace(each, ended=each.ended * factor) for each in some()]).axes[0]
+    assert axes.get_xlabel() == f"{unit} since the search began"
+    assert points(axes, STOPPED)[0][0] == last
+
+
+def test_failed_trials_are_ticks_at_the_bad_edge():
+    for sign, heights in ((1.0, [0.955, 1.0]), (-1.0, [0.0, 0.045])):
+        for axes, place in zip(draw(some(), sign=sign).axes, (40.0, 0.02, 0.0), strict=False):
+            (ticks,) = [each for each in axes.collections if each.get_label() == FAILED]
+            (segment,) = ticks.get_segments()
+            assert set(segment[:, 0]) == {segment[0, 0]}
+            assert segment[0, 0] == pytest.approx(place, abs=0.06)
+            assert list(segment[:, 1]) == heights
+
+
+@pytest.mark.parametrize(("sign", "best"), [(1.0, some()[2]), (-1.0, some()[1])])
+def test_the_best_trial_is_marked_everywhere(sign, best):
+    over_time, *others = draw(some(), sign=sign).axes
+    assert stars(over_time) == [(best.ended, best.value)]
+    for axes, label in zip(others, KINDS, strict=True):
+        ((x, y),) = stars(axes)
+        assert x == pytest.approx(best.chosen[label], abs=0.25)
+        assert y == best.value
+
+
+def test_all_axes_show_the_same_values():
+    figure = draw(some())
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0.2
+    assert high > 0.7
+
+
+def test_each_hyper_parameter_has_its_axes_and_scale():
+    figure = draw(some())
+    assert [axes.get_xlabel() for axes in figure.axes[1:]] == ["lr", "units", "momentum"]
+    assert [axes.get_xscale() for axes in figure.axes[1:]] == ["log", "linear", "linear"]
+    assert points(figure.axes[1], OK) == [(0.001, 0.5), (0.01, 0.2)]
+    assert ticks(figure.axes[1]) == ["0.001", "0.01", "0.1"]
+
+
+@pytest.mark.parametrize("kind", ["loguniform", "qloguniform", "lognormal", "qlognormal"])
+def test_what_is_drawn_by_its_logarithm_is_shown_so(kind):
+    assert draw(some(), {"lr": kind}).axes[1].get_xscale() == "log"
+    assert draw([trial(0, 1.0, lr=0.0), trial(1, 2.0, lr=5.0)], {"lr": kind}).axes[1].get_xscale() == "linear"
+
+
+def test_a_trial_without_the_hyper_parameter_is_left_out():
+    axes = draw(some()).axes[3]
+    assert points(axes, OK) == [(0.9, 0.2)]
+    assert points(axes, PRUNED) == [(0.5, 0.7)]
+    assert points(axes, STOPPED) == []
+    assert not axes.collections
+
+
+def test_a_best_trial_without_the_hyper_parameter_is_marked_elsewhere_only():
+    trials = [*some(), trial(9, 0.1)]
+    assert [len(stars(axes)) for axes in draw(trials).axes] == [1, 1, 1, 0]
+
+
+def test_a_hyper_parameter_that_no_trial_used_has_no_axes():
+    assert len(draw([trial(0, 1.0)]).axes) == 3
+
+
+def test_a_choice_has_the_names_of_its_options_and_is_spread():
+    axes = draw([trial(number, 1.0 + number, units=number % 2 * 2) for number in range(40)]).axes[2]
+    assert ticks(axes) == ["32", "128"]
+    assert list(axes.get_xticks()) == [0, 2]
+    places = np.array([x for x, _ in points(axes, OK)])
+    assert len(set(places)) == 40
+    assert np.all(np.minimum(abs(places), abs(places - 2)) <= 0.5)
+    again = draw([trial(number, 1.0 + number, units=number % 2 * 2) for number in range(40)]).axes[2]
+    assert [x for x, _ in points(again, OK)] == list(places)
+
+
+def test_a_random_integer_has_numbers():
+    trials = [Trial(n, {"seed": n * 50}, OK, 1.0 + n, chosen={"seed": n * 50}, ended=1.0 + n) for n in range(20)]
+    axes = draw(trials, {"seed": "randint"}).axes[1]
+    assert points(axes, OK) == [(n * 50.0, 1.0 + n) for n in range(20)]
+    assert len(ticks(axes)) <= 7
+
+
+def test_a_choice_within_a_nested_space_has_its_numbers():
+    trials = [Trial(n, [{"deep": "abc"[n]}], OK, 1.0 + n, chosen={"act": n}, ended=1.0 + n) for n in range(3)]
+    assert {"0", "1", "2"} <= set(ticks(draw(trials, {"act": "randint"}).axes[1]))
+
+
+class Thing:
+    pass
+
+
+def a_function():
+    pass
+
+
+NAMED = [
+    (["relu", "tanh"], ["relu", "tanh"]),
+    ([True, None], ["True", "None"]),
+    ([0.001, 1 / 3], ["0.001", "0.3333"]),
+    ([a_function, dict], ["a_function", "dict"]),
+    ([Thing(), "x" * 40], ["option 0", "x" * 15 + "…"]),
+    ([(1, 2), ""], ["(1, 2)", "''"]),
+    ([{"kind": "sgd", "m": 0.5}, {"m": 0.1}], ["sgd", "option 1"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["randint", "categorical"])
+def test_names_of_options(kind):
+    labels = [f"a{place}" for place in range(len(NAMED))]
+    params = [{label: options[n] for label, (options, _) in zip(labels, NAMED, strict=True)} for n in range(2)]
+    trials = [Trial(n, params[n], OK, 1.0, chosen=dict.fromkeys(labels, n), ended=1.0) for n in range(2)]
+    _, *panels = draw(trials, dict.fromkeys(labels, kind)).axes
+    assert [ticks(axes) for axes in panels] == [named for _, named in NAMED]
+
+
+def test_an_option_with_hyper_parameters_of_its_own_is_called_by_what_does_not_change():
+    params = [{"opt": {"kind": "sgd", "m": 0.1, "how": "a"}}, {"opt": {"m": 0.5, "how": "b", "kind": "sgd"}}]
+    trials = [Trial(n, given, OK, 1.0, chosen={"opt": 0}, ended=1.0) for n, given in enumerate(params)]
+    assert ticks(draw(trials, {"opt": "randint"}).axes[1]) == ["sgd"]
+
+
+def test_many_options_have_numbers():
+    trials = [Trial(n, {"a": f"option {n}"}, OK, 1.0 + n, chosen={"a": n}, ended=1.0 + n) for n in range(40)]
+    assert len(ticks(draw(trials, {"a": "randint"}).axes[1])) < 12
+
+
+def test_title_and_legend_tell_what_is_seen():
+    figure = draw(some())
+    assert words(figure) == ["Best val_loss: 0.2 (trial 2)"]
+    assert figure.axes[0].get_title("left") == "5 trials in 50.0s; smaller is better"
+    told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert told == ["2 ok", "1 pruned", "1 stopped", "1 failed", "best so far", "best"]
+    alone = draw([trial(0, 3.0)], sign=-1.0)
+    assert alone.axes[0].get_title("left") == "1 trial in 10.0s; larger is better"
+    assert [text.get_text() for text in alone.axes[0].get_legend().get_texts()] == ["1 ok", "best so far", "best"]
+
+
+# Values that dwarf the others
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([1.0], (1, 1)),
+        ([2.0, 2.0, 2.0], (2, 2)),
+        ([0.1, 1e6], (0.1, 1e6)),
+        ([0.1, 0.2, 1e6], (0.1, 0.2)),
+        ([0.1, 0.2, 0.7], (0.1, 0.7)),
+        ([1.0] * 9 + [1.1, 50.0], (1, 1.1)),
+        ([1.0] * 9 + [50.0], (1, 50)),
+        ([-3.0, -2.5, -2.0, 1e9, 1e12], (-3, -2)),
+        (list(np.linspace(0, 1, 500)), (0, 1)),
+    ],
+)
+def test_only_values_that_dwarf_the_others_are_beyond_the_axes(losses, expected):
+    assert visible_losses(losses) == pytest.approx(expected)
+    assert visible_losses(losses[::-1]) == pytest.approx(expected)
+
+
+def test_a_long_tail_is_shown():
+    losses = np.random.default_rng(0).exponential(size=500)
+    assert visible_losses(losses)[1] == losses.max()
+
+
+@pytest.mark.parametrize(
+    ("sign", "bound", "side", "arrow", "way"), [(1.0, 0.7, "above", "^", "up"), (-1.0, 0.2, "below", "v", "down")]
+)
+def test_diverged_values_are_arrows_at_the_edge_and_the_figure_says_so(sign, bound, side, arrow, way):
+    figure = draw([*some(), trial(7, sign * 1e6), trial(8, sign * 5e4, PRUNED)], sign=sign)
+    low, high = figure.axes[0].get_ylim()
+    assert high - low < 1
+    for axes in figure.axes[:3]:
+        for status in (OK, PRUNED):
+            ((_, y),) = points(axes, f"{status}, beyond the axis")
+            assert low < y < high
+            assert sign * y > sign * bound
+        assert {line.get_marker() for line in axes.lines if "beyond" in line.get_label()} == {arrow}
+    (told,) = words(figure)[1:]
+    assert told[1:] == f" 2 trials have values {side} {bound} ({way} to {sign * 1e6:.0f}), cut off at the edge.".replace(
+        "1000000", "1e6"
+    )
+
+
+def test_one_diverged_value_is_told_by_itself():
+    (told,) = words(draw([*some(), trial(7, 1e6)]))[1:]
+    assert told == "▲ One trial has a value above 0.7 (1e6), cut off at the edge."
+
+
+def test_the_line_of_the_best_stays_on_the_axes():
+    figure = draw([replace(trial(7, 1e6), ended=1.0), *some()])
+    (line,) = [line for line in figure.axes[0].lines if line.get_label() == "best so far"]
+    assert list(line.get_ydata()[:2]) == [0.7, 0.5]
+
+
+# Any search
+
+
+def many(count, width, seed=0):
+    """Trials of all kinds, and the kinds of their hyper-parameters."""
+    generator = np.random.default_rng(seed)
+    kinds = {f"a_rather_long_name_{n}": ("loguniform", "uniform", "randint", "quniform")[n % 4] for n in range(width)}
+    trials = []
+    for number in range(count):
+        drawn = {"loguniform": float(np.exp(generator.normal(-5, 2))), "uniform": float(generator.uniform(1000, 1001))}
+        drawn |= {"randint": int(generator.integers(4)), "quniform": 32.0 * generator.integers(1, 9)}
+        chosen = {label: drawn[kind] for label, kind in kinds.items()}
+        params = {label: f"option number {value}" if kinds[label] == "randint" else value for label, value in chosen.items()}
+        status = str(generator.choice([OK, PRUNED, STOPPED, FAILED]) if number else OK)
+        value = None if status == FAILED else float(generator.normal() if number % 9 else 1e5)
+        trials.append(Trial(number, params, status, value, chosen=chosen, ended=number * 7.0))
+    return trials, kinds
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 3), (3, 1), (30, 0), (60, 12), (500, 5)])
+def test_no_words_lie_on_each_other(count, width):
+    trials, kinds = many(count, width)
+    figure = draw(trials, kinds, metric="val_sparse_categorical_accuracy", sign=-1.0)
+    assert len(figure.axes) == 1 + width
+    assert overlapping(figure) == []
+
+
+def test_a_range_within_a_decade_has_ticks():
+    for low, high in ((0.0101, 0.0109), (0.02, 0.09), (3.0, 41.0), (99.0, 101.0), (1e-9, 1e9)):
+        figure = draw([trial(n, 1.0, lr=lr) for n, lr in enumerate((low, high, (low * high) ** 0.5))], {"lr": "loguniform"})
+        assert 2 <= len(ticks(figure.axes[1])) <= 5, (low, high)
+        assert overlapping(figure) == []
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [trial(0, 0.0)],
+        [replace(trial(0, 1.0), ended=0.0)],
+        [trial(0, 1e300), trial(1, -1e300)],
+        [trial(0, 1e-300), trial(1, 2e-300)],
+        [trial(number, 7.0) for number in range(5)],
+        [trial(0, 1.0), trial(1, float("nan")), trial(2, float("inf"), STOPPED)],
+        [trial(0, 1.0), trial(1, None, RUNNING), trial(2, None, STOPPED)],
+        [Trial(0, None, OK, 1.0)],
+        [trial(0, 1.0, PRUNED), *(trial(number, None, FAILED) for number in range(1, 20))],
+    ],
+    ids=range(9),
+)
+def test_odd_searches_are_drawn_without_a_warning(trials):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw(trials)
+        figure.canvas.draw()
+    assert np.isfinite(figure.axes[0].get_ylim()).all()
+
+
+def test_names_with_dollars_are_no_formulas():
+    trials = [Trial(n, {"$x^$": "$a_$"}, OK, 1.0, chosen={"$x^$": n}, ended=1.0) for n in range(2)]
+    draw(trials, {"$x^$": "randint"}, metric="$loss^$").canvas.draw()
+
+
+# The file
+
+
+def test_the_file_is_a_png(tmp_path):
+    for path in (tmp_path / "one.png", str(tmp_path / "other.name")):
+        assert plot_search(some(), path, metric="loss", sign=1.0, kinds=KINDS) is None
+    for path in tmp_path.iterdir():
+        data = path.read_bytes()
+        assert data.startswith(PNG)
+        width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        assert 1200 < width < 2400
+        assert 600 < height < 2400
+        assert 20_000 < len(data) < 1_000_000
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_is_written_over(tmp_path):
+    path = tmp_path / "search.png"
+    path.write_text("old")
+    plot_search(some(), path, metric="loss", sign=1.0, kinds=KINDS)
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_a_path_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(StorageError, match="cannot write .*nowhere/search.png"):
+        plot_search(some(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+
+
+@pytest.mark.parametrize("trials", [[], [trial(0, None, FAILED)], [trial(0, float("nan"))]], ids=["none", "failed", "nan"])
+def test_without_a_value_there_is_nothing_to_draw(trials, tmp_path):
+    with pytest.raises(ConfigurationError, match="no trial has a value yet"):
+        plot_search(trials, tmp_path / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_remedy_is_told(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match="pip install matplotlib"):
+        plot_search(some(), tmp_path / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+
+
+def test_pyplot_is_not_touched(tmp_path):
+    import subprocess
+
+    code = (
+        "import sys\n"
+        "from sparkkeras.hyperopt.plot import plot_search\nfrom sparkkeras.hyperopt.trials import Trial\n"
+        f"plot_search([Trial(0, {{}}, 'ok', 1.0)], {str(tmp_path / 'a.png')!r}, metric='loss', sign=1.0, kinds={{}})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
