@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cases  # noqa: F401 (registers the benchmarks)
 import report
+import searches  # noqa: F401 (likewise)
 from harness import BENCHMARKS, ELEPHAS_PYTHON, FULL, QUICK, Benchmark, Samples
 
 HERE = Path(__file__).resolve().parent

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from sparkkeras.data.tables import from_data_frame, to_data_frame
     from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
+    from sparkkeras.ensemble import EnsembleModel, greedy_ensemble, load_ensemble_model
     from sparkkeras.errors import (
         ClusterError,
         ConfigurationError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         DivergenceError,
         ModelError,
         ParameterServerError,
+        SearchError,
         SparkKerasError,
         StorageError,
         UnknownArgumentError,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         Window,
     )
     from sparkkeras.parameter.service import ParameterServerStats
+    from sparkkeras.spark_ensemble import SparkEnsemble
     from sparkkeras.spark_model import SparkModel, load_spark_model
     from sparkkeras.sql import keras_udf, register_keras_udf
 
@@ -83,12 +86,15 @@ __all__ = [
     "DivergenceError",
     "Downpour",
     "DynSGD",
+    "EnsembleModel",
     "ImageFeaturizer",
     "ModelError",
     "ParameterServerError",
     "ParameterServerOptions",
     "ParameterServerStats",
+    "SearchError",
     "SlowMo",
+    "SparkEnsemble",
     "SparkKerasError",
     "SparkMLlibModel",
     "SparkModel",
@@ -103,8 +109,10 @@ __all__ = [
     "from_labeled_point",
     "from_matrix",
     "from_vector",
+    "greedy_ensemble",
     "image_loader",
     "keras_udf",
+    "load_ensemble_model",
     "load_spark_model",
     "load_tfrecords",
     "lp_to_simple_rdd",
@@ -132,6 +140,7 @@ _HOMES = {
     ],
     "sparkkeras.data.tables": ["from_data_frame", "to_data_frame"],
     "sparkkeras.data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
+    "sparkkeras.ensemble": ["EnsembleModel", "greedy_ensemble", "load_ensemble_model"],
     "sparkkeras.ml.image_featurizer": ["ImageFeaturizer"],
     "sparkkeras.mllib_model": ["SparkMLlibModel"],
     "sparkkeras.parameter.options": ["ParameterServerOptions"],
@@ -151,6 +160,7 @@ _HOMES = {
         "Window",
     ],
     "sparkkeras.parameter.service": ["ParameterServerStats"],
+    "sparkkeras.spark_ensemble": ["SparkEnsemble"],
     "sparkkeras.spark_model": ["SparkModel", "load_spark_model"],
     "sparkkeras.sql": ["keras_udf", "register_keras_udf"],
 }

@@ -30,7 +30,7 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     names = list(getattr(model, "output_names", None) or [])
     leaves = spec.leaves[spec.form.span("y")]
     labels = structure.labels("y")
-    for index, loss in enumerate(_losses(model, names, structure.count)):
+    for index, loss in enumerate(losses_of(model, names, structure.count)):
         position = index
         if structure.names is not None and index < len(names) and names[index] in structure.names:
             position = structure.names.index(names[index])
@@ -38,8 +38,9 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
             _check(labels[position], loss, leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
 
 
-def _losses(model: keras.Model, names: list[str], count: int) -> list[Any]:
-    loss = model.loss
+def losses_of(model: keras.Model, names: list[str], count: int) -> list[Any]:
+    """The loss of each output that a model was compiled with; ``None`` where there is none."""
+    loss = model.loss if model.compiled else None
     if isinstance(loss, dict):
         return [loss.get(name) for name in names] if names else [None] * count
     if isinstance(loss, (list, tuple)):

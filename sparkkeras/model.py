@@ -226,7 +226,7 @@ def schema_of(model: keras.Model) -> Schema:
     names = _output_names(model)
     if len(names) == len(outputs):
         outputs = tuple(replace(slot, name=name) for name, slot in zip(names, outputs, strict=True))
-    named = isinstance(getattr(_functional(model), "_outputs_struct", None), dict)
+    named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
     return Schema(inputs, outputs, floatx(), named)
 
 
@@ -234,7 +234,7 @@ def _output_names(model: keras.Model) -> list[str]:
     """What Keras calls the outputs: the keys of a dict of them, else the layers that they come from, numbered where two
     come from one.
     """
-    functional = _functional(model)
+    functional = graph_of(model)
     structure = getattr(functional, "_outputs_struct", None)
     if isinstance(structure, dict):
         return sorted(structure)
@@ -243,7 +243,8 @@ def _output_names(model: keras.Model) -> list[str]:
     return [f"{name}_{number}" if number else name for name, number in zip(given, before, strict=True)]
 
 
-def _functional(model: keras.Model) -> Any:
+def graph_of(model: keras.Model) -> Any:
+    """What knows the structure of a model's inputs and outputs."""
     return getattr(model, "_functional", None) or model  # a Sequential has one inside
 
 
@@ -292,8 +293,7 @@ class ModelArchive:
     def _pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> ModelArchive:
         code = custom_code.code_of(model)
         config = _config(model)
-        needed = custom_code.custom_objects(code, _strings(config), _bare_names(model))
-        objects = {**needed, **(custom_objects or {})}
+        objects = _custom_objects(model, code, config, custom_objects)
         custom = ByValue.dump(objects, "the model's custom code")
         key = _fingerprint(model, config, custom)
         if key not in _packed:
@@ -361,8 +361,49 @@ def save_bytes(model: keras.Model) -> bytes:
         return path.read_bytes()
 
 
-def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
-    """A model out of the bytes of a ``.keras`` archive.
+def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+    """A copy of a built model for this process, with weights of its own. It is not compiled.
+
+    Raises:
+        CustomObjectError: Some of its code would load as something else, or not at all.
+        ModelError: It cannot be saved and loaded for another reason.
+    """
+    code = custom_code.code_of(model)
+    objects = _custom_objects(model, code, _config(model), custom_objects)
+    copied = load_bytes(save_bytes(model), objects, safe_mode=False, compiled=False)
+    custom_code.check_same_code(code, custom_code.code_of(copied))
+    _verify_weights(model, copied)
+    return copied
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
+    """Losses and metrics that a model was compiled with, as JSON knows them; ``None`` where it was not."""
+    config = model.get_compile_config() if model.compiled else None
+    return None if config is None else {name: config.get(name) for name in _JUDGING}
+
+
+def compile_to_judge(
+    model: keras.Model, given: Mapping[str, Any] | None, custom_objects: Mapping[str, Any], *, safe_mode: bool
+) -> None:
+    """Compile a model that is not to be trained with what `compile_arguments` gave of another one.
+
+    Raises:
+        ModelError: Custom code is missing, or there is a Python lambda and ``safe_mode`` is on.
+    """
+    try:
+        arguments = keras.saving.deserialize_keras_object(
+            dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
+        )
+    except Exception as error:
+        raise _load_error(error) from error
+    model.compile("sgd", **arguments)  # without an optimizer Keras saves it, and cannot load it
+
+
+_JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")
+
+
+def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, compiled: bool = True) -> keras.Model:
+    """A model out of the bytes of a ``.keras`` archive; with ``compiled=False`` without its compile arguments.
 
     Raises:
         CustomObjectError: Custom code is missing.
@@ -371,15 +412,15 @@ def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: boo
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
-        return _load(path, custom_objects, safe_mode=safe_mode)
+        return _load(path, custom_objects, safe_mode=safe_mode, compiled=compiled)
 
 
-def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, compiled: bool = True) -> keras.Model:
     try:
         with warnings.catch_warnings():
             # An optimizer that had not made a step when it was saved has no slots to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
-            return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+            return keras.saving.load_model(path, dict(custom_objects), compile=compiled, safe_mode=safe_mode)
     except Exception as error:
         raise _load_error(error) from error
 
@@ -405,17 +446,21 @@ def _load_error(error: Exception) -> ModelError:
 
 def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
     custom_code.check_same_code(code, custom_code.code_of(loaded))
+    _verify_weights(model, loaded)
+    if _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded)):
+        raise ModelError(
+            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
+            "frozen or unfrozen, or added, after compile. Call model.compile(...) again."
+        )
+
+
+def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
     mine, other = weight_variables(model), weight_variables(loaded) if loaded.built else []
     if [tuple(weight.shape) for weight in mine] != [tuple(weight.shape) for weight in other]:
         raise ModelError(
             f"the model {model.name!r} has {len(mine)} weights, but a saved copy of it loads with {len(other)}, or with "
             "other shapes: a custom layer must create its weights in __init__ or build(), from the arguments that its "
             "get_config returns."
-        )
-    if _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded)):
-        raise ModelError(
-            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
-            "frozen or unfrozen, or added, after compile. Call model.compile(...) again."
         )
     for before, after in zip(mine, other, strict=True):
         if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
@@ -479,6 +524,17 @@ def _config(model: keras.Model) -> Any:
                 f"the model {model.name!r} cannot be saved, which is how it travels: {error} Losses and metrics must be "
                 "functions made with def, or Keras objects with a get_config."
             ) from error
+
+
+def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The custom classes and functions that a model needs, by the names that Keras looks them up by; see `copy_of`."""
+    return _custom_objects(model, custom_code.code_of(model), _config(model), custom_objects)
+
+
+def _custom_objects(
+    model: keras.Model, code: Mapping[str, Any], config: Any, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    return {**custom_code.custom_objects(code, _strings(config), _bare_names(model)), **(given or {})}
 
 
 def _bare_names(model: keras.Model) -> set[str]:

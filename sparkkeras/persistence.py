@@ -1,7 +1,7 @@
-"""A trained model with its SparkModel's settings as one ``.keras`` archive.
+"""A trained model with its SparkModel's settings as one ``.keras`` archive, and several models as one file.
 
 Keras ignores the two members that are added to its own: ``sparkkeras.json``, the settings, and ``sparkkeras.npz``, what
-the update rule remembers.
+the update rule remembers. An ensemble is a zip of ``ensemble.json`` and a ``.keras`` archive for each member.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +22,9 @@ from sparkkeras.parameter.rules import State
 
 _SETTINGS = "sparkkeras.json"
 _RULE_STATE = "sparkkeras.npz"
+_ENSEMBLE = "ensemble.json"
 _FORMAT = 1
+_LATER = "the file was written by a later version of sparkkeras: upgrade to read it."
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, KeyError, EOFError, RuntimeError)
 
 
@@ -55,8 +57,59 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
             f"the file is no .keras archive: it may be damaged, or of another format ({type(error).__name__}: {error})."
         ) from error
     if settings.pop("format", _FORMAT) > _FORMAT:
-        raise ModelError("the file was written by a later version of sparkkeras: upgrade to read it.")
+        raise ModelError(_LATER)
     return load_bytes(data, custom_objects, safe_mode=safe_mode), settings, state
+
+
+def pack_ensemble(models: Sequence[keras.Model], settings: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with several models. ``settings`` is what JSON can hold."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(_ENSEMBLE, json.dumps({"format": _FORMAT, "members": len(models), **settings}, indent=1))
+        for number, model in enumerate(models):
+            archive.writestr(_member(number), save_bytes(model))
+    return buffer.getvalue()
+
+
+def unpack_ensemble(
+    data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool
+) -> tuple[list[keras.Model], dict[str, Any]]:
+    """The models and the settings.
+
+    Raises:
+        ModelError: It is no such file, or one of a later format, or a model does not load.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = archive.namelist()
+            settings: dict[str, Any] = json.loads(archive.read(_ENSEMBLE)) if _ENSEMBLE in names else {}
+            later = settings.pop("format", _FORMAT) > _FORMAT
+            count = 0 if later else settings.pop("members", 0)
+            members = [archive.read(_member(number)) for number in range(count)]
+    except (*_DAMAGED, AttributeError, TypeError, OSError) as error:
+        raise ModelError(
+            f"the file holds no ensemble: it may be damaged, or of another format ({type(error).__name__}: {error})."
+        ) from error
+    if later:
+        raise ModelError(_LATER)
+    if not members:
+        told = (
+            "it is a single model: load it with load_spark_model or keras.saving.load_model."
+            if "metadata.json" in names
+            else f"it has no {_ENSEMBLE} with members. Give what EnsembleModel.save wrote."
+        )
+        raise ModelError(f"the file holds no ensemble: {told}")
+    loaded = []
+    for number, member in enumerate(members):
+        try:
+            loaded.append(load_bytes(member, custom_objects, safe_mode=safe_mode))
+        except ModelError as error:
+            raise type(error)(f"member {number}: {error}") from error
+    return loaded, settings
+
+
+def _member(number: int) -> str:
+    return f"member-{number}.keras"
 
 
 def _state(stored: bytes) -> State:

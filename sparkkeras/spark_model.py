@@ -253,14 +253,8 @@ class SparkModel:
                 server=Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions()),
                 histories=self.training_histories,
             )
-            progress = Progress(1 if verbose == "auto" else verbose, epochs, job.num_workers)
-            driver_callbacks = DriverCallbacks(given, self.model, epochs, job.batches, progress)
             self._fits += 1
-            try:
-                make_strategy(self.mode).fit(job, stored, driver_callbacks)
-            finally:
-                self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
-        return driver_callbacks.history
+            return self._train(job, stored, given, 1 if verbose == "auto" else verbose)
 
     @known_arguments
     def evaluate(
@@ -307,12 +301,7 @@ class SparkModel:
         reader = Reader(models.schema_of(self.model), True, on_nan)
         named = _named(data, reader, sample_weight, features, label, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
-        archive = self._archive()
-        with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader, named))
-            shared = stack.enter_context(dataset.share(archive))
-            state = stack.enter_context(dataset.share(ModelState.take(self.model)))
-            found = inference.evaluate(dataset, shared, state, options)
+        found = self._evaluated(data, block, reader, named, options)
         if found is None:
             raise DataError("there are no rows to evaluate: the data is empty.")
         self._check_data(found.spec, found.labels, BatchOptions(options.batch_size))
@@ -378,17 +367,10 @@ class SparkModel:
         block = read_on_driver(data, None, None, reader)
         if block is not None:
             self._check_features(block.spec, options)
-        archive = self._archive()
-        state = ModelWeights.take(self.model)
         if not collect:
-            return inference.lazily(data, block, self._cluster(data), reader, archive, state, options)
-        with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader, None))
-            shared = stack.enter_context(dataset.share(archive))
-            shared_state = stack.enter_context(dataset.share(state))
-            how = stack.enter_context(dataset.share(options))
-            task = inference.PredictTask(shared, shared_state, how, reader.schema)
-            return inference.concatenated(dataset.run(task).collect(), self.model)
+            archive, weights = self._archive(), ModelWeights.take(self.model)
+            return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
+        return inference.concatenated(self._predicted(data, block, reader, options), self.model)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the model with its optimizer and this SparkModel's settings as one ``.keras`` file.
@@ -431,6 +413,37 @@ class SparkModel:
                 "model.compile(optimizer=..., loss=...)."
             )
         check_optimizer(self.rule, self.model.optimizer)
+
+    def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
+        """Do what a call of `fit` asks for, once all is checked and the rows are stored."""
+        progress = Progress(verbose, job.epochs, job.num_workers)
+        driver_callbacks = DriverCallbacks(callbacks, self.model, job.epochs, job.batches, progress)
+        try:
+            make_strategy(self.mode).fit(job, stored, driver_callbacks)
+        finally:
+            self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
+        return driver_callbacks.history
+
+    def _evaluated(
+        self, data: Any, block: Block | None, reader: Reader, named: Named | None, options: BatchOptions
+    ) -> inference.Evaluated | None:
+        """What an evaluation of all rows finds; ``None`` where there are none."""
+        archive = self._archive()
+        with ExitStack() as stack:
+            dataset = stack.enter_context(self._dataset(data, block, reader, named))
+            shared = stack.enter_context(dataset.share(archive))
+            state = stack.enter_context(dataset.share(ModelState.take(self.model)))
+            return inference.evaluate(dataset, shared, state, options)
+
+    def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
+        """The predictions for all rows, some rows after others."""
+        archive = self._archive()
+        with ExitStack() as stack:
+            dataset = stack.enter_context(self._dataset(data, block, reader, None))
+            shared = stack.enter_context(dataset.share(archive))
+            state = stack.enter_context(dataset.share(ModelWeights.take(self.model)))
+            how = stack.enter_context(dataset.share(options))
+            return dataset.run(inference.PredictTask(shared, state, how, reader.schema)).collect()
 
     def _cluster(self, data: Any) -> AnyCluster:
         return where_is(data, device.worker_environment)

@@ -70,6 +70,14 @@ class FitOptions(BatchOptions):
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Rows that ``fit`` validates on at the end of an epoch, as Keras does, and how they become batches."""
+
+    block: Block
+    options: BatchOptions
+
+
+@dataclass(frozen=True)
 class Stretch:
     """A stretch of one epoch: the batches in [first, last) of a worker's first ``rows`` rows."""
 
@@ -138,7 +146,7 @@ class Replica:
         seconds: How long its ``fit`` took.
         learning_rate: The optimizer's learning rate at the end.
         state: Weights and optimizer slots at the end.
-        metrics: The state of the metrics over these rows.
+        metrics: The state of the metrics over these rows; nothing where ``fit`` went on to validate.
         logs: The figures of this worker alone.
         stopped: Whether a callback ended training.
     """
@@ -176,6 +184,7 @@ class LocalTrainer:
         *,
         callbacks: Sequence[Any] | None = None,
         exchange: Exchange | None = None,
+        held_out: HeldOut | None = None,
     ) -> Replica | None:
         """Go through a stretch of an epoch from ``state`` on; ``None`` where there are no rows in it.
 
@@ -186,6 +195,7 @@ class LocalTrainer:
             options: How.
             callbacks: Keras callbacks that live longer than this call, instead of new copies of those in ``options``.
             exchange: What couples this worker to others.
+            held_out: Rows to validate on, for figures ``val_...`` in the logs, which callbacks see too.
         """
         order = RowOrder(
             stretch.rows,
@@ -201,7 +211,7 @@ class LocalTrainer:
         def pieces() -> Iterator[Block]:
             _seed_globals(seed)
             for index in order.pieces(stretch.first, last, PIECE_BYTES):
-                yield _weighted(device.given_away(_transformed(block[index], options)), options.class_weight)
+                yield _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
 
         seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
         started = time.perf_counter()
@@ -216,9 +226,10 @@ class LocalTrainer:
         end = _end_of_epoch(model)
         coupled = [] if exchange is None else [_exchanging(exchange, stretch.first, last, stretch.rows, options.batch_size)]
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
-        with device.feed(spec, options.batch_size, pieces) as batches:
+        with device.feed(spec, options.batch_size, pieces) as batches, self._validating(held_out) as validation_batches:
             history = model.fit(
                 batches,
+                validation_data=validation_batches,
                 initial_epoch=stretch.epoch,
                 epochs=stretch.epoch + 1,
                 callbacks=[*callbacks, *coupled, end],
@@ -236,7 +247,7 @@ class LocalTrainer:
             seconds=time.perf_counter() - started,
             learning_rate=models.learning_rate(model),
             state=end.state,
-            metrics=metrics.take(model),
+            metrics=metrics.take(model) if held_out is None else (),
             logs={name: values[-1] for name, values in history.history.items()},
             stopped=bool(model.stop_training),
         )
@@ -292,10 +303,23 @@ class LocalTrainer:
         if done:
             yield together(done)
 
+    @contextmanager
+    def _validating(self, held_out: HeldOut | None) -> Iterator[Any]:
+        if held_out is None:
+            yield None
+            return
+        block, options = held_out.block, held_out.options
+
+        def pieces() -> Iterator[Block]:
+            return map(device.given_away, self._pieces(iter((block,)), options))
+
+        with device.feed(next(pieces()).spec, options.batch_size, pieces, held_out=True) as batches, _streaming():
+            yield batches
+
     def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
         for block in blocks:
             for piece in block.pieces(PIECE_BYTES, options.batch_size):
-                yield _transformed(piece, options)
+                yield transformed(piece, options)
 
     def _model(self, sample: Block | None) -> Any:
         """The process's model; with its metrics made where ``sample`` says what rows look like."""
@@ -339,8 +363,8 @@ def _is_overridden(callback: Any, hook: str) -> bool:
     return not str(method.__module__).startswith("keras.")
 
 
-def _transformed(piece: Block, options: BatchOptions) -> Block:
-    """The piece after the transform, if there is one."""
+def transformed(piece: Block, options: BatchOptions) -> Block:
+    """The rows as the model takes them: after the transform, if there is one, which works on a copy."""
     if options.transform is None:
         return piece
     own = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place

@@ -42,6 +42,12 @@ CASES = {
         r"batch 2 +898 digits[^\n]*\n\nThe last batch once more",
         ["streaming.png"],
     ),
+    "search.py": (
+        ["--trials", "4", "--epochs", "3", "--members", "2"],
+        r"4/4 trials .*Model +\d+\.\d% of 397 unseen digits\nEnsemble +\d+\.\d%",
+        ["search.png", "ensemble.zip", "search/search.json"],
+    ),
+    "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 digits", []),
 }
 """For each example: what it is called with, what it says, and what it leaves in its output folder."""

@@ -17,6 +17,7 @@ FLOORS = {
     "weights": GROUND,
     "arguments": GROUND,
     "probe": GROUND,
+    "selection": GROUND,
     "data": TOOLS,
     "parameter": TOOLS,
     "cluster": TOOLS,
@@ -28,14 +29,19 @@ FLOORS = {
     "persistence": TOOLS,
     "remote": TOOLS,
     "storage": TOOLS,
+    "voting": TOOLS,
     "worker": WORKER,
     "callbacks": COORDINATION,
     "inference": COORDINATION,
     "job": COORDINATION,
     "scoring": COORDINATION,
     "strategy": COORDINATION,
+    "ensemble": FACES,
+    "hyperopt": FACES,
+    "members": FACES,
     "ml": FACES,
     "mllib_model": FACES,
+    "spark_ensemble": FACES,
     "spark_model": FACES,
     "sql": FACES,
     "__init__": FACES,
@@ -46,13 +52,15 @@ DOORS = {
     "cryptography": {"parameter"},
     "flask": {"parameter"},
     "google_crc32c": {"data"},
+    "hyperopt": {"hyperopt"},
+    "matplotlib": {"hyperopt"},
     "pandas": set(),
     "PIL": {"data"},
     "pyarrow": {"data", "ml", "probe", "scoring"},
     "pyspark": {"cluster", "custom_code", "data", "ml", "remote"},
     "keras": {
-        "callbacks", "custom_code", "device", "inference", "job", "labels", "metrics", "ml", "model", "persistence",
-        "scoring", "spark_model", "sql", "strategy", "worker",
+        "callbacks", "custom_code", "device", "ensemble", "hyperopt", "inference", "job", "labels", "members", "metrics", "ml", "model",
+        "persistence", "scoring", "spark_ensemble", "spark_model", "sql", "strategy", "voting", "worker",
     },
     "tensorflow": {"device"},
     "torch": {"device"},
@@ -114,10 +122,11 @@ def test_the_public_names():
     assert set(sparkkeras.__all__) == {
         "AGN", "AsynchronousRule", "Average", "ClusterError", "ConfigurationError", "CustomObjectError",
         "DCASGD", "DataError", "DiLoCo", "DivergenceError", "Downpour", "DynSGD", "EAMSGD", "EASGD",
-        "ImageFeaturizer", "ModelError", "ParameterServerError", "ParameterServerOptions", "ParameterServerStats",
-        "SlowMo", "SparkKerasError", "SparkMLlibModel", "SparkModel", "StorageError", "UnknownArgumentError", "Update",
-        "UpdateRule", "Window", "WorkerError", "encode_label", "from_data_frame", "from_labeled_point", "from_matrix",
-        "from_vector", "image_loader", "keras_udf", "load_spark_model", "load_tfrecords", "lp_to_simple_rdd",
+        "EnsembleModel", "ImageFeaturizer", "ModelError", "ParameterServerError", "ParameterServerOptions",
+        "ParameterServerStats", "SearchError", "SlowMo", "SparkEnsemble", "SparkKerasError", "SparkMLlibModel", "SparkModel",
+        "StorageError", "UnknownArgumentError", "Update", "UpdateRule", "Window", "WorkerError", "encode_label", "from_data_frame", "from_labeled_point", "from_matrix",
+        "from_vector", "greedy_ensemble", "image_loader", "keras_udf", "load_ensemble_model", "load_spark_model",
+        "load_tfrecords", "lp_to_simple_rdd",
         "register_keras_udf", "save_as_tfrecords", "to_data_frame", "to_labeled_point", "to_matrix", "to_simple_rdd",
         "to_vector",
     }  # fmt: skip
@@ -127,9 +136,18 @@ def test_the_public_names():
 
 def test_reading_data_does_not_load_keras():
     """A worker that only reads rows must not pay for the backend's import."""
+    code = "import sys, sparkkeras.data.rows, sparkkeras.data.arrays; print('keras' in sys.modules)"
+    assert _printed(code) == "False"
+
+
+def test_workers_of_a_search_do_not_need_hyperopt():
+    """It may not be there; the package is shipped without what it depends on."""
+    assert _printed("import sys, sparkkeras.hyperopt.running; print('hyperopt' in sys.modules)") == "False"
+
+
+def _printed(code):
     import subprocess
     import sys
 
-    code = "import sys, sparkkeras.data.rows, sparkkeras.data.arrays; print('keras' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
-    assert done.stdout.strip() == "False"
+    return done.stdout.strip()

@@ -202,6 +202,10 @@ class StoredDataset(Dataset, Protocol):
         """
         ...
 
+    def without_rows(self, count: int) -> Dataset:
+        """A dataset of ``count`` partitions that have no rows, for tasks that run where those of this one do."""
+        ...
+
 
 def common_spec(handles: Sequence[Handle]) -> BlockSpec | None:
     """The spec that all partitions with rows share; ``None`` where no partition has any.

@@ -143,6 +143,10 @@ class LocalDataset:
         """As `StoredDataset.everywhere`."""
         yield tuple(LocalRows(block) for block in self.blocks)
 
+    def without_rows(self, count: int) -> LocalDataset:
+        """As `StoredDataset.without_rows`."""
+        return LocalDataset((None,) * count)
+
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
         """The value itself."""

@@ -24,7 +24,17 @@ from sparkkeras import device
 from sparkkeras.cluster import Cluster
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import DriverAddress, FilesMissing, Rows, Running, Shared, StoredDataset, Task, TaskContext
+from sparkkeras.data.dataset import (
+    Dataset,
+    DriverAddress,
+    FilesMissing,
+    Rows,
+    Running,
+    Shared,
+    StoredDataset,
+    Task,
+    TaskContext,
+)
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 
@@ -187,13 +197,22 @@ class StoredSparkDataset:
         size = sum(handle.rows * handle.spec.row_bytes for handle in self.handles if handle.spec is not None)
         if self.max_result_bytes and size > self.max_result_bytes:
             raise ConfigurationError(
-                f"validation_data has {size / 1e9:.1f} GB, and in the asynchronous modes it goes through the driver to the "
-                f"workers, which spark.driver.maxResultSize limits to {self.max_result_bytes / 1e9:.1f} GB: give "
-                "validation_split=, whose rows are with the workers already, or a sample of the data, or raise the limit."
+                f"{size / 1e9:.1f} GB of rows are for all workers (validation_data in the asynchronous modes and for "
+                "ensembles; what members of an ensemble train on), so they go through the driver, which "
+                f"spark.driver.maxResultSize limits to {self.max_result_bytes / 1e9:.1f} GB: give validation_split= or "
+                'sampling="partition", whose rows are with the workers already, or a sample of the data, or raise the limit.'
             )
         found = self.run(Collect()).collect()
         with ExitStack() as stack:
-            yield tuple(BroadcastRows(stack.enter_context(self.share(block))) for block in found)
+            filled = iter(found)
+            yield tuple(
+                BroadcastRows(stack.enter_context(self.share(next(filled)))) if handle.rows else handle
+                for handle in self.handles
+            )
+
+    def without_rows(self, count: int) -> Dataset:
+        """As `StoredDataset.without_rows`."""
+        return SparkDataset(self.cluster, RddBlocks(self.cluster.context.parallelize([], count)))
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, over the files."""

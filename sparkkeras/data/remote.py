@@ -9,6 +9,7 @@ piece.
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from sparkkeras.data.arrays import even_slices
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
+from sparkkeras.data.dataset import Dataset, DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
 from sparkkeras.data.frame import BatchesToBlocks, Selection
 from sparkkeras.data.local import LocalShared
@@ -41,6 +42,11 @@ R = TypeVar("R")
 NO_DRIVER = (
     "asynchronous and hogwild training need a driver that executors can dial, and Spark Connect has none: use "
     'mode="synchronous", or run the script on the cluster itself (spark-submit).'
+)
+
+NO_COMMON_ROWS = (
+    "rows that all workers read go through the driver, and Spark Connect has none: give validation_split= instead of "
+    'validation_data=, train an ensemble with sampling="partition", or run the script on the cluster itself (spark-submit).'
 )
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -161,8 +167,12 @@ class StoredRemoteDataset:
         raise ConfigurationError(NO_DRIVER)
 
     def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
+        """There is no driver for them to go through."""
+        raise ConfigurationError(NO_COMMON_ROWS)
+
+    def without_rows(self, count: int) -> Dataset:
         """Nobody needs it here."""
-        raise ConfigurationError(NO_DRIVER)
+        raise ConfigurationError(NO_COMMON_ROWS)
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
@@ -181,7 +191,8 @@ class StoredRemoteDataset:
         """As `Dataset.run`, over the files."""
         cluster = self.source.cluster
         call = Told(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
-        shared = [value for value in vars(task).values() if isinstance(value, StoredShared)]
+        fields = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in vars(task).values())
+        shared = [value for value in fields if isinstance(value, StoredShared)]
         repair = functools.partial(self._repaired, call, shared)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 

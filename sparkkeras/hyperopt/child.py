@@ -61,7 +61,9 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
     patience = STOP_SECONDS
     try:
         while True:
-            if not connection.wait([ours, child.sentinel], every):
+            is_silent = not connection.wait([ours, child.sentinel], every)
+            # A process that the child left behind holds its ends of both, so its death does not show there.
+            if is_silent and child.is_alive():
                 if not beat():
                     patience -= every
                 if patience <= 0:
@@ -79,7 +81,9 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
                 return done
             if kind == "raised":
                 raise told
-            ours.send(answer(told))
+            said = answer(told)
+            with suppress(ConnectionError):  # it may have died meanwhile, which shows next
+                ours.send(said)
     finally:
         ours.close()
         if child.is_alive():
@@ -107,6 +111,9 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
         message = ("done", work(ask))
     except BaseException as error:
         message = ("raised", error)
+    for stream in (sys.stdout, sys.stderr):  # before the last word, since the worker waits for nothing behind it
+        with suppress(Exception):
+            stream.flush()
     with suppress(ConnectionError):
         try:
             pipe.send(message)
@@ -114,8 +121,6 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
             raise
         except Exception as error:  # it cannot be pickled
             pipe.send(("raised", TypeError(f"what came of it cannot leave its process: {type(error).__name__}: {error}")))
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)  # what the person's code left running is not waited for
 
 
@@ -139,6 +144,7 @@ def _let_go_of_sockets(own: int) -> None:
 
 def _cause(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        name = signal.Signals(-exitcode).name
+        known = {each.value: each.name for each in signal.Signals}
+        name = known.get(-exitcode, f"signal {-exitcode}")
         return f"its process was killed by {name}" + (" (perhaps for its memory)" if name == "SIGKILL" else "")
     return f"its process ended with the exit code {exitcode}"

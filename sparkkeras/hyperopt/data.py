@@ -17,8 +17,8 @@ SIDES = ("x", "y", "sample_weight", "validation_data")
 """What a dict of data may have: these arguments of ``keras.Model.fit``."""
 
 EXPECTED = (
-    "(x, y) or (x, y, sample_weight) of arrays; a dict of these and validation_data; an RDD or a DataFrame; or a function that "
-    "returns one of the first two"
+    "(x, y) or (x, y, sample_weight) of arrays; a dict of these and validation_data; an RDD or a DataFrame; or a function "
+    "that returns one of the first two"
 )
 
 
@@ -46,9 +46,9 @@ def collected(data: Any, cluster: AnyCluster, named: Named) -> tuple[Any, ...]:
             if "maxResultSize" not in str(error):
                 raise
             raise ConfigurationError(
-                "the data of a search goes through the driver to every worker, since every trial trains on all of it, and this "
-                f"is more than spark.driver.maxResultSize allows ({dataset.max_result_bytes / 1e9:.1f} GB): search on a sample, "
-                "raise the limit, or give a function that reads the data on the workers."
+                "the data of a search goes through the driver to every worker, since every trial trains on all of it, and "
+                f"this is more than spark.driver.maxResultSize allows ({dataset.max_result_bytes / 1e9:.1f} GB): search on "
+                "a sample, raise the limit, or give a function that reads the data on the workers."
             ) from error
     if not blocks:
         raise DataError("the data has no rows.")

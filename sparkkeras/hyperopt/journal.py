@@ -76,8 +76,8 @@ class Journal:
         return self._json(_SEARCH) if _SEARCH in storage.names_in(self.folder) else {}
 
     def wants(self, value: float) -> bool:
-        """Whether the model of a trial with this value would be kept."""
-        return self._keep is None or sum(kept <= self._sign * value for kept in self._kept.values()) < self._keep
+        """Whether the model of a trial with this value may have to be kept; of equal ones that of the earlier trial is."""
+        return self._keep is None or sum(kept < self._sign * value for kept in self._kept.values()) < self._keep
 
     def draft(self, lease: int) -> Path:
         """Where the model of a trial is put together on this machine, piece by piece."""
@@ -120,23 +120,29 @@ class Journal:
         if other:
             raise ConfigurationError(
                 f"save_to={self.folder!r} holds another search: its {' and '.join(other)} differ"
-                f"{'s' if len(other) == 1 else ''} ({before.get(other[0])!r} there, {told[other[0]]!r} now). Go on with the same "
-                "arguments, or give another folder."
+                f"{'s' if len(other) == 1 else ''} ({before.get(other[0])!r} there, {told[other[0]]!r} now). Go on with the "
+                "same arguments, or give another folder."
             )
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
         told = self._json(f"trials/{name}")
+        if not {"number", "status", "chosen", "losses"} <= told.keys():
+            raise self._damaged(f"trials/{name}", "it is no trial")
         known = {field.name for field in dataclasses.fields(Trial)}
         made = {"params": params(told["chosen"]), "losses": tuple(told["losses"])}
         return Trial(**{**{key: told[key] for key in told if key in known}, **made})
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = f"{self.folder}/{name}"
         try:
-            told: dict[str, Any] = json.loads(storage.read_bytes(path))
+            told = json.loads(storage.read_bytes(f"{self.folder}/{name}"))
         except ValueError as error:
-            raise StorageError(f"{path!r} is damaged ({error}): remove it to go on without it.") from error
+            raise self._damaged(name, str(error)) from error
+        if not isinstance(told, dict):
+            raise self._damaged(name, "it is no dict")
         return told
+
+    def _damaged(self, name: str, how: str) -> StorageError:
+        return StorageError(f"{self.folder + '/' + name!r} is damaged ({how}): remove it to go on without it.")
 
     def _find_models(self, trials: Sequence[Trial]) -> None:
         """Learn which models are here, and remove those that nobody would ask for."""

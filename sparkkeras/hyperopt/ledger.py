@@ -159,12 +159,12 @@ class TrialLedger:
             self._look_at_limits()
             if self.reason:
                 return None
-            number = self._lost()
-            if number is not None:
-                trial = self._state.running[number]
+            lost = self._lost()
+            if lost is not None:
+                trial = self._state.running[lost.number]
                 if trial.attempts < ATTEMPTS:
                     return self._lend(replace(trial, worker=worker, attempts=trial.attempts + 1, losses=(), error=""))
-                self._give_up(trial)
+                self._give_up(trial, lost.started)
                 return self.ask(worker)
             new = self._new(worker) if self._has_more() else None
             return None if new is None else self._lend(new)
@@ -253,9 +253,9 @@ class TrialLedger:
     def end_running(self) -> None:
         """The search is over and there are no workers any more: trials that were out end where they are."""
         with self._lock:
-            for trial in list(self._state.running.values()):
-                self._drop_leases(trial)
-                self._end(replace(trial, status=STOPPED), self._clock())
+            for lease, held in list(self._state.leases.items()):
+                del self._state.leases[lease]
+                self._end(replace(self._state.running[held.number], status=STOPPED), held.started)
 
     def stop(self, reason: str) -> None:
         """Give no more trials out, and have those that run end."""
@@ -306,23 +306,19 @@ class TrialLedger:
         held.expires, held.doubted = self._clock() + self._limits.lease_seconds, False
         return held
 
-    def _lost(self) -> int | None:
-        """A trial whose worker is lost, which it is from now on; the one that was given out first."""
+    def _lost(self) -> _Lease | None:
+        """The lease of a trial whose worker is lost, which it is from now on; of the one that was given out first."""
         now = self._clock()
         for lease, held in sorted(self._state.leases.items(), key=lambda item: item[1].number):
             if held.doubted or held.expires < now:
                 del self._state.leases[lease]
-                return held.number
+                return held
         return None
 
-    def _give_up(self, trial: Trial) -> None:
-        self._drop_leases(trial)
+    def _give_up(self, trial: Trial, started: float) -> None:
         cause = trial.error or "the process was killed (perhaps for its memory), or its machine went away"
         error = f"its worker was lost {trial.attempts} times, at last since {cause}"
-        self._end(replace(trial, status=FAILED, error=error), self._clock())
-
-    def _drop_leases(self, trial: Trial) -> None:
-        self._state.leases = {lease: held for lease, held in self._state.leases.items() if held.number != trial.number}
+        self._end(replace(trial, status=FAILED, error=error), started)
 
     def _end(self, trial: Trial, started: float) -> None:
         """Note what came of a trial. One that was stopped has the value of the best epoch that was reported."""
@@ -353,4 +349,3 @@ class TrialLedger:
             self.stop(f"a value is as good as loss_threshold={enough:g}")
         elif limits.max_failures is not None and failed > limits.max_failures:
             self.stop(f"more failed trials than max_failures={limits.max_failures}")
-

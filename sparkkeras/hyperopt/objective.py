@@ -103,7 +103,7 @@ class Call:
         return Outcome(
             reporter.status,
             value,
-            reporter.best_epoch,
+            reporter.best_epoch if reporter.best == value else None,
             reporter.history,
             extra=extra,
             model=b"" if model is None else _packed_model(model),

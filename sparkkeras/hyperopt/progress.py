@@ -107,9 +107,9 @@ class SearchProgress:
 
 def table(trials: Sequence[Trial], metric: str) -> str:
     """Trials as lines of text."""
-    rows = [["trial", metric, "status", "epochs", "time", "parameters"]]
+    rows = [["trial", metric, "status", "best/epochs", "time", "parameters"]]
     for trial in trials:
-        epochs = "" if not trial.epochs else f"{trial.best_epoch}/{trial.epochs}"
+        epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
         value = "" if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), value, trial.status, epochs, duration(trial.seconds), told_params(trial.params)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -127,7 +127,7 @@ def told_params(params: Any) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in words: ``3.2s``, ``4m 05s``, ``2h 10m``."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"

@@ -18,7 +18,7 @@ Losses = Sequence[float]
 
 @runtime_checkable
 class Pruner(Protocol):
-    """Decides after each epoch of a trial whether it shall go on. It remembers nothing, and is called by one thread at a time."""
+    """Decides after each epoch of a trial whether it shall go on. It is called by one thread at a time."""
 
     def should_prune(self, losses: Losses, others: Sequence[Losses]) -> bool:
         """Whether to end a trial.

@@ -51,8 +51,13 @@ class Reporter:
         for name, value in figures.items():
             self.history.setdefault(name, []).append(float(value))
 
-    def take(self, value: float) -> bool:
-        """Take the value of one more epoch; whether it is the best so far. `should_end` says how to go on."""
+    def take(self, value: float, is_last: bool = False) -> bool:
+        """Take the value of one more epoch; whether it is the best so far. `should_end` says how to go on.
+
+        Args:
+            value: The value.
+            is_last: Whether this was the last epoch in any case, so that there is nothing to be pruned.
+        """
         self._epochs += 1
         value = float(value)
         if not np.isfinite(value):
@@ -62,7 +67,7 @@ class Reporter:
         if is_best:
             self.best, self.best_epoch = value, self._epochs
         told = self._tell(self._sign * value)
-        if told != GO_ON:
+        if told != GO_ON and not is_last:
             self.status = PRUNED if told == PRUNE else STOPPED
         return is_best
 
@@ -107,14 +112,15 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         metric: Which, as in the logs of ``fit``.
+        validation_freq: As ``fit`` has it: epochs without validation have no such figure, and are passed over.
 
     Attributes:
         best_weights: The weights of the best epoch.
     """
 
-    def __init__(self, metric: str = "val_loss") -> None:
+    def __init__(self, metric: str = "val_loss", validation_freq: int | Collection[int] = 1) -> None:
         super().__init__()
-        self._metric = metric
+        self._metric, self._validation_freq = metric, validation_freq
         self.best_weights: list[Array] | None = None
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -124,13 +130,17 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         logs = logs or {}
         current.log(logs)
         if self._metric not in logs:
-            if self._metric.startswith("val_") and any(name.startswith("val_") for name in current.history):
-                return  # validation_freq
+            if self._metric.startswith("val_") and (self._metric in current.history or not self._is_validated(epoch + 1)):
+                return
             raise SearchMistakeError(unknown_metric(self._metric, logs))
-        if current.take(float(logs[self._metric])):
+        if current.take(float(logs[self._metric]), is_last=epoch + 1 >= self.params.get("epochs", 0) > 0):
             self.best_weights = [np.array(weight) for weight in self.model.get_weights()]
         if current.should_end:
             self.model.stop_training = True
+
+    def _is_validated(self, epoch: int) -> bool:
+        often = self._validation_freq
+        return epoch % often == 0 if isinstance(often, int) else epoch in often
 
 
 def unknown_metric(metric: str, logs: Collection[str]) -> str:

@@ -22,10 +22,10 @@ from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
 from sparkkeras.hyperopt.data import fit_data
+from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
-from sparkkeras.hyperopt.space import decode
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.parameter.transport import Address
 
@@ -135,8 +135,9 @@ def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Load
         return
     if work.in_children and not device.is_untouched():
         raise ClusterError(
-            "the backend of Keras has been used in a worker process of the search before its first trial, by what the data or "
-            "the space holds: a trial could not have a process of its own. Give arrays of NumPy, or a function that reads them."
+            "the backend of Keras has been used in a worker process of the search before its first trial, by what the data "
+            "or the space holds: a trial could not have a process of its own. Give arrays of NumPy, or a function that "
+            "reads them."
         )
     seed = (work.seed * 1_000_003 + assignment.number) % 2**32
     run = run_in_child if work.in_children else run_here

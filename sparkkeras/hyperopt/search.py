@@ -48,13 +48,13 @@ _MAXIMIZED = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "
 class HyperParamModel:
     """Searches hyper-parameters on the workers of a Spark cluster.
 
-    Workers stay in one Spark job. Each asks for the next trial as soon as it is free, and what it gets is suggested then, from
-    all trials that have ended so far. Every trial has a process of its own.
+    Workers stay in one Spark job. Each asks for the next trial as soon as it is free, and what it gets is suggested then,
+    from all trials that have ended so far. Every trial has a process of its own.
 
     Args:
         sc: A SparkContext or a SparkSession; ``None`` takes the active one, or starts one on this machine.
-        num_workers: How many trials run at the same time, at most one for each free slot. ``None``: that many. A trial has as
-            many cores and GPUs as a Spark task (``spark.task.cpus``, ``spark.task.resource.gpu.amount``).
+        num_workers: How many trials run at the same time, at most one for each free slot. ``None``: that many. A trial has
+            as many cores and GPUs as a Spark task (``spark.task.cpus``, ``spark.task.resource.gpu.amount``).
         transport: How workers talk to the driver: ``"socket"``, which notices a lost worker at once, or ``"http"``.
         port: The driver's port; 0 takes any that is free.
         server_options: Further settings of what listens on the driver: ``host``, ``bind``, ``encrypt``, ``timeout`` and
@@ -156,8 +156,8 @@ class HyperParamModel:
             space: What to choose from: a dict of ``hyperopt.hp`` expressions, or any other expression of hyperopt's.
             max_evals: So many trials altogether, failed and pruned ones included; ``None``: until the timeout.
             objective: Instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with ``loss``,
-                ``status`` and, to have it kept, ``model``. It may call `report` after each epoch, or give `ReportCallback` to
-                its ``fit``.
+                ``status`` and, to have it kept, ``model``. It may call `report` after each epoch, or give `ReportCallback`
+                to its ``fit``.
             epochs: Epochs of each trial.
             batch_size: Rows in a batch.
             metric: What to optimize: a figure of ``fit``, at its best epoch.
@@ -173,11 +173,11 @@ class HyperParamModel:
             pruner: Ends hopeless trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one with other
                 settings, or an object of your own with their method.
             seed: With the same seed and one worker a search has the same trials. ``None`` draws one.
-            timeout: Seconds after which no trial begins, and those that run are stopped at the end of their epoch (after 10 s
-                at the latest).
+            timeout: Seconds after which no trial begins, and those that run are stopped at the end of their epoch (after 10
+                s at the latest).
             loss_threshold: The search ends with the first trial whose value is at least as good as this.
-            early_stop_fn: As in ``hyperopt.fmin``, such as ``no_progress_loss(20)`` of ``hyperopt.early_stop``; called with the
-                trials that have ended.
+            early_stop_fn: As in ``hyperopt.fmin``, such as ``no_progress_loss(20)`` of ``hyperopt.early_stop``; called with
+                the trials that have ended.
             max_failures: The search fails if more trials than this do. ``None``: if all do.
             save_to: A folder (any path that Spark reaches) that holds every trial that has ended. Called again with it, the
                 search goes on there, and repeats nothing.
@@ -199,6 +199,7 @@ class HyperParamModel:
         if (model is None) == (objective is None):
             raise ConfigurationError("give one of model= (a function that builds models) and objective= (one that trains).")
         _check_function("model" if objective is None else "objective", model or objective)
+        algorithm, searched = make_algorithm(algo), Space(space)
         sign = _sign(metric if objective is None else "loss", mode)
         limits = Limits(
             max_evals=arguments.optional_number("max_evals", max_evals),
@@ -207,12 +208,11 @@ class HyperParamModel:
             timeout=_positive("timeout", timeout),
             loss_threshold=_finite("loss_threshold", loss_threshold),
             max_failures=arguments.optional_number("max_failures", max_failures, low=0),
-            early_stop=None if early_stop_fn is None else _early_stop(early_stop_fn, sign),
+            early_stop=None if early_stop_fn is None else _early_stop(early_stop_fn, sign, searched),
             lease_seconds=self._server.options.lease_seconds,
         )
         if max_evals is None and timeout is None:
             raise ConfigurationError("give max_evals=, the number of trials, or timeout=, in seconds, or both.")
-        algorithm, searched = make_algorithm(algo), Space(space)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         keep = None if keep_models == "all" else arguments.whole_number("keep_models", keep_models, low=0)
         arguments.optional_number("seed", seed, low=0)
@@ -424,21 +424,21 @@ class HyperParamModel:
             model(keras.tree.map_structure(lambda array: array[:1], self._sample))
         if not model.built:
             raise ModelError(
-                f"the model {model.name!r} of trial {trial.number} is not built, so its weights have no place: begin it with "
-                "keras.Input(shape)."
+                f"the model {model.name!r} of trial {trial.number} is not built, so its weights have no place: begin it "
+                "with keras.Input(shape)."
             )
         shapes, found = [weight.shape for weight in weights], [tuple(weight.shape) for weight in model.weights]
         if shapes != found:
             raise ModelError(
-                f"trial {trial.number} trained weights of the shapes {shapes}, but the function that builds models gives a model "
-                f"with {found} for the same hyper-parameters now: it must depend on these alone."
+                f"trial {trial.number} trained weights of the shapes {shapes}, but the function that builds models gives a "
+                f"model with {found} for the same hyper-parameters now: it must depend on these alone."
             )
         model.set_weights(weights)
         return model
 
 
 def _search_environment(cores: int) -> Mapping[str, str]:
-    """Workers of a search are processes that never train in themselves, so they are not those that `SparkModel` trains in."""
+    """Workers of a search run nothing on the backend themselves, so they are not those that `SparkModel` trains in."""
     return {**device.worker_environment(cores), "SPARKKERAS_SEARCH": "1"}
 
 
@@ -447,8 +447,8 @@ def _context_of(sc: Any) -> Any:
         return sc
     if type(sc).__module__.startswith("pyspark.sql.connect"):
         raise ClusterError(
-            "a search needs a SparkContext: its workers ask the driver for trials, and behind Spark Connect they cannot reach "
-            "this process. Run it where the driver is."
+            "a search needs a SparkContext: its workers ask the driver for trials, and behind Spark Connect they cannot "
+            "reach this process. Run it where the driver is."
         )
     if hasattr(sc, "sparkContext"):
         return sc.sparkContext
@@ -488,12 +488,13 @@ def _finite(name: str, value: float | None) -> float | None:
     return value
 
 
-def _early_stop(function: Callable[..., Any], sign: float) -> Callable[[Sequence[Trial]], bool]:
+def _early_stop(function: Callable[..., Any], sign: float, space: Space) -> Callable[[Sequence[Trial]], bool]:
     """A stop function of hyperopt's kind, which hands its arguments on from call to call."""
     handed_on: list[Any] = []
 
     def stop(trials: Sequence[Trial]) -> bool:
-        said, handed_on[:] = function(history_of([trial for trial in trials if trial.value is not None], sign), *handed_on)
+        valued = [trial for trial in trials if trial.value is not None]
+        said, handed_on[:] = function(history_of(valued, sign, space.labels), *handed_on) if valued else (False, handed_on)
         return bool(said)
 
     return stop

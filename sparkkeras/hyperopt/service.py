@@ -12,8 +12,8 @@ call        asks                                                        body the
 `lose`      to give the trial out again: its process is gone
 ==========  ==========================================================  =================================================
 
-They travel as those of the parameter server do (`sparkkeras.parameter.transport`). All but `ask` may be repeated without harm;
-a trial that was given out to nobody, since the answer to `ask` was lost, runs out and is given out again.
+They travel as those of the parameter server do (`sparkkeras.parameter.transport`). All but `ask` may be repeated without
+harm; a trial that was given out to nobody, since the answer to `ask` was lost, runs out and is given out again.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class SearchClient:
         except TransportError as error:
             raise ParameterServerError(
                 f"{self._worker} has had no answer from the search on the driver at {self._address.told} for "
-                f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise look at the network between "
-                "them, or raise ParameterServerOptions(timeout=...)."
+                f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise look at the network "
+                "between them, or raise ParameterServerOptions(timeout=...)."
             ) from error
         except RefusedError as error:
             if error.kind == LEASE_LOST:

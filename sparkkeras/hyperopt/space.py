@@ -1,8 +1,6 @@
 """The search space, and what to try next: the door to the hyperopt library.
 
-What an algorithm chooses is a number for each label; what a trial gets is what the space makes of them. That may hold any
-object of the person's, and nothing is pickled on the wire, so objects travel beforehand, with the task, and an assignment
-names them by their place among these.
+What an algorithm chooses is a number for each label; what a trial gets is what the space makes of them.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 from hyperopt import anneal, base, exceptions, pyll, rand, tpe
 
 from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.hyperopt.encoding import PLAIN, encode
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
 
 Algorithm = Callable[..., Any]
@@ -56,7 +55,14 @@ class Space:
 
     def __init__(self, space: Any) -> None:
         try:
+            if not any(node.name == "hyperopt_param" for node in pyll.dfs(pyll.as_apply(space))):
+                raise ConfigurationError(
+                    f"space={space!r} leaves nothing to choose: a list of values is hp.choice(label, values), a range is "
+                    "hp.uniform(label, low, high)."
+                )
             self._domain = base.Domain(None, space, pass_expr_memo_ctrl=False)
+        except ConfigurationError:
+            raise
         except exceptions.DuplicateLabel as error:
             raise ConfigurationError(
                 f"space: the label {error} is used twice; give each hyper-parameter its own."
@@ -66,11 +72,6 @@ class Space:
                 f"space={space!r} cannot be searched ({type(error).__name__}: {error}): expected hyperopt's, such as "
                 '{"units": hp.choice("units", [32, 64]), "lr": hp.loguniform("lr", -7, -2)}.'
             ) from error
-        if not self._domain.params:
-            raise ConfigurationError(
-                f"space={space!r} leaves nothing to choose: a list of values is hp.choice(label, values), a range is "
-                "hp.uniform(label, low, high)."
-            )
         self._space = space
         try:
             sample = self.params(self.suggest(rand.suggest, 0, (), 0, 1.0) or {})
@@ -88,7 +89,8 @@ class Space:
     @property
     def digest(self) -> str:
         """A digest of labels, ranges and options, the same in another process; objects count by their names."""
-        told = re.sub(r" at 0x[0-9a-fA-F]+", "", str(self._domain.expr))
+        literals = [node.obj for node in pyll.dfs(self._domain.expr) if isinstance(node, pyll.base.Literal)]
+        told = re.sub(r" at 0x[0-9a-fA-F]+", "", f"{self._domain.expr}{literals!r}")  # the first has 1 and "1" alike
         return hashlib.sha256(told.encode()).hexdigest()
 
     def params(self, chosen: Mapping[str, Any]) -> Any:
@@ -105,7 +107,7 @@ class Space:
             seed: The seed for this suggestion.
             sign: 1 where small values are good, -1 where large ones are.
         """
-        docs = algorithm([number], self._domain, history_of(trials, sign), seed)
+        docs = algorithm([number], self._domain, history_of(trials, sign, self.labels), seed)
         if not docs:
             return None
         return {label: _plain(values[0]) for label, values in docs[0]["misc"]["vals"].items() if values}
@@ -114,7 +116,7 @@ class Space:
     def objects(self) -> list[Any]:
         """The person's objects in the space that JSON does not know, in a fixed order."""
         literals = (node.obj for node in pyll.dfs(self._domain.expr) if isinstance(node, pyll.base.Literal))
-        found = {id(value): value for value in literals if not isinstance(value, (str, int, float, bool, type(None)))}
+        found = {id(value): value for value in literals if type(value) not in PLAIN}
         return list(found.values())
 
     def encode(self, params: Any) -> Any:
@@ -123,53 +125,19 @@ class Space:
         Raises:
             ConfigurationError: There is something in it that JSON does not know and that is no option of the space.
         """
-        value = _plain(params)
-        if value is None or isinstance(value, (str, int, float)):
-            return value
-        if isinstance(value, Mapping):
-            return {"dict": [[self.encode(key), self.encode(member)] for key, member in value.items()]}
-        if type(value) in (list, tuple):
-            return {type(value).__name__: [self.encode(member) for member in value]}
-        for place, known in enumerate(self.objects):
-            if known is value:
-                return {"object": place}
-        raise ConfigurationError(
-            f"space: {value!r} ({type(value).__name__}) is computed within the space, and only numbers, texts, lists and "
-            "dicts of them can be: compute it in the function that builds the model, or make it an option of hp.choice."
-        )
+        return encode(params, self.objects)
 
 
-def decode(encoded: Any, objects: Sequence[Any]) -> Any:
-    """What `Space.encode` was given, where ``objects`` is `Space.objects`."""
-    if not isinstance(encoded, Mapping):
-        return encoded
-    ((kind, members),) = encoded.items()
-    if kind == "dict":
-        return {decode(key, objects): decode(member, objects) for key, member in members}
-    if kind == "object":
-        return objects[members]
-    decoded = [decode(member, objects) for member in members]
-    return tuple(decoded) if kind == "tuple" else decoded
-
-
-def history_of(trials: Sequence[Trial], sign: float) -> base.Trials:
+def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:
     """Trials as hyperopt keeps them. Running ones have no loss, which its algorithms take for an infinite one."""
-    docs = []
+    docs, labels = [], list(labels)
     for trial in trials:
-        misc = {
-            "tid": trial.number,
-            "cmd": None,
-            "workdir": None,
-            "idxs": {label: [trial.number] for label in trial.chosen},
-            "vals": {label: [value] for label, value in trial.chosen.items()},
-        }
+        chosen = {label: [trial.chosen[label]] if label in trial.chosen else [] for label in labels}
+        idxs = {label: [trial.number] * len(values) for label, values in chosen.items()}
+        misc = {"tid": trial.number, "cmd": None, "workdir": None, "idxs": idxs, "vals": chosen}
         (doc,) = base.Trials(refresh=False).new_trial_docs([trial.number], [None], [_result(trial, sign)], [misc])
         doc["state"] = base.JOB_STATE_RUNNING if trial.status == RUNNING else base.JOB_STATE_DONE
         docs.append(doc)
-    labels = {label for doc in docs for label in doc["misc"]["vals"]}
-    for doc in docs:
-        for side in ("idxs", "vals"):
-            doc["misc"][side] = {label: doc["misc"][side].get(label, []) for label in labels}
     return base.trials_from_docs(docs, validate=False)
 
 

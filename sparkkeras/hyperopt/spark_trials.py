@@ -12,14 +12,14 @@ import numpy as np
 from sparkkeras.arguments import known_arguments
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.search import HyperParamModel
-from sparkkeras.hyperopt.space import history_of
+from sparkkeras.hyperopt.space import Space, history_of
 
 
 class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
     """Takes the place of ``hyperopt.SparkTrials`` in ``hyperopt.fmin``: all trials run in one Spark job.
 
-    A trial that raises does not end the search, as if ``fmin`` were told ``catch_eval_exceptions``. ``fmin`` begins anew each
-    time, unless ``save_to`` says where to go on.
+    A trial that raises does not end the search, as if ``fmin`` were told ``catch_eval_exceptions``. ``fmin`` begins anew
+    each time, unless ``save_to`` says where to go on.
 
     Args:
         parallelism: How many trials run at the same time; ``None``: as many as there are free slots.
@@ -93,6 +93,6 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
             **{**self._given, **{name: value for name, value in own.items() if value is not None}},
         )
         by_number = sorted(self.search.trials, key=lambda trial: trial.number)
-        self._dynamic_trials = list(history_of(by_number, sign=1.0).trials)
+        self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
         self.refresh()
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)

@@ -1,5 +1,6 @@
 """Hyper-parameter search on Spark: what is found, what is kept, what is survived."""
 
+import gc
 import json
 import os
 import signal
@@ -19,7 +20,14 @@ from hyperopt import hp
 from hyperopt.early_stop import no_progress_loss
 
 from sparkkeras import to_data_frame, to_simple_rdd
-from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, DataError, SearchError, UnknownArgumentError
+from sparkkeras.errors import (
+    ClusterError,
+    ConfigurationError,
+    CustomObjectError,
+    DataError,
+    SearchError,
+    UnknownArgumentError,
+)
 from sparkkeras.hyperopt import ASHAPruner, HyperParamModel, ReportCallback, SparkTrials, report
 
 LINE = {"x": hp.uniform("x", -10, 10)}
@@ -27,7 +35,9 @@ SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -7,
 
 
 def build(params):
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(params["units"], "relu"), keras.layers.Dense(10, "softmax")])
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(params["units"], "relu"), keras.layers.Dense(10, "softmax")]
+    )
     model.compile(keras.optimizers.Adam(params["lr"]), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -43,6 +53,7 @@ def search_of(sc, **arguments):
 
 
 class TestWhatIsFound:
+    @pytest.mark.core
     def test_the_best_model_has_the_weights_of_its_best_epoch(self, sc, digits):
         x, y, x_test, y_test = digits
         search = HyperParamModel(sc)
@@ -62,7 +73,7 @@ class TestWhatIsFound:
         assert {each.worker.split("/")[1] for each in search.trials} == {"0", "1"}
 
     def test_models_and_an_ensemble_of_the_best(self, sc, digits):
-        x, y, x_test, y_test = digits
+        x, y, x_test, _y_test = digits
         search = search_of(
             sc, model=build, data=(x, y), space=SPACE, max_evals=4, epochs=3, validation_split=0.2, keep_models=3
         )
@@ -79,9 +90,16 @@ class TestWhatIsFound:
 
     def test_the_same_seed_and_one_worker_give_the_same_trials(self, sc, digits):
         x, y, *_ = digits
-        arguments = dict(
-            model=build, data=(x, y), space=SPACE, max_evals=4, epochs=2, validation_split=0.2, seed=11, num_workers=1
-        )
+        arguments = {
+            "model": build,
+            "data": (x, y),
+            "space": SPACE,
+            "max_evals": 4,
+            "epochs": 2,
+            "validation_split": 0.2,
+            "seed": 11,
+            "num_workers": 1,
+        }
         first, second = search_of(sc, **arguments), search_of(sc, **arguments)
         told = [[(trial.number, trial.params, trial.history) for trial in search.trials] for search in (first, second)]
         assert told[0] == told[1]
@@ -128,6 +146,33 @@ class TestWhatIsFound:
 
 
 class TestWhatATrialGets:
+    def test_as_many_threads_as_its_task_has_cores(self, sc):
+        def objective(params, data):
+            import tensorflow as tf
+
+            keras.ops.zeros(3)
+            return {"loss": 0.0, "threads": tf.config.threading.get_intra_op_parallelism_threads(), "env": os.environ["NPROC"]}
+
+        extra = search_of(sc, objective=objective, max_evals=1).best_trial.extra
+        assert (extra["threads"], extra["env"]) == (1, "1")
+
+    def test_nobody_waits_for_the_slowest(self, sc, tmp_path):
+        """One trial ends only when all others have: they go through the other worker meanwhile."""
+
+        def objective(params, data):
+            slow = tmp_path / "slow"
+            try:
+                slow.touch(exist_ok=False)
+            except FileExistsError:
+                (tmp_path / f"done-{params['x']}").touch()
+                return params["x"]
+            while len(list(tmp_path.glob("done-*"))) < 7:
+                time.sleep(0.05)
+            return 100.0
+
+        search = search_of(sc, objective=objective, max_evals=8)
+        assert search.trials[-1].value == 100.0
+
     def test_fit_arguments_from_params_and_from_the_builder(self, sc, digits):
         x, y, *_ = digits
 
@@ -150,7 +195,7 @@ class TestWhatATrialGets:
     def test_data_of_every_kind(self, sc, spark, digits):
         x, y, *_ = digits
         x, y = x[:400], y[:400]
-        arguments = dict(model=build, space=SPACE, max_evals=1, epochs=2, validation_split=0.25, num_workers=1)
+        arguments = {"model": build, "space": SPACE, "max_evals": 1, "epochs": 2, "validation_split": 0.25, "num_workers": 1}
         kinds = {
             "arrays": (x, y),
             "dict": {"x": x, "y": y},
@@ -163,7 +208,7 @@ class TestWhatATrialGets:
 
     def test_validation_data_and_weights(self, sc, digits):
         x, y, *_ = digits
-        arguments = dict(model=build, space=SPACE, max_evals=1, epochs=1, num_workers=1)
+        arguments = {"model": build, "space": SPACE, "max_evals": 1, "epochs": 1, "num_workers": 1}
         held = search_of(sc, data=(x, y), validation_data=(x[:9], y[:9]), **arguments)
         in_dict = search_of(sc, data={"x": x, "y": y, "validation_data": (x[:9], y[:9])}, **arguments)
         weighted = search_of(sc, data=(x, y, np.zeros(len(x))), metric="loss", **arguments)
@@ -195,7 +240,13 @@ class TestWhatATrialGets:
         def objective(params, data):
             model = build(params)
             history = model.fit(*data, epochs=1, verbose=0, callbacks=[ReportCallback("loss")])
-            return {"loss": history.history["loss"][-1], "status": "ok", "model": model, "seen": np.int64(3), "odd": object()}
+            return {
+                "loss": history.history["loss"][-1],
+                "status": "ok",
+                "model": model,
+                "seen": np.int64(3),
+                "odd": object(),
+            }
 
         search = HyperParamModel(sc)
         best = search.minimize(objective=objective, data=(x, y), space=SPACE, max_evals=3, seed=1, verbose=0)
@@ -252,9 +303,7 @@ class TestEarlyEnds:
     def test_loss_threshold_and_early_stop(self, sc):
         search = search_of(sc, objective=parabola, loss_threshold=1000, max_evals=50)
         assert len(search.trials) < 5
-        stopped = search_of(
-            sc, objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50
-        )
+        stopped = search_of(sc, objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
         assert 5 <= len(stopped.trials) < 9
         assert "early_stop_fn" in stopped.reason
 
@@ -389,6 +438,7 @@ class TestFailures:
         folder = Path(search._journal.folder)
         assert folder.is_dir()
         del search
+        gc.collect()
         assert not folder.exists()
         assert {thread.name for thread in __import__("threading").enumerate()} <= before
         assert len(psutil.Process().children(recursive=True)) <= children
@@ -413,15 +463,23 @@ class TestFailures:
 class TestResume:
     def test_going_on_repeats_nothing(self, sc, tmp_path, digits):
         x, y, *_ = digits
-        arguments = dict(
-            model=build, data=(x, y), space=SPACE, epochs=2, validation_split=0.2, save_to=tmp_path / "search", keep_models=2
-        )
+        arguments = {
+            "model": build,
+            "data": (x, y),
+            "space": SPACE,
+            "epochs": 2,
+            "validation_split": 0.2,
+            "save_to": tmp_path / "search",
+            "keep_models": 2,
+        }
         first = search_of(sc, max_evals=3, **arguments)
         second = search_of(sc, max_evals=5, **arguments)
         told = {trial.number: trial for trial in second.trials}
         assert sorted(told) == [0, 1, 2, 3, 4]
         assert [told[trial.number] for trial in first.trials] == first.trials
-        assert second.best_models(2)[0].evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(second.best_value, rel=1e-4)
+        assert second.best_models(2)[0].evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(
+            second.best_value, rel=1e-4
+        )
         assert len(list((tmp_path / "search" / "models").iterdir())) == 2
         third = search_of(sc, max_evals=5, **arguments)
         assert third.trials == second.trials
@@ -577,7 +635,9 @@ class TestHyperoptsFmin:
             return params["x"]
 
         trials = SparkTrials(parallelism=2)
-        hyperopt.fmin(objective, LINE, hyperopt.rand.suggest, 8, trials=trials, rstate=np.random.default_rng(1), verbose=False)
+        hyperopt.fmin(
+            objective, LINE, hyperopt.rand.suggest, 8, trials=trials, rstate=np.random.default_rng(1), verbose=False
+        )
         assert {"ok", "fail"} == set(trials.statuses())
 
 

@@ -1,0 +1,163 @@
+"""The benchmarks of hyper-parameter search, and their targets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from harness import Effort, Figure, Samples, benchmark, timed
+
+TRIALS = 24
+EPOCHS = 5
+SLEEPERS, SLEEP_SECONDS = 4, 0.5
+
+
+def _digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return (x / 16).astype("float32"), y
+
+
+def _build(params: dict[str, Any]) -> Any:
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(params["units"], "relu"), keras.layers.Dense(10, "softmax")]
+    )
+    model.compile(keras.optimizers.Adam(params["lr"]), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def _space() -> dict[str, Any]:
+    from hyperopt import hp
+
+    return {"units": hp.choice("units", [32, 64, 128]), "lr": hp.loguniform("lr", -7, -3)}
+
+
+@benchmark(
+    Figure("search call -> best, 24 short trials, against hyperopt.SparkTrials", "search", "spark_trials", 0.7),
+    Figure("fmin with our SparkTrials, the same objective, against hyperopt's", "adapter", "spark_trials"),
+)
+def search(effort: Effort) -> Samples:
+    """24 trials of some seconds on two workers: the same networks on the same rows for as many epochs."""
+    import hyperopt
+    import numpy as np
+    from contestants import WORKERS, spark
+
+    from sparkkeras.hyperopt import HyperParamModel, SparkTrials
+
+    x, y = _digits()
+    trials = max(4, effort.rows(TRIALS))
+
+    def objective(params: dict[str, Any]) -> float:
+        model = _build(params)
+        history = model.fit(x, y, epochs=EPOCHS, batch_size=32, validation_split=0.2, verbose=0)
+        return float(min(history.history["val_loss"]))
+
+    def fmin(kind: Callable[[], Any]) -> None:
+        hyperopt.fmin(
+            objective, _space(), hyperopt.rand.suggest, trials, trials=kind(), rstate=np.random.default_rng(0), verbose=False
+        )
+
+    def ours() -> None:
+        HyperParamModel(session, WORKERS).minimize(
+            model=_build,
+            data=(x, y),
+            space=_space(),
+            algo="random",
+            max_evals=trials,
+            epochs=EPOCHS,
+            validation_split=0.2,
+            seed=0,
+            verbose=0,
+        )
+
+    with spark() as session:
+        calls: dict[str, Callable[[], None]] = {
+            "spark_trials": lambda: fmin(lambda: hyperopt.SparkTrials(WORKERS)),
+            "search": ours,
+            "adapter": lambda: fmin(lambda: SparkTrials(WORKERS)),
+        }
+        samples: Samples = {name: [] for name in calls}
+        for _ in range(effort.turns + 1):  # the first turn also loads Keras, on each side
+            for name, call in calls.items():
+                samples[name].append(timed(call, 1))
+        return {name: turns[1:] for name, turns in samples.items()}
+
+
+@benchmark(
+    Figure("share of 4 workers' time that is not trials, until the last one is given out", "idle", None, 0.1, "seconds")
+)
+def search_idle(effort: Effort) -> Samples:
+    """Trials that sleep for 1 to 5 units of half a second: does anybody wait for the slowest?"""
+    import os
+    import sys
+
+    from hyperopt import hp
+    from pyspark.sql import SparkSession
+
+    from sparkkeras.hyperopt import HyperParamModel
+
+    def objective(params: dict[str, Any]) -> dict[str, Any]:
+        began = time.time()
+        time.sleep(params["units"] * SLEEP_SECONDS)
+        return {"loss": params["units"], "status": "ok", "began": began, "ended": time.time()}
+
+    def share() -> float:
+        found = HyperParamModel(session, SLEEPERS)
+        found.minimize(
+            objective=objective,
+            space={"units": hp.quniform("units", 0.5, 5.49, 1)},
+            algo="random",
+            max_evals=effort.rows(80),
+            verbose=0,
+        )
+        spans = [(trial.extra["began"], trial.extra["ended"]) for trial in found.trials]
+        first, last = min(begin for begin, _ in spans), max(begin for begin, _ in spans)
+        busy = sum(min(end, last) - begin for begin, end in spans)
+        return 1 - busy / (SLEEPERS * (last - first))
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master(f"local[{SLEEPERS}]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        share()
+        return {"idle": [[share()] for _ in range(effort.turns)]}
+    finally:
+        session.stop()
+
+
+@benchmark(
+    Figure("epochs of a search with ASHA, against all to the end", "asha_epochs", "full_epochs", 0.4),
+    Figure("its best loss, against that of the full search", "asha_loss", "full_loss", 1.02),
+    once=True,
+)
+def search_asha(effort: Effort) -> Samples:
+    """The same candidates on digits, 27 epochs each, with and without ASHA; a turn for each seed."""
+    from contestants import WORKERS, spark
+
+    from sparkkeras.hyperopt import HyperParamModel
+
+    x, y = _digits()
+    samples: Samples = {name: [] for name in ("asha_epochs", "full_epochs", "asha_loss", "full_loss")}
+    with spark() as session:
+        for seed in range(max(2, effort.seeds // 2)):
+            for name, pruner in (("asha", "asha"), ("full", None)):
+                found = HyperParamModel(session, WORKERS)
+                found.minimize(
+                    model=_build,
+                    data=(x, y),
+                    space=_space(),
+                    algo="random",
+                    max_evals=max(4, effort.rows(TRIALS)),
+                    epochs=27,
+                    validation_split=0.2,
+                    pruner=pruner,
+                    seed=seed,
+                    keep_models=0,
+                    verbose=0,
+                )
+                samples[f"{name}_epochs"].append([float(sum(trial.epochs for trial in found.trials))])
+                samples[f"{name}_loss"].append([found.best_value])
+    return samples

@@ -1,0 +1,107 @@
+"""Search a regression on the diabetes study with an objective of one's own, through hyperopt's ``fmin``.
+
+::
+
+    python examples/search_regression.py [--output DIR] [--trials N] [--master local[2]]
+
+The objective cross-validates: the loss of a trial is the mean over three folds. 442 patients with ten measurements each come
+with scikit-learn: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from surroundings import hushed, start_spark
+
+with hushed():
+    import hyperopt
+    import keras
+    import numpy as np
+    from hyperopt import hp
+    from sklearn.datasets import load_diabetes
+    from sklearn.model_selection import KFold
+
+    from sparkkeras.hyperopt import SparkTrials, report
+
+SEED = 7
+SPACE = {
+    "units": hp.quniform("units", 4, 64, 4),
+    "l2": hp.loguniform("l2", np.log(1e-5), np.log(1.0)),
+    "rate": hp.loguniform("rate", np.log(1e-3), np.log(1e-1)),
+    "epochs": hp.choice("epochs", [15, 30]),
+}
+
+
+@hushed()
+def main() -> None:
+    options = command_line()
+    options.output.mkdir(parents=True, exist_ok=True)
+    x, y = load_diabetes(return_X_y=True)
+    order = np.random.default_rng(SEED).permutation(len(x))
+    x, y = (x[order] / x.std(axis=0)).astype(np.float32), ((y[order] - y.mean()) / y.std()).astype(np.float32)
+    train, test = slice(340), slice(340, None)
+
+    print(f"Starting Spark on {options.master} ...")
+    spark = start_spark(options.master)
+    trials = SparkTrials(spark_session=spark)
+    chosen = hyperopt.fmin(
+        cross_validated(x[train], y[train]),
+        SPACE,
+        algo=hyperopt.tpe.suggest,
+        max_evals=options.trials,
+        trials=trials,
+        rstate=np.random.default_rng(SEED),
+    )
+    trials.search.plot(options.output / "search_regression.png")
+
+    params = hyperopt.space_eval(SPACE, chosen)
+    model = fitted(params, x[train], y[train])
+    error = float(np.mean((model.predict(x[test], verbose=0)[:, 0] - y[test]) ** 2))
+    print(f"""
+Best        {params}
+Folds       mean squared error {trials.best_trial["result"]["loss"]:.3f}
+Test        mean squared error {error:.3f} of {len(x[test])} unseen patients, where their mean would have {np.var(y[test]):.3f}
+Picture     {options.output / "search_regression.png"}""")
+    spark.stop()
+
+
+def command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Search a regression with an objective of one's own.")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", default=16, help="how many trials (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="the Spark to search on (default: %(default)s)")
+    return parser.parse_args()
+
+
+def cross_validated(x: np.ndarray, y: np.ndarray) -> object:
+    def loss(params: dict) -> float:
+        errors = []
+        for fold, (train, held) in enumerate(KFold(3).split(x), start=1):
+            model = fitted(params, x[train], y[train])
+            errors.append(float(model.evaluate(x[held], y[held], verbose=0)))
+            report(float(np.mean(errors)), fold=fold)
+        return float(np.mean(errors))
+
+    return loss
+
+
+def fitted(params: dict, x: np.ndarray, y: np.ndarray) -> keras.Model:
+    penalty = keras.regularizers.L2(params["l2"])
+    model = keras.Sequential(
+        [
+            keras.Input((x.shape[1],)),
+            keras.layers.Dense(int(params["units"]), "relu", kernel_regularizer=penalty),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(params["rate"]), "mse", steps_per_execution=8)
+    model.fit(x, y, epochs=params["epochs"], batch_size=32, verbose=0)
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,517 @@
+"""`EnsembleModel`: several trained models that vote, or whose predictions are averaged, as one.
+
+The members and the vote are one Keras model, made of copies (`sparkkeras.voting`). So everything that a model can do on
+Spark, an ensemble can; `SparkModel` does the work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments, inference, members, metrics, persistence, storage
+from sparkkeras.arguments import known_arguments
+from sparkkeras.data.block import Block
+from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
+from sparkkeras.data.schema import OnNan, Reader, label_ranges
+from sparkkeras.data.source import read_on_driver
+from sparkkeras.errors import ConfigurationError, DataError, ModelError
+from sparkkeras.labels import check_labels
+from sparkkeras.model import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
+from sparkkeras.selection import Score, forward_selection
+from sparkkeras.spark_model import SparkModel, Transform, Verbose
+from sparkkeras.voting import as_one_model, ballot, decided
+from sparkkeras.weights import Array
+from sparkkeras.worker import BatchOptions, transformed
+
+Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[Any, Any], float]
+
+
+class EnsembleModel:
+    """Trained models that vote, or whose predictions are averaged. Their architectures may differ, their inputs may not.
+
+    The ensemble follows its members: one that is trained on votes as it then is. They themselves are never changed.
+
+    Args:
+        models: Built Keras models with the same inputs and outputs.
+        voting: ``"soft"``: the weighted mean of the members' probabilities. ``"hard"``: each member votes for its likeliest
+            class, and the class with most votes gets 1, the others 0; between classes with equally many votes the mean
+            probability decides. A sigmoid unit votes yes above 0.5. ``"average"``: the weighted mean of whatever the members
+            give, as for regression.
+        weights: How much each member counts, 0 or more; ``None``: all the same. They are scaled to add up to 1.
+        custom_objects: Custom classes and functions by name, where they cannot be found in the models.
+
+    Attributes:
+        models: The members.
+        voting: How they vote.
+        weights: What each counts, adding up to 1.
+
+    Raises:
+        ModelError: There are no models, one is not built or is no model, or they do not belong together.
+        ConfigurationError: ``voting`` or ``weights`` cannot be, or do not fit what the models give.
+
+    Example::
+
+        ensemble = EnsembleModel([wide, deep, convolutional])
+        ensemble.evaluate(x_test, y_test)
+        scored = ensemble.predict(df, features="pixels")
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        models: Sequence[keras.Model],
+        voting: str = "soft",
+        weights: Sequence[float] | None = None,
+        *,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.models = members.check_members(models, voting)
+        self.voting = voting
+        self.weights = members.shares(weights, len(self.models))
+        self.custom_objects = dict(custom_objects or {})
+        self._copies = [copy_of(model, self.custom_objects) for model in self.models]
+        self._model = as_one_model(
+            self._copies,
+            self.weights,
+            voting == "hard",
+            members.exclusive(self.models),
+            [members.input_order(model, self.models[0]) for model in self.models],
+            [slot.name for slot in schema_of(self.models[0]).outputs],
+        )
+        compiled = _first_compiled(self.models) or self.models[0]
+        objects = custom_objects_of(compiled, self.custom_objects)
+        compile_to_judge(self._model, compile_arguments(compiled), objects, safe_mode=False)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(model.name) for model in self.models)
+        return f"EnsembleModel([{names}], voting={self.voting!r}, weights={[round(weight, 4) for weight in self.weights]})"
+
+    @property
+    def model(self) -> keras.Model:
+        """The ensemble as one Keras model: to save with Keras, for `keras_udf`, or to nest.
+
+        Compile it anew (``ensemble.model.compile(loss=..., metrics=[...])``) for other figures than those that the first
+        compiled member has.
+        """
+        for copy, member in zip(self._copies, self.models, strict=True):
+            copy.set_weights(member.get_weights())
+        return self._model
+
+    @known_arguments
+    def predict(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        collect: bool = True,
+        features: Columns | None = None,
+        output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
+        loader: Loaders | None = None,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+    ) -> Any:
+        """The ensemble's predictions, in the shape that one member's have.
+
+        Arrays are predicted in this process, an RDD or a DataFrame on Spark.
+
+        Args:
+            data: A DataFrame, arrays of features, or an RDD; this and all else as in `SparkModel.predict`.
+            batch_size: Rows in a batch.
+            collect: ``False`` returns a lazy RDD with one prediction a row.
+            features: The columns of a DataFrame that the members take, by the names of the first one's inputs.
+            output_col: The column that a DataFrame gets.
+            loader: What turns a column of a DataFrame into an input.
+            transform: ``transform(x, None) -> x`` on each batch.
+            on_nan: ``"error"`` or ``"allow"``.
+
+        Returns:
+            An array, or for several outputs what a member returns. For a DataFrame the same with the predictions beside its
+            rows.
+
+        Raises:
+            DataError: The data is malformed or does not fit the members.
+        """
+        return self._scoring().predict(
+            data,
+            batch_size=batch_size,
+            collect=collect,
+            features=features,
+            output_col=output_col,
+            loader=loader,
+            transform=transform,
+            on_nan=on_nan,
+        )
+
+    @known_arguments
+    def predict_classes(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+    ) -> Array:
+        """The number of the class that the ensemble decides for, shape (rows,).
+
+        Args:
+            data: Arrays or an RDD; this and all else as in `predict`.
+            batch_size: Rows in a batch.
+            transform: As in `predict`.
+            on_nan: As in `predict`.
+
+        Raises:
+            ConfigurationError: The ensemble does not decide between classes, or the data is a DataFrame.
+        """
+        outputs = schema_of(self._model).outputs
+        if self.voting == "average" or len(outputs) > 1:
+            told = 'voting="average"' if self.voting == "average" else f"{len(outputs)} outputs"
+            raise ConfigurationError(f"an ensemble with {told} does not decide between classes: take predict.")
+        if is_frame(data):
+            raise ConfigurationError(
+                "predict_classes gives an array, and the rows of a DataFrame stay where they are: take predict, and the "
+                "place of the largest value of its column (KerasTransformer(model=ensemble.model) does that)."
+            )
+        shape = outputs[0].shape
+        single = bool(shape) and shape is not None and shape[-1] == 1
+        if not single and not members.exclusive(self.models)[0]:
+            raise ConfigurationError(
+                "the classes do not exclude each other (a sigmoid for each), so a row has no one class: take "
+                "predict(...) > 0.5."
+            )
+        predicted = self.predict(data, batch_size=batch_size, transform=transform, on_nan=on_nan)
+        classes: Array = (predicted[..., 0] > 0.5).astype(np.int64) if single else predicted.argmax(axis=-1)
+        return classes
+
+    @known_arguments
+    def evaluate(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        return_dict: bool = False,
+        verbose: Verbose = 0,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        loader: Loaders | None = None,
+        transform: Transform | None = None,
+        on_nan: OnNan = "error",
+    ) -> Any:
+        """The loss and metrics of the ensemble, as ``keras.Model.evaluate`` gives them.
+
+        They are those that the first compiled member was compiled with; see `model` for others. A member's penalties on its
+        weights are not part of the loss. After a hard vote, which gives zeros and ones, the loss says little: look at the
+        accuracy.
+
+        Args:
+            data: A DataFrame, an RDD or arrays; this and all else as in `SparkModel.evaluate`. Arrays are evaluated in this
+                process.
+            y: The labels that go with arrays.
+            batch_size: Rows in a batch.
+            sample_weight: Weights that go with arrays; of a DataFrame their column.
+            return_dict: Whether to return figures by name.
+            verbose: 1 or 2 prints the figures.
+            features: As in `predict`.
+            label: The columns of the labels.
+            loader: As in `predict`.
+            transform: ``transform(x, y) -> (x, y)`` on each batch.
+            on_nan: ``"error"``, ``"drop"`` or ``"allow"``.
+
+        Returns:
+            A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
+
+        Raises:
+            ModelError: No member says what to measure.
+            DataError: The data is empty, malformed, or does not fit the members or the loss.
+        """
+        if self._model.loss is None:
+            raise ModelError(
+                "there is nothing to measure the ensemble by, since none of its members is compiled: call "
+                "ensemble.model.compile(loss=..., metrics=[...]) first."
+            )
+        return self._scoring().evaluate(
+            data,
+            y,
+            batch_size=batch_size,
+            sample_weight=sample_weight,
+            return_dict=return_dict,
+            verbose=verbose,
+            features=features,
+            label=label,
+            loader=loader,
+            transform=transform,
+            on_nan=on_nan,
+        )
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Save all members with their optimizers, and how they vote, as one file (a zip).
+
+        The file is there whole or not at all. `load_ensemble_model` reads it; each ``.keras`` file in it is Keras's own.
+
+        Args:
+            path: A path of this machine, or a URI that Spark can write (``hdfs://``, ``s3a://``, ``file:``).
+            overwrite: ``False`` refuses to replace a file.
+
+        Raises:
+            StorageError: The path cannot be written, or is there and ``overwrite`` is off.
+            ConfigurationError: The path ends in ``.keras``.
+        """
+        if str(path).endswith((".keras", ".h5")):
+            raise ConfigurationError(
+                f"path={str(path)!r}: what ends so is a single model to Keras. Name the file otherwise, such as "
+                "ensemble.zip, or save the ensemble as one model: ensemble.model.save(path)."
+            )
+        settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
+        storage.write_bytes(str(path), persistence.pack_ensemble(self.models, settings), overwrite)
+
+    def _scoring(self) -> _Scoring:
+        return _Scoring(self.model, custom_objects=self.custom_objects)
+
+
+class _Scoring(SparkModel):
+    """Scores arrays in this process, with the model itself, and everything else on Spark."""
+
+    def _evaluated(
+        self, data: Any, block: Block | None, reader: Reader, named: Named | None, options: BatchOptions
+    ) -> inference.Evaluated | None:
+        if block is None or _is_rdd(data):
+            return super()._evaluated(data, block, reader, named, options)
+        rows = transformed(block, options)
+        self.model.evaluate(_given(rows.x), rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
+        return inference.Evaluated(metrics.take(self.model), rows.spec, label_ranges(rows))
+
+    def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
+        if block is None or _is_rdd(data):
+            return super()._predicted(data, block, reader, options)
+        return [_predict(self.model, transformed(block, options), options.batch_size)] if block.rows else []
+
+
+def _is_rdd(data: Any) -> bool:
+    return hasattr(data, "context")
+
+
+def _predict(model: keras.Model, rows: Block, batch_size: int) -> Any:
+    return model.predict(_given(rows.x), batch_size, verbose=0)
+
+
+def _given(x: Any) -> Any:
+    """Features as Keras takes them: several are a list, since it takes a tuple for (x, y)."""
+    return list(x) if isinstance(x, tuple) else x
+
+
+def load_ensemble_model(
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+) -> EnsembleModel:
+    """Load what `EnsembleModel.save` wrote.
+
+    Args:
+        path: A path of this machine, or a URI that Spark can read.
+        custom_objects: Custom classes and functions of the members, by name.
+        safe_mode: Whether to refuse Python code inside the file (lambdas). Turn it off for files that you trust only.
+
+    Returns:
+        An ensemble of new models with the same voting and weights.
+
+    Raises:
+        StorageError: The path cannot be read.
+        ModelError: It holds no ensemble, or code that ``safe_mode`` refuses.
+    """
+    objects = dict(custom_objects or {})
+    data = storage.read_bytes(str(path))
+    try:
+        models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
+        ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
+        compile_to_judge(ensemble.model, settings["compiled"], objects, safe_mode=safe_mode)
+    except ModelError as error:
+        raise type(error)(f"{str(path)!r}: {error}") from error
+    except (ConfigurationError, KeyError) as error:
+        raise ModelError(f"{str(path)!r}: the ensemble's settings are damaged ({type(error).__name__}: {error}).") from error
+    return ensemble
+
+
+def greedy_ensemble(
+    models: Sequence[keras.Model],
+    x_val: Any,
+    y_val: Any,
+    metric: Metric = "loss",
+    size: int = 20,
+    *,
+    mode: str = "auto",
+    voting: str = "soft",
+    initial: int = 5,
+    sample_weight: Any = None,
+    batch_size: int = 32,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> EnsembleModel:
+    """The ensemble of some of the models that is best on validation data, found by forward selection with replacement.
+
+    The best models begin; then, one after the other, the model is added that helps most, be it in already. How often it was
+    chosen is its weight, and models that were never chosen are left out. On the validation data the ensemble is never worse
+    than the best model; whether it is better elsewhere, test it on data that nothing was chosen on (Caruana 2004).
+
+    Args:
+        models: As of `EnsembleModel`. Each predicts the validation data once.
+        x_val: Features that the models were not trained on: arrays.
+        y_val: Their labels.
+        metric: What to choose by: ``"loss"``, that of the first compiled model, without penalties on weights; the name of a
+            Keras metric; a Keras metric or loss; or ``metric(y_true, y_pred) -> number``.
+        size: How many times a model is chosen, at most.
+        mode: Whether the metric is to be small (``"min"``) or large (``"max"``). ``"auto"`` asks Keras, which knows its own.
+        voting: As of `EnsembleModel`.
+        initial: How many of the best models may begin, one after the other, as long as none of them makes it worse.
+        sample_weight: A weight for each sample, shape (samples,).
+        batch_size: Rows that a model predicts at a time.
+        custom_objects: As of `EnsembleModel`.
+
+    Returns:
+        An ensemble whose weights are how often each model was chosen, scaled to add up to 1.
+
+    Raises:
+        ModelError: The models do not belong together.
+        ConfigurationError: An argument cannot be.
+        DataError: The data does not fit the models, or no model's figure is finite.
+
+    Example::
+
+        ensemble = greedy_ensemble(models, x_val, y_val, metric="accuracy", size=15)
+        ensemble.evaluate(x_test, y_test)
+    """
+    given = members.check_members(models, voting)
+    size, initial = arguments.whole_number("size", size), arguments.whole_number("initial", initial)
+    arguments.one_of("mode", mode, ("auto", "min", "max"))
+    schema = schema_of(given[0])
+    if len(schema.outputs) > 1:
+        raise ConfigurationError(
+            f"the models have {len(schema.outputs)} outputs, and one figure does not tell how good they are: choose on one "
+            "of them, with keras.Model(model.inputs, model.outputs[0])."
+        )
+    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, True))
+    if block is None or not block.rows:
+        told = "holds no rows" if block is not None else "lies on Spark"
+        raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")
+    schema.check_features(block.spec)
+    predictions = [_predict(model, block, arguments.whole_number("batch_size", batch_size)) for model in given]
+    exclusive = members.exclusive(given)[0]
+    score = _score(metric, mode, given, block, predictions[0])
+    if voting == "hard":
+        ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]
+        chosen = forward_selection(ballots, lambda mean: score(_numpy(decided(mean[0], mean[1], exclusive))), size, initial)
+    else:
+        chosen = forward_selection(predictions, score, size, initial)
+    if not chosen:
+        raise DataError(f"metric={metric!r} is finite for none of the models: have they diverged?")
+    counts = Counter(chosen)
+    best = sorted(counts)
+    return EnsembleModel(
+        [given[member] for member in best],
+        voting,
+        [counts[member] for member in best],
+        custom_objects=custom_objects,
+    )
+
+
+def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, prediction: Array) -> Score:
+    """How good predictions for some rows are; less is better.
+
+    Args:
+        metric: What tells it.
+        mode: Whether that is to be small or large.
+        given: The models that predict.
+        rows: The rows.
+        prediction: A prediction for them, which others are like.
+    """
+    kinds = (str, keras.metrics.Metric, keras.losses.Loss)
+    if isinstance(metric, type) or not (isinstance(metric, kinds) or callable(metric)):
+        raise ConfigurationError(
+            f'metric={metric!r}: expected "loss", the name of a Keras metric, a Keras metric or loss (an object, not its '
+            "class), or a function of (y_true, y_pred)."
+        )
+    if isinstance(metric, kinds):
+        measure, found = _of_keras(metric, given, rows, prediction)
+    else:
+        if rows.sample_weight is not None:
+            raise ConfigurationError(
+                "sample_weight goes with metrics of Keras's; a function of your own has to weight itself."
+            )
+
+        def measure(predicted: Array) -> float:
+            return float(metric(rows.y, predicted))
+
+        found = None
+    mode = found or "auto" if mode == "auto" else mode
+    if mode == "auto":
+        raise ConfigurationError(
+            f'metric={metric!r}: nobody says whether it is to be small or large; give mode="min" or mode="max".'
+        )
+    sign = 1.0 if mode == "min" else -1.0
+    return lambda mean: sign * measure(mean.astype(prediction.dtype))
+
+
+def _of_keras(
+    metric: str | keras.metrics.Metric | keras.losses.Loss, given: Sequence[keras.Model], rows: Block, prediction: Array
+) -> tuple[Callable[[Array], float], str | None]:
+    """What Keras measures, and whether that is to be small or large.
+
+    A model that does nothing evaluates predictions, so that names mean what they mean in ``compile``.
+    """
+    is_loss = metric == "loss" or isinstance(metric, keras.losses.Loss)
+    loss: Any = metric if is_loss else _nothing
+    if is_loss and isinstance(metric, str):
+        compiled = _first_compiled(given)
+        if compiled is None or compiled.loss is None:
+            raise ConfigurationError(
+                'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '
+                "keras.losses.SparseCategoricalCrossentropy(), or compile one."
+            )
+        loss = compiled.loss
+        check_labels(compiled, rows.spec, label_ranges(rows))
+    inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
+    judge = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))
+    measured = [] if is_loss else [metric]
+    weighted = rows.sample_weight is not None
+    judge.compile(None, loss, metrics=None if weighted else measured, weighted_metrics=measured if weighted else None)
+
+    def measure(predicted: Array) -> float:
+        figures = judge.test_on_batch(predicted, rows.y, rows.sample_weight, return_dict=True)
+        figure = figures["loss"] if is_loss else next(value for name, value in figures.items() if name != "loss")
+        return float(np.asarray(figure))
+
+    try:
+        measure(prediction)
+    except Exception as error:
+        raise ConfigurationError(
+            f"metric={metric!r} cannot be measured: {error} It gets predictions of shape {prediction.shape} and labels of "
+            f"shape {rows.spec.leaves[rows.form.span('y')][0].shape} for a row."
+        ) from error
+    return measure, "min" if is_loss else _direction(judge)
+
+
+def _nothing(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.zeros(keras.ops.shape(y_pred)[:1])
+
+
+def _direction(judge: keras.Model) -> str | None:
+    """Whether the metric of a model is to be small or large, where Keras knows."""
+    compiled = [metric for each in judge.metrics for lists in getattr(each, "metrics", ()) for metric in _listed(lists)]
+    told = {str(getattr(metric, "_direction", "")) for metric in compiled} - {""}
+    return {"up": "max", "down": "min"}.get(told.pop()) if len(told) == 1 else None
+
+
+def _listed(metrics: Any) -> Sequence[Any]:
+    listed: Sequence[Any] = getattr(metrics, "metrics", None) or (metrics,)
+    return listed
+
+
+def _first_compiled(given: Sequence[keras.Model]) -> keras.Model | None:
+    return next((model for model in given if model.compiled), None)
+
+
+def _numpy(tensor: Any) -> Array:
+    return np.asarray(keras.ops.convert_to_numpy(tensor))

@@ -1,0 +1,161 @@
+"""Which models may be one ensemble, and what their outputs mean to a vote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkkeras import arguments
+from sparkkeras import model as models
+from sparkkeras.data.block import describe
+from sparkkeras.data.schema import Slot
+from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.labels import losses_of
+from sparkkeras.ml.outputs import Meaning
+from sparkkeras.scoring import outputs_of
+
+VOTING = ("soft", "hard", "average")
+"""How the predictions of several models become one."""
+
+_PROBABILITIES = ("softmax", "sigmoid", "hard_sigmoid", "sparsemax")
+
+
+def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
+    """Models that can vote together, as a tuple.
+
+    Raises:
+        ModelError: There are none, one is not built or is no model, or they differ in their inputs or outputs.
+        ConfigurationError: The voting is unknown, or does not fit what they give.
+    """
+    arguments.one_of("voting", voting, VOTING)
+    if isinstance(members, keras.Model) or not isinstance(members, (list, tuple)):
+        raise ModelError(f"models is {describe(members)}; expected a list of built Keras models.")
+    if not members:
+        raise ModelError("models is empty; expected at least one built Keras model.")
+    for number, model in enumerate(members):
+        try:
+            models.check_built(model)
+            outputs_of(model)
+        except ModelError as error:
+            raise type(error)(f"models[{number}]: {error}") from error
+        _check_like(number, model, members[0])
+        if voting != "average":
+            _check_probabilities(number, model, voting)
+    return tuple(members)
+
+
+def shares(weights: Any, count: int) -> tuple[float, ...]:
+    """The weight of each member, scaled to add up to 1; ``None``: all have the same.
+
+    Raises:
+        ConfigurationError: They are not as many as the members, or not finite numbers of 0 or more, or all 0.
+    """
+    if weights is None:
+        return (1.0 / count,) * count
+    expected = f"expected {count} number(s), one for each model, of 0 or more and not all 0"
+    try:
+        numbers = [float(weight) for weight in weights]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"weights={weights!r}: {expected}.") from error
+    total = math.fsum(numbers)
+    if len(numbers) != count or not np.isfinite(numbers).all() or min(numbers) < 0 or total <= 0 or not np.isfinite(total):
+        raise ConfigurationError(f"weights={weights!r}: {expected}.")
+    if abs(total - 1.0) < 1e-12:
+        return tuple(numbers)  # to the last bit those that were saved
+    return tuple(number / total for number in numbers)
+
+
+def exclusive(members: Sequence[keras.Model]) -> list[bool]:
+    """For each output, whether its values are classes of which one is right; see `sparkkeras.voting`."""
+    told = [[_is_exclusive(*each) for each in _outputs(model)] for model in members]
+    return [all(each) for each in zip(*told, strict=True)]
+
+
+def input_order(model: keras.Model, first: keras.Model) -> list[int]:
+    """Which input of ``first`` each input of a model is: the one of its name, or where names differ, of its place."""
+    mine, theirs = ([slot.name for slot in models.schema_of(each).inputs] for each in (model, first))
+    return [theirs.index(name) for name in mine] if set(mine) == set(theirs) else list(range(len(mine)))
+
+
+def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
+    mine, theirs = models.schema_of(model), models.schema_of(first)
+    same = len(mine.inputs) == len(theirs.inputs) and all(
+        _alike(slot, theirs.inputs[index]) for slot, index in zip(mine.inputs, input_order(model, first), strict=True)
+    )
+    if not same:
+        raise ModelError(
+            f"models[{number}] ({model.name!r}) takes {_told(mine.inputs)}, but models[0] ({first.name!r}) takes "
+            f"{_told(theirs.inputs)}: the members of an ensemble take the same inputs. Wrap one so that it does: "
+            "keras.Model(inputs, model(changed)) with inputs = keras.Input(shape)."
+        )
+    same = len(mine.outputs) == len(theirs.outputs) and mine.named_outputs == theirs.named_outputs
+    if not same or any(one.shape != other.shape for one, other in zip(mine.outputs, theirs.outputs, strict=True)):
+        raise ModelError(
+            f"models[{number}] ({model.name!r}) gives {_told(mine.outputs)}, but models[0] ({first.name!r}) gives "
+            f"{_told(theirs.outputs)}: the members of an ensemble give outputs of the same shapes, for the same classes in "
+            "the same order."
+        )
+    for slot in mine.outputs:
+        if not slot.floating:
+            raise ModelError(
+                f"models[{number}] ({model.name!r}) gives whole numbers in its output {slot.name!r}, which have no mean: "
+                "expected probabilities or other floating numbers. Take the model without what makes numbers of them."
+            )
+
+
+def _alike(one: Slot, other: Slot) -> bool:
+    return one.shape == other.shape and one.floating == other.floating
+
+
+def _told(slots: Sequence[Slot]) -> str:
+    return ", ".join(f"{slot.name!r} of shape {slot.shape}{'' if slot.floating else ' (not floating)'}" for slot in slots)
+
+
+def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
+    for tensor, meaning in _outputs(model):
+        activation = _activation(tensor)
+        if meaning.from_logits:
+            told = "was compiled with a loss that takes logits (from_logits=True)"
+        elif activation is not None and activation not in _PROBABILITIES:
+            told = f"ends with the activation {activation!r}"
+        else:
+            continue
+        raise ConfigurationError(
+            f'voting={voting!r} takes probabilities, but models[{number}] ({model.name!r}) {told}: give voting="average", '
+            "as for regression, or for classes put a softmax or a sigmoid behind it: keras.Sequential([model, "
+            "keras.layers.Softmax()])."
+        )
+
+
+def _outputs(model: keras.Model) -> Iterator[tuple[Any, Meaning]]:
+    """Each output with what its loss says of it."""
+    outputs = outputs_of(model)
+    losses = losses_of(model, [output.name for output in outputs], len(outputs))
+    for tensor, output, loss in zip(model.outputs, outputs, losses, strict=True):
+        yield tensor, Meaning.of(loss, output, tuple(tensor.shape[1:]))
+
+
+def _is_exclusive(tensor: Any, meaning: Meaning) -> bool:
+    if len(tensor.shape) < 2 or tensor.shape[-1] == 1 or meaning.task == "multilabel":
+        return False
+    return meaning.task == "multiclass" or _activation(tensor) not in ("sigmoid", "hard_sigmoid")
+
+
+def _activation(tensor: Any) -> str | None:
+    """The name of the activation of Keras's that makes an output; ``None`` where that cannot be told."""
+    layer, _, index = tensor._keras_history
+    if isinstance(layer, keras.Model):
+        inside = getattr(layer, "outputs", None)
+        return _activation(inside[index]) if inside else None
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    activation = getattr(layer, "activation", None)
+    name = str(getattr(activation, "__name__", ""))
+    if activation is None or getattr(keras.activations, name, None) is not activation:
+        return None
+    # A layer that does nothing is put behind others to change their dtype.
+    return None if type(layer) is keras.layers.Activation and name == "linear" else name

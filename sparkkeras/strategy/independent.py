@@ -1,0 +1,272 @@
+"""Members that never talk: each trains in a task of its own, and the driver waits for all of them.
+
+A member is a function of its model, its number and the seed: which rows it draws, their order and what dropout is drawn
+from. So a task that Spark runs again gives the same member, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from sparkkeras.data.block import Block, concatenate
+from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext
+from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
+from sparkkeras.job import Job
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.worker import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
+
+SAMPLING = ("all", "partition", "bootstrap")
+"""Which rows a member trains on."""
+
+_BOOTSTRAP = 0xB007
+
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model to train, packed, and where it begins."""
+
+    archive: ModelArchive
+    state: ModelState
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a member: its state at the end, and its figures, epoch by epoch."""
+
+    member: int
+    state: ModelState
+    logs: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A member whose weights or loss are not finite any more."""
+
+    member: int
+    epoch: int
+    loss: Any
+
+
+class Sample(Protocol):
+    """The rows of a member."""
+
+    def of(self, member: int, own: Block | None) -> Block | None:
+        """Its rows; ``own`` are those of the partition that its task runs over."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows ``spans[member]`` of the partition that the task runs over."""
+
+    spans: Spans
+
+    def of(self, member: int, own: Block | None) -> Block | None:
+        """As `Sample.of`."""
+        start, stop = self.spans[member]
+        return None if own is None or stop <= start else own[start:stop]
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """The rows ``spans[i]`` of every partition i, the same for all members."""
+
+    parts: tuple[Rows, ...]
+    spans: Spans
+
+    def of(self, member: int, own: Block | None) -> Block | None:
+        """As `Sample.of`. Rows of one partition stay in their file; those of several are in memory."""
+        blocks = [
+            block[start:stop]
+            for part, (start, stop) in zip(self.parts, self.spans, strict=True)
+            if stop > start and (block := part.open()) is not None
+        ]
+        return concatenate(blocks) if blocks else None
+
+
+@dataclass(frozen=True)
+class BootstrapRows:
+    """As many rows as there are, drawn from all with replacement, by each member for itself."""
+
+    rows: AllRows
+    seed: int
+
+    def of(self, member: int, own: Block | None) -> Block | None:
+        """As `Sample.of`."""
+        block = self.rows.of(member, own)
+        if block is None:
+            return None
+        drawn = np.random.default_rng((_BOOTSTRAP, self.seed, member)).integers(block.rows, size=block.rows)
+        return block[np.sort(drawn)]
+
+
+@dataclass(frozen=True)
+class ValidationRows:
+    """What a member validates on at the end of every ``frequency``-th epoch."""
+
+    sample: Sample
+    options: BatchOptions
+    frequency: int
+
+
+@dataclass(frozen=True)
+class TrainMember:
+    """Trains the member whose number the partition has, through all epochs."""
+
+    members: tuple[Shared[Member], ...]
+    options: Shared[FitOptions]
+    epochs: range
+    steps_per_epoch: int | None
+    sample: Sample
+    validation: ValidationRows | None
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Trained | Diverged]:
+        """Train."""
+        own = next(blocks, None)
+        block = self.sample.of(context.worker, own)
+        if block is None:
+            raise DataError(f"there are no rows for member {context.worker}: the data gives others each time. Cache it.")
+        held_out = self._held_out(context.worker, own)
+        member, options = self.members[context.worker].value, self.options.value
+        trainer = LocalTrainer(member.archive, context)
+        callbacks = lasting(options.callbacks.fresh() if options.callbacks else ())
+        batches = -(-block.rows // options.batch_size)
+        last = batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
+        state, logs = member.state, []
+        for epoch in self.epochs:
+            validates = self.validation is not None and (epoch + 1) % self.validation.frequency == 0
+            replica = trainer.fit(
+                state,
+                block,
+                Stretch(epoch, block.rows, 0, last),
+                options,
+                callbacks=callbacks,
+                held_out=held_out if validates else None,
+            )
+            assert replica is not None
+            if not replica.is_finite:
+                yield Diverged(context.worker, epoch, replica.logs.get("loss"))
+                return
+            state = replica.state
+            logs.append(replica.logs)
+            if replica.stopped:
+                break
+        for callback in callbacks:
+            callback.end()
+        # What fit has left, not the last replica: callbacks restore weights, and moving averages take their place.
+        yield Trained(context.worker, ModelState.take(member.archive.cached()), tuple(logs))
+
+    def _held_out(self, member: int, own: Block | None) -> HeldOut | None:
+        if self.validation is None:
+            return None
+        block = self.validation.sample.of(member, own)
+        return None if block is None else HeldOut(block, self.validation.options)
+
+
+class IndependentStrategy:
+    """Trains several models over one dataset, all in one job.
+
+    Args:
+        members: The models; training leaves its outcome in them, or if one of them fails, in none.
+        archives: The same, packed.
+        sampling: ``"all"``: each trains on all rows. ``"partition"``: on those of its own partition, so that there are as
+            many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
+        seed: What the rows of a bootstrap are drawn from.
+    """
+
+    def __init__(self, members: Sequence[keras.Model], archives: Sequence[ModelArchive], sampling: str, seed: int) -> None:
+        self._members, self._archives, self._sampling, self._seed = members, archives, sampling, seed
+
+    def fit(self, job: Job, dataset: StoredDataset) -> list[keras.callbacks.History]:
+        """Train all members as ``job`` says; a history for each.
+
+        Raises:
+            ConfigurationError: A member has no rows, or all of them together are too large for Spark.
+            DivergenceError: Weights or loss of one became NaN or infinite.
+        """
+        states = [ModelState.take(model) for model in self._members]
+        self._check_size(sum(state.nbytes for state in states), dataset.max_result_bytes)
+        with ExitStack() as stack:
+            where, sample, validation = self._rows(job, dataset, stack)
+            task = TrainMember(
+                tuple(
+                    stack.enter_context(dataset.share(Member(archive, state)))
+                    for archive, state in zip(self._archives, states, strict=True)
+                ),
+                stack.enter_context(dataset.share(job.options)),
+                range(job.initial_epoch, job.epochs),
+                job.steps_per_epoch,
+                sample,
+                validation,
+            )
+            found = where.run(task).collect()
+        for each in found:
+            if isinstance(each, Diverged):
+                raise DivergenceError(
+                    f"member {each.member} diverged in epoch {each.epoch + 1}: weights or loss are not finite (loss "
+                    f"{each.loss}). All members keep the weights that they had. Try a smaller learning rate or clipnorm= in "
+                    "its optimizer, or look for extreme values in the data."
+                )
+        trained = {each.member: each for each in found if isinstance(each, Trained)}
+        return [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
+
+    def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
+        """What the tasks run over, what each member trains on, and what it validates on."""
+        spans, held_out = tuple((0, rows) for rows in job.shares.train), job.shares.validation_spans
+        where: Dataset = dataset
+        sample: Sample
+        put_aside: Sample
+        if self._sampling == "partition":
+            self._check_partitions(job.shares.train)
+            sample, put_aside = OwnRows(spans), OwnRows(held_out)
+        else:
+            where = dataset.without_rows(len(self._members))
+            parts = stack.enter_context(dataset.everywhere())
+            rows, put_aside = AllRows(parts, spans), AllRows(parts, held_out)
+            sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
+        validation = job.validation
+        if validation is None:
+            return where, sample, None
+        if validation.spans is None:
+            stored = stack.enter_context(validation.dataset.stored())
+            whole = tuple((0, handle.rows) for handle in stored.handles)
+            put_aside = AllRows(stack.enter_context(stored.everywhere()), whole)
+        return where, sample, ValidationRows(put_aside, validation.options, validation.frequency)
+
+    def _check_partitions(self, rows: Sequence[int]) -> None:
+        count = len(self._members)
+        filled = sum(1 for each in rows if each)
+        if len(rows) != count or filled < count:
+            raise ConfigurationError(
+                f'sampling="partition": {count} members need a partition with rows to train on each, but only {filled} of '
+                f'{len(rows)} partition(s) have any. Give more rows or fewer members, or sampling="bootstrap".'
+            )
+
+    def _check_size(self, size: int, bound: int) -> None:
+        if bound and size > bound:
+            raise ConfigurationError(
+                f"the {len(self._members)} members come back with {size / 1e9:.2f} GB of weights and optimizer slots, but "
+                f"spark.driver.maxResultSize allows {bound / 1e9:.2f} GB for one job: raise it, or train fewer members at "
+                "a time and put them together with EnsembleModel."
+            )
+
+
+def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:
+    """Leave the outcome in a model; its history."""
+    trained.state.put(model)
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.set_params({"epochs": job.epochs, "steps": None, "verbose": 0})
+    history.on_train_begin()
+    for epoch, logs in enumerate(trained.logs, job.initial_epoch):
+        history.on_epoch_end(epoch, logs)
+    model.history = history
+    return history

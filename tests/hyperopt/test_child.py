@@ -1,0 +1,346 @@
+"""Work in a process of its own: what comes back, and that nothing is left of it."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from sparkkeras.hyperopt import child
+from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
+
+# The backend may have been used in this process, whose threads the children lack: none of them uses it.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+SOON = 0.02
+
+
+def run(work, answer=lambda question: question, beat=lambda: True, every=SOON):
+    return run_in_child(work, answer, beat, every)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No test leaves a child or an open file behind."""
+    me = psutil.Process()
+    before = me.num_fds()
+    yield
+    assert [each for each in me.children(recursive=True) if each.name() != "java"] == []
+    assert me.num_fds() <= before
+
+
+def until(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it took too long"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+# What comes back
+
+
+def test_the_result_comes_back_from_another_process():
+    assert run(lambda ask: ("result", os.getpid()))[0] == "result"
+    assert run(lambda ask: os.getpid()) != os.getpid()
+    assert run(lambda ask: os.getppid()) == os.getpid()
+
+
+def test_what_the_child_does_stays_there():
+    there = []
+    assert run(lambda ask: (there.append(1), len(there))[1]) == 1
+    assert there == []
+
+
+def test_large_results_come_back():
+    assert len(run(lambda ask: b"x" * 50_000_000)) == 50_000_000
+
+
+def test_questions_are_answered_in_this_process():
+    asked = []
+
+    def answer(question):
+        asked.append((os.getpid(), question))
+        return question * 10
+
+    assert run(lambda ask: [ask(number) for number in range(5)], answer) == [0, 10, 20, 30, 40]
+    assert asked == [(os.getpid(), number) for number in range(5)]
+
+
+def test_what_the_work_raises_is_raised_here():
+    def work(ask):
+        raise KeyError("the key", 3)
+
+    with pytest.raises(KeyError) as caught:
+        run(work)
+    assert caught.value.args == ("the key", 3)
+
+
+def test_what_the_answer_raises_is_raised_here_and_ends_the_child():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda ask: (ask(1), time.sleep(600)), lambda question: 1 / 0)
+
+
+def test_what_the_beat_raises_is_raised_here_and_ends_the_child():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda ask: time.sleep(600), beat=lambda: 1 / 0)
+
+
+class NoPickleError(Exception):
+    def __reduce__(self):
+        raise TypeError("not this one")
+
+
+def test_what_cannot_be_pickled_is_told():
+    with pytest.raises(TypeError, match="what came of it cannot leave its process: .*[lL]ock"):
+        run(lambda ask: threading.Lock())
+
+    def work(ask):
+        raise NoPickleError
+
+    with pytest.raises(TypeError, match="what came of it cannot leave its process: .*not this one"):
+        run(work)
+
+
+def test_the_plain_twin_works_here():
+    assert run_here(lambda ask: (ask(2), os.getpid()), lambda question: question * 10, lambda: True, SOON) == (
+        20,
+        os.getpid(),
+    )
+
+
+def test_what_is_written_in_the_child_is_not_lost(tmp_path):
+    for place in range(5):
+        with (tmp_path / f"{place}").open("w", buffering=1_000_000) as file:
+
+            def work(ask, file=file):
+                sys.stdout = file
+                sys.stdout.write("words" * 1000)
+
+            run(work)
+        assert (tmp_path / f"{place}").read_text() == "words" * 1000
+
+
+# How a child may end
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, r"its process was killed by SIGKILL \(perhaps for its memory\)"),
+        (signal.SIGUSR1, "its process was killed by SIGUSR1$"),
+        (signal.SIGTERM, "its process was killed by SIGTERM$"),
+        (signal.SIGRTMIN + 1, f"its process was killed by signal {signal.SIGRTMIN + 1}$"),
+    ],
+)
+def test_a_child_that_is_killed_is_lost(number, words):
+    with pytest.raises(ChildLostError, match=words):
+        run(lambda ask: os.kill(os.getpid(), number))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_child_that_ends_its_process_is_lost(code):
+    with pytest.raises(ChildLostError, match=f"its process ended with the exit code {code}"):
+        run(lambda ask: os._exit(code))
+
+
+def test_a_child_that_is_killed_between_questions_is_lost():
+    def work(ask):
+        ask(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ChildLostError, match="SIGKILL"):
+        run(work)
+
+
+def test_a_child_that_does_not_wait_for_its_answer_is_lost():
+    def work(ask):
+        threading.Thread(target=ask, args=(1,)).start()
+        time.sleep(0.1)
+        os._exit(7)
+
+    with pytest.raises(ChildLostError, match="exit code 7"):
+        run(work, lambda question: time.sleep(0.5))
+
+
+def test_threads_of_the_person_are_not_waited_for():
+    def work(ask):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return "done"
+
+    assert run(work) == "done"
+
+
+def left_behind(then):
+    """Work that forks a process which stays, tells its number and then does something."""
+
+    def work(ask):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+        ask(pid)
+        return then()
+
+    return work
+
+
+@pytest.mark.parametrize("how", ["returns", "is killed", "exits"])
+def test_a_process_that_the_child_left_behind_holds_nobody_up(how):
+    pids = []
+    then = {
+        "returns": lambda: "done",
+        "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exits": lambda: os._exit(3),
+    }
+    try:
+        if how == "returns":
+            assert run(left_behind(then[how]), pids.append) == "done"
+        else:
+            with pytest.raises(ChildLostError, match="SIGKILL" if how == "is killed" else "exit code 3"):
+                run(left_behind(then[how]), pids.append)
+    finally:
+        os.kill(pids[0], signal.SIGKILL)
+
+
+# Signs of life
+
+
+def test_a_silent_child_has_its_worker_beat():
+    beats = []
+
+    def beat():
+        beats.append(time.monotonic())
+        return True
+
+    assert run(lambda ask: time.sleep(0.3) or "done", beat=beat, every=0.02) == "done"
+    assert len(beats) >= 2
+
+
+def test_a_child_that_talks_needs_no_beats():
+    beats = []
+    run(lambda ask: [ask(number) for number in range(200)], beat=lambda: beats.append(1) or True, every=60)
+    assert beats == []
+
+
+def test_a_child_that_shall_stop_has_time_to_notice(monkeypatch):
+    monkeypatch.setattr(child, "STOP_SECONDS", 60.0)
+
+    def work(ask):
+        time.sleep(0.2)
+        return ask("shall I go on?")
+
+    assert run(work, lambda question: "no", beat=lambda: False) == "no"
+
+
+def test_a_child_that_does_not_stop_is_ended(monkeypatch):
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.1)
+    pids = []
+
+    def work(ask):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ask(os.getpid())
+        time.sleep(600)
+
+    with pytest.raises(ChildStoppedError):
+        run(work, pids.append, beat=lambda: False)
+    assert not is_alive(pids[0])
+
+
+def test_a_child_that_may_go_on_is_not_ended(monkeypatch):
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.05)
+    assert run(lambda ask: time.sleep(0.4) or "done", beat=lambda: True) == "done"
+
+
+# What is left
+
+
+def test_after_many_children_nothing_is_open(monkeypatch):
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.02)
+    me = psutil.Process()
+    run(lambda ask: None)
+    before = me.num_fds(), threading.active_count()
+    for number in range(50):
+        with contextlib.suppress(ChildLostError, ChildStoppedError, ZeroDivisionError, TypeError):
+            run(
+                (
+                    lambda ask: ask(3),
+                    lambda ask: 1 / 0,
+                    lambda ask: os._exit(1),
+                    lambda ask: time.sleep(600),
+                    lambda ask: threading.Lock(),
+                )[number % 5],
+                beat=lambda: False,
+            )
+    assert (me.num_fds(), threading.active_count()) == before
+    assert [each for each in me.children() if each.status() == psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_child_holds_no_connection_of_its_worker():
+    """Who talks to the worker must notice its end, though a child of it may live a little longer."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def work(ask):
+            try:
+                os.fstat(theirs.fileno())
+            except OSError:
+                return ask("closed")
+            return "open"
+
+        assert run(work) == "closed"
+        theirs.sendall(b"x")
+        assert ours.recv(1) == b"x"
+
+
+PARENT = """
+import os, sys, time
+from sparkkeras.hyperopt.child import run_in_child
+
+def work(ask):
+    ask(os.getpid())
+    time.sleep(600)
+
+def answer(pid):
+    print(pid, flush=True)
+
+run_in_child(work, answer, lambda: True, 0.1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children of their parent's end")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_child_dies_with_its_worker(number):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as worker:
+        pid = int(worker.stdout.readline())
+        assert is_alive(pid)
+        worker.send_signal(number)
+        worker.wait(30)
+        until(lambda: not is_alive(pid))
+
+
+@dataclass(frozen=True)
+class Work:
+    """As tasks have it."""
+
+    factor: int
+
+    def __call__(self, ask):
+        return self.factor * ask(2)
+
+
+def test_work_may_be_an_object():
+    assert run(pickle.loads(pickle.dumps(Work(3)))) == 6

@@ -1,0 +1,336 @@
+"""A search on disk: what stands there, and going on with it."""
+
+import gc
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkkeras import storage
+from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.hyperopt.journal import Journal
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+
+SETTINGS = {"space": "abc", "metric": "val_loss", "mode": "min", "seed": 7}
+
+
+def params(chosen):
+    """What the space makes of a choice: something that JSON does not know."""
+    return {name: complex(value) for name, value in chosen.items()}
+
+
+def trial(number, value=0.5, status=OK, **told):
+    return Trial(number, params({"x": number}), status, value, chosen={"x": number}, **told)
+
+
+def write(journal, *trials):
+    with journal.opened(SETTINGS, params):
+        for each in trials:
+            journal.write(each)
+
+
+def opened(journal, settings=SETTINGS):
+    with journal.opened(settings, params) as trials:
+        return trials
+
+
+def keep(journal, number, value, data=b"weights"):
+    """Offer a model and keep it if it is wanted; then its trial is written down, as the service does."""
+    if journal.wants(value):
+        draft = journal.draft(100 + number)
+        draft.write_bytes(data + str(number).encode())
+        journal.keep_model(number, value, draft, "npz")
+        assert not draft.exists()
+    journal.write(trial(number, value))
+
+
+def models(journal):
+    return storage.names_in(f"{journal.folder}/models")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "deep" / "search")
+
+
+# Trials
+
+
+FULL = trial(
+    12,
+    0.25,
+    PRUNED,
+    best_epoch=2,
+    history={"loss": [0.5, 0.25], "val_loss": [0.5, 0.25]},
+    worker="host/1",
+    seconds=1.5,
+    ended=20.25,
+    attempts=2,
+    error="words with\nä line break",
+    traceback="Traceback",
+    extra={"note": [1, {"a": None}]},
+    losses=(0.5, 0.25),
+)
+
+
+def test_trials_come_back_as_they_were(folder):
+    trials = [trial(0), FULL, trial(3, None, FAILED, error="it raised"), trial(7, None, STOPPED)]
+    write(Journal(folder, 10, 1.0), *trials)
+    again = opened(Journal(folder, 10, 1.0))
+    assert sorted(again, key=lambda each: each.number) == sorted(trials, key=lambda each: each.number)
+
+
+def test_figures_that_are_not_finite_come_back(folder):
+    write(Journal(folder, 10, 1.0), trial(0, history={"loss": [1.0, math.nan, math.inf]}, extra={"x": -math.inf}))
+    (again,) = opened(Journal(folder, 10, 1.0))
+    assert again.history["loss"][0] == 1.0
+    assert math.isnan(again.history["loss"][1])
+    assert (again.history["loss"][2], again.extra["x"]) == (math.inf, -math.inf)
+
+
+def test_a_trial_that_is_written_twice_is_there_once(folder):
+    write(Journal(folder, 10, 1.0), trial(0, 0.5), trial(0, 0.4))
+    assert [each.value for each in opened(Journal(folder, 10, 1.0))] == [0.4]
+
+
+def test_what_a_later_version_knows_of_a_trial_is_passed_over(folder):
+    write(Journal(folder, 10, 1.0), trial(0))
+    path = Path(folder) / "trials" / "00000.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "blue"}))
+    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
+
+
+def test_people_can_read_what_was_tried(folder):
+    write(Journal(folder, 10, 1.0), trial(3))
+    assert json.loads((Path(folder) / "trials" / "00003.json").read_text())["params"] == "{'x': (3+0j)}"
+
+
+def test_files_that_were_not_finished_are_no_trials(folder):
+    write(Journal(folder, 10, 1.0), trial(0))
+    (Path(folder) / "trials" / ".00001.json.abc.tmp").write_text('{"num')
+    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
+
+
+def test_a_file_is_whole_or_not_there(folder, monkeypatch):
+    journal = Journal(folder, 10, 1.0)
+    write(journal, trial(0, 0.5))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(StorageError, match="cannot write .*00001.json.*No space left"):
+        journal.write(trial(1))
+    with pytest.raises(StorageError, match="No space left"):
+        journal.write(trial(0, 0.1))
+    monkeypatch.undo()
+    assert opened(Journal(folder, 10, 1.0)) == [trial(0, 0.5)]
+    assert sorted(path.name for path in (Path(folder) / "trials").iterdir()) == ["00000.json"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff", b"{}", b'{"number": 3}'])
+def test_damaged_trials_are_told_by_name(folder, damage):
+    write(Journal(folder, 10, 1.0), trial(0), trial(1))
+    (Path(folder) / "trials" / "00000.json").write_bytes(damage)
+    with pytest.raises(StorageError, match="trials/00000.json' is damaged .*: remove it to go on without it"):
+        opened(Journal(folder, 10, 1.0))
+    (Path(folder) / "trials" / "00000.json").unlink()
+    assert opened(Journal(folder, 10, 1.0)) == [trial(1)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff"])
+def test_damaged_settings_are_told_by_name(folder, damage):
+    write(Journal(folder, 10, 1.0), trial(0))
+    (Path(folder) / "search.json").write_bytes(damage)
+    with pytest.raises(StorageError, match="search.json' is damaged .*: remove it to go on without it"):
+        opened(Journal(folder, 10, 1.0))
+
+
+# Settings
+
+
+def test_settings_are_remembered(folder):
+    assert Journal(folder, 10, 1.0).settings() == {}
+    write(Journal(folder, 10, 1.0))
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
+
+
+@pytest.mark.parametrize(("name", "value"), [("space", "xyz"), ("metric", "loss"), ("mode", "max"), ("seed", 8)])
+def test_another_search_cannot_go_on_here(folder, name, value):
+    write(Journal(folder, 10, 1.0), trial(0))
+    with pytest.raises(
+        ConfigurationError, match=f"holds another search: its {name} differs .{SETTINGS[name]!r} there, {value!r} now"
+    ):
+        opened(Journal(folder, 10, 1.0), {**SETTINGS, name: value})
+    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
+
+
+def test_several_differences_are_all_told(folder):
+    write(Journal(folder, 10, 1.0))
+    with pytest.raises(ConfigurationError, match="its metric and seed differ "):
+        opened(Journal(folder, 10, 1.0), {**SETTINGS, "metric": "loss", "seed": 1})
+
+
+def test_what_a_later_version_wrote_is_refused(folder):
+    write(Journal(folder, 10, 1.0))
+    (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
+    with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
+        opened(Journal(folder, 10, 1.0))
+
+
+def test_two_searches_do_not_go_on_in_one_folder(folder):
+    one, other = Journal(folder, 10, 1.0), Journal(folder + "/", 10, 1.0)
+    with one.opened(SETTINGS, params):
+        with pytest.raises(ConfigurationError, match="another search is going on there"):
+            opened(other)
+        one.write(trial(0))
+    assert opened(other) == [trial(0)]
+
+
+def test_a_search_that_failed_lets_go_of_its_folder(folder):
+    with pytest.raises(ZeroDivisionError), Journal(folder, 10, 1.0).opened(SETTINGS, params):
+        _ = 1 / 0
+    assert opened(Journal(folder, 10, 1.0)) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot make the folder .*file/search"):
+        opened(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
+
+
+# Models
+
+
+VALUES = [0.5, 0.9, 0.1, 0.7, 0.3, 0.3, 0.8]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("count", [0, 1, 3, 7, None])
+def test_the_models_of_the_best_are_kept(folder, sign, count):
+    journal = Journal(folder, count, sign)
+    with journal.opened(SETTINGS, params):
+        for number, value in enumerate(VALUES):
+            keep(journal, number, value)
+            seen = [trial(n, v) for n, v in enumerate(VALUES[: number + 1])]
+            best = sorted(each.number for each in ranked(seen, sign)[:count])
+            assert models(journal) == [f"{n:05d}.npz" for n in best]
+            assert [journal.has_model(n) for n in range(len(VALUES))] == [n in best for n in range(len(VALUES))]
+    for number in best:
+        assert journal.model_file(number) == (f"{number:05d}.npz", b"weights" + str(number).encode())
+
+
+def test_of_equal_trials_the_model_of_the_earlier_is_kept_whichever_ends_first(folder):
+    journal = Journal(folder, 1, 1.0)
+    with journal.opened(SETTINGS, params):
+        for number in (5, 3, 4):
+            keep(journal, number, 0.5)
+    assert models(journal) == ["00003.npz"]
+
+
+def test_only_models_that_may_be_kept_are_wanted(folder):
+    journal = Journal(folder, 2, -1.0)
+    with journal.opened(SETTINGS, params):
+        assert journal.wants(-100.0)
+        keep(journal, 0, 0.5)
+        keep(journal, 1, 0.7)
+        assert not journal.wants(0.4)
+        assert journal.wants(0.6)
+    assert not Journal(folder, 0, 1.0).wants(-1e9)
+    assert Journal(folder, None, 1.0).wants(1e9)
+
+
+def test_models_of_an_earlier_call_count(folder):
+    first = Journal(folder, 2, 1.0)
+    with first.opened(SETTINGS, params):
+        for number, value in enumerate([0.5, 0.4, 0.6]):
+            keep(first, number, value)
+    journal = Journal(folder, 2, 1.0)
+    with journal.opened(SETTINGS, params):
+        assert journal.model_file(1) == ("00001.npz", b"weights1")
+        assert not journal.wants(0.55)
+        keep(journal, 3, 0.45)
+    assert models(journal) == ["00001.npz", "00003.npz"]
+
+
+def test_fewer_models_are_kept_when_fewer_are_asked_for(folder):
+    first = Journal(folder, None, -1.0)
+    with first.opened(SETTINGS, params):
+        for number, value in enumerate(VALUES):
+            keep(first, number, value)
+    for count, expected in ((3, ["00001.npz", "00003.npz", "00006.npz"]), (1, ["00001.npz"]), (0, [])):
+        journal = Journal(folder, count, -1.0)
+        opened(journal)
+        assert models(journal) == expected
+
+
+def test_models_without_a_trial_are_removed(folder):
+    journal = Journal(folder, 3, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+        journal.write(trial(2, None, FAILED))
+    for name in ("00001.npz", "00002.keras", ".00003.npz.abc.tmp", "strange", "x.npz"):
+        (Path(folder) / "models" / name).write_bytes(b"left behind")
+    again = Journal(folder, 3, 1.0)
+    opened(again)
+    assert models(again) == ["00000.npz"]
+    assert not again.has_model(1)
+
+
+def test_models_come_as_weights_or_whole(folder):
+    journal = Journal(folder, 3, 1.0)
+    with journal.opened(SETTINGS, params):
+        for number, suffix in enumerate(("npz", "keras")):
+            journal.draft(number).write_bytes(suffix.encode())
+            journal.keep_model(number, 0.5, journal.draft(number), suffix)
+            journal.write(trial(number))
+    again = Journal(folder, 3, 1.0)
+    opened(again)
+    assert [again.model_file(number) for number in range(2)] == [("00000.npz", b"npz"), ("00001.keras", b"keras")]
+
+
+def test_drafts_of_two_leases_do_not_meet(folder):
+    journal = Journal(folder, 3, 1.0)
+    assert journal.draft(1) != journal.draft(2)
+    assert not str(journal.draft(1)).startswith(folder)
+
+
+def test_a_model_that_went_away_is_told(folder):
+    journal = Journal(folder, 3, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+    (Path(folder) / "models" / "00000.npz").unlink()
+    with pytest.raises(StorageError, match="cannot read .*00000.npz"):
+        journal.model_file(0)
+
+
+# Temporary folders
+
+
+def test_a_temporary_folder_goes_with_its_journal():
+    journal = Journal(None, 3, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+    folder = Path(journal.folder)
+    assert (folder / "models" / "00000.npz").exists()
+    assert (folder / "trials" / "00000.json").exists()
+    drafts = journal.draft(1).parent
+    del journal
+    gc.collect()
+    assert not folder.exists()
+    assert not drafts.exists()
+
+
+def test_a_folder_of_the_persons_stays(folder):
+    journal = Journal(folder, 3, 1.0)
+    write(journal, trial(0))
+    drafts = journal.draft(1).parent
+    assert drafts.exists()
+    del journal
+    gc.collect()
+    assert not drafts.exists()
+    assert (Path(folder) / "trials" / "00000.json").exists()
+
+
+def test_trials_can_be_replaced_without_harm(folder):
+    journal = Journal(folder, 3, 1.0)
+    write(journal, FULL, replace(FULL, number=13))
+    assert {each.number for each in opened(journal)} == {12, 13}

@@ -1,0 +1,281 @@
+"""What a search tells on standard output."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
+from sparkkeras.hyperopt.progress import SHOWN, SearchProgress, duration, table, told_params
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
+
+CLEAR = "\r\033[K"
+
+
+class Bench:
+    """A search on a clock that the test moves, and how it is told of."""
+
+    def __init__(self, verbose=1, *, max_evals=10, sign=1.0, before=(), workers=2):
+        self.now = 0.0
+        self.ledger = TrialLedger(
+            lambda number, trials: Suggested({}, {"lr": 0.001 * (number + 1)}), Limits(max_evals), lambda: self.now, before
+        )
+        self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers)
+
+    def end(self, value=None, status=OK, seconds=2.0, **told):
+        """A trial that takes two seconds."""
+        lease = self.ledger.ask("w").lease
+        self.now += seconds
+        self.ledger.finish(lease, replace(self.ledger.running_under(lease), value=value, status=status, **told))
+        self.progress.tick()
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch):
+    """As if the output were one."""
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+# Where there is no terminal
+
+
+def test_silence_is_silent(capsys):
+    bench = Bench(0)
+    bench.progress.begin()
+    bench.end(0.5)
+    bench.end(None, FAILED, error="it raised")
+    bench.progress.end()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_there_is_a_line_for_each_new_best_trial(capsys):
+    bench = Bench(1)
+    for value in (0.5, 0.7, 0.4, 0.4, 0.45, 0.123456):
+        bench.end(value)
+    assert lines(capsys) == [
+        "trial 0 val_loss 0.5 lr=0.001 (2.0s)",
+        "trial 2 val_loss 0.4 lr=0.003 (2.0s)",
+        "trial 5 val_loss 0.1235 lr=0.006 (2.0s)",
+    ]
+
+
+def test_where_large_values_are_good_the_largest_is_best(capsys):
+    bench = Bench(1, sign=-1.0)
+    for value in (0.5, 0.7, 0.4):
+        bench.end(value)
+    assert [line.split()[1] for line in lines(capsys)] == ["0", "1"]
+
+
+def test_the_first_failure_is_told_with_its_first_line(capsys):
+    bench = Bench(1)
+    bench.end(None, FAILED, error="ValueError: too large\nsecond line")
+    bench.end(None, FAILED, error="ValueError: too small")
+    assert lines(capsys) == ["trial 0 failed lr=0.001 (2.0s): ValueError: too large"]
+
+
+def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
+    bench = Bench(2)
+    bench.end(0.5)
+    bench.end(0.75, PRUNED, seconds=75)
+    bench.end(None, FAILED, error="it raised")
+    bench.end(None, STOPPED)
+    bench.progress.tick()
+    assert lines(capsys) == [
+        "trial 0 val_loss 0.5 lr=0.001 (2.0s)",
+        "trial 1 pruned val_loss 0.75 lr=0.002 (1m 15s)",
+        "trial 2 failed lr=0.003 (2.0s): it raised",
+        "trial 3 stopped lr=0.004 (2.0s)",
+    ]
+
+
+def test_trials_that_end_between_two_looks_are_each_told_once(capsys):
+    bench = Bench(1)
+    leases = [bench.ledger.ask("w").lease for _ in range(3)]
+    for lease, value in zip(leases, (0.5, 0.9, 0.1), strict=True):
+        bench.now += 1
+        bench.ledger.finish(lease, replace(bench.ledger.running_under(lease), value=value, status=OK))
+    bench.progress.tick()
+    bench.progress.tick()
+    assert [line.split()[1] for line in lines(capsys)] == ["0", "2"]
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_beginning_tells_what_takes_a_while(capsys, verbose):
+    Bench(verbose).progress.begin()
+    Bench(verbose, workers=1).progress.begin()
+    assert lines(capsys) == [
+        "Searching on 2 workers, which load Keras first.",
+        "Searching on 1 worker, which load Keras first.",
+    ]
+
+
+def test_a_search_that_goes_on_says_so_and_repeats_nothing(capsys):
+    before = [Trial(number, {}, OK, 0.1 * (number + 1), ended=60.0 * (number + 1)) for number in range(3)]
+    bench = Bench(2, before=before)
+    bench.progress.begin()
+    bench.progress.tick()
+    bench.end(0.05)
+    assert lines(capsys) == [
+        "Searching on 2 workers, which load Keras first, going on after 3 trials.",
+        "trial 3 val_loss 0.05 lr=0.004 (2.0s)",
+    ]
+
+
+# On a terminal
+
+
+def test_on_a_terminal_one_line_lives(capsys, terminal):
+    bench = Bench(1)
+    bench.end(0.5)
+    bench.end(0.4)
+    out = capsys.readouterr().out
+    assert out.count(CLEAR) == 2
+    assert "\n" not in out
+    assert out.endswith(f"{CLEAR}2/10 trials - best val_loss 0.4 (trial 1) - 4.0s, about 16.0s left")
+
+
+def test_on_a_terminal_a_failure_has_a_line_above_the_living_one(capsys, terminal):
+    bench = Bench(1)
+    bench.end(None, FAILED, error="it raised")
+    assert capsys.readouterr().out == (
+        f"{CLEAR}trial 0 failed lr=0.001 (2.0s): it raised\n{CLEAR}1/10 trials - 1 failed - 2.0s, about 18.0s left"
+    )
+
+
+def test_on_a_terminal_lines_of_trials_are_plain(capsys, terminal):
+    bench = Bench(2)
+    bench.end(0.5)
+    bench.progress.end()
+    assert CLEAR not in capsys.readouterr().out
+
+
+# The summary
+
+
+def test_the_summary_counts():
+    bench = Bench(max_evals=None)
+    for value, status in ((0.5, OK), (0.3, PRUNED), (None, FAILED), (None, STOPPED), (0.25, STOPPED)):
+        bench.end(value, status)
+    bench.ledger.ask("w")
+    assert (
+        bench.progress.summary()
+        == "5 trials - 1 running - 1 pruned - 2 stopped - 1 failed - best val_loss 0.25 (trial 4) - 10.0s"
+    )
+
+
+def test_before_the_first_trial_nothing_is_foretold():
+    assert Bench().progress.summary() == "0/10 trials - 0.0s"
+
+
+def test_the_time_left_is_told_by_the_trials_of_this_call():
+    before = [Trial(number, {}, OK, 0.5, ended=1000.0 * (number + 1)) for number in range(4)]
+    bench = Bench(before=before)
+    assert "left" not in bench.progress.summary()
+    bench.end(0.5)
+    bench.end(0.5)
+    assert bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m, about 8.0s left"
+
+
+def test_when_it_is_over_no_time_is_left():
+    bench = Bench(max_evals=1)
+    bench.end(0.5)
+    assert "left" not in bench.progress.summary()
+    stopped = Bench()
+    stopped.end(0.5)
+    stopped.ledger.stop("enough")
+    assert "left" not in stopped.progress.summary()
+
+
+# The end
+
+
+def test_the_end_has_a_table_of_the_best(capsys):
+    bench = Bench(1, max_evals=12)
+    for number in range(12):
+        bench.end(1 / (number + 1), best_epoch=2, losses=(0.5, 0.4, 0.3))
+    capsys.readouterr()
+    bench.progress.end()
+    told = lines(capsys)
+    assert told[0] == "12/12 trials - best val_loss 0.08333 (trial 11) - 24.0s."
+    assert [line.split()[0] for line in told[1:]] == ["trial", *(str(11 - place) for place in range(SHOWN))]
+
+
+def test_the_end_tells_what_was_not_told_yet_and_why_it_ended(capsys):
+    bench = Bench(1)
+    lease = bench.ledger.ask("w").lease
+    bench.ledger.finish(lease, replace(bench.ledger.running_under(lease), value=0.5, status=OK))
+    bench.ledger.stop("somebody said so")
+    bench.progress.end()
+    told = lines(capsys)
+    assert told[0].startswith("trial 0 val_loss 0.5")
+    assert told[1].endswith("0.0s. The search ended before its time: somebody said so.")
+
+
+def test_without_a_value_there_is_no_table(capsys):
+    bench = Bench(2)
+    bench.end(None, FAILED, error="it raised")
+    capsys.readouterr()
+    bench.progress.end()
+    assert lines(capsys) == ["1/10 trials - 1 failed - 2.0s, about 18.0s left."]
+
+
+def test_the_table_has_columns():
+    trials = [
+        Trial(3, {"lr": 0.00123456, "units": 64}, OK, 0.123456, best_epoch=2, losses=(1.0, 0.5, 0.6), seconds=3.25),
+        Trial(12, {"lr": 0.1, "units": 128}, STOPPED, 7.0, seconds=65),
+        Trial(4, None, FAILED),
+    ]
+    assert table(trials, "val_loss").splitlines() == [
+        "trial  val_loss  status   best/epochs  time    parameters",
+        "3      0.1235    ok       2/3          3.2s    lr=0.001235 units=64",
+        "12     7         stopped               1m 05s  lr=0.1 units=128",
+        "4                failed                0.0s    None",
+    ]
+
+
+# Words
+
+
+def a_function():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"a": 0.123456, "b": 3, "c": "x", "d": None, "e": True}, "a=0.1235 b=3 c=x d=None e=True"),
+        ({}, ""),
+        (1e-9, "1e-09"),
+        ("relu", "relu"),
+        (a_function, "a_function"),
+        (dict, "dict"),
+        ((1, "x"), "(1, 'x')"),
+        ({"f": a_function}, "f=a_function"),
+    ],
+    ids=repr,
+)
+def test_parameters_in_short_words(params, told):
+    assert told_params(params) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0.0s"),
+        (3.24, "3.2s"),
+        (59.94, "59.9s"),
+        (59.96, "1m 00s"),
+        (60, "1m 00s"),
+        (245.4, "4m 05s"),
+        (3599.4, "59m 59s"),
+        (3599.6, "1h 00m"),
+        (7800, "2h 10m"),
+        (360_000, "100h 00m"),
+    ],
+)
+def test_seconds_in_words(seconds, told):
+    assert duration(seconds) == told

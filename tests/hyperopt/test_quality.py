@@ -1,0 +1,60 @@
+"""Whether learning from trials helps: TPE against random search, on functions whose best point is known."""
+
+import os
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from sparkkeras.hyperopt.space import Space, make_algorithm
+from sparkkeras.hyperopt.trials import OK, Trial
+
+SPACE = Space(
+    {
+        "momentum": hp.uniform("momentum", 0, 1),
+        "dropout": hp.uniform("dropout", 0, 1),
+        "rate": hp.loguniform("rate", np.log(1e-6), np.log(1)),
+        "units": hp.quniform("units", 8, 512, 8),
+        "activation": hp.choice("activation", ["relu", "tanh"]),
+    }
+)
+
+
+def loss(params):
+    """A bowl: 0 at a momentum of 0.9, a dropout of 0.2, a rate of 0.001, 128 units and ReLU."""
+    return (
+        (params["momentum"] - 0.9) ** 2
+        + (params["dropout"] - 0.2) ** 2
+        + (np.log10(params["rate"] / 1e-3) / 6) ** 2
+        + ((params["units"] - 128) / 384) ** 2
+        + (0.05 if params["activation"] == "tanh" else 0.0)
+    )
+
+
+def best_of(algorithm, seed, count):
+    trials = []
+    for number in range(count):
+        chosen = SPACE.suggest(make_algorithm(algorithm), number, trials, 1000 * seed + number, 1.0)
+        params = SPACE.params(chosen)
+        trials.append(Trial(number, params, OK, loss(params), chosen=chosen))
+    return min(trial.value for trial in trials)
+
+
+def compared(seeds, count):
+    found = {name: [best_of(name, seed, count) for seed in range(seeds)] for name in ("tpe", "random")}
+    for name, values in found.items():
+        print(f"{name:>7} after {count} trials, {seeds} seeds: mean {np.mean(values):.3f}, {np.round(values, 2)}")
+    return found
+
+
+def test_tpe_beats_random_search():
+    found = compared(seeds=10, count=100)
+    assert np.mean(found["tpe"]) < 0.6 * np.mean(found["random"])
+    assert sum(tpe < random for tpe, random in zip(*found.values(), strict=True)) >= 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_tpe_beats_random_search_by_far_in_the_long_run():
+    found = compared(seeds=int(os.environ.get("SPARKKERAS_SEEDS", "30")), count=200)
+    assert np.mean(found["tpe"]) < 0.4 * np.mean(found["random"])

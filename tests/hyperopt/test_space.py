@@ -1,0 +1,395 @@
+"""Search spaces of every kind, what travels of them, and the algorithms that choose from them."""
+
+import enum
+import json
+import os
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+
+import hyperopt
+import numpy as np
+import pytest
+from hyperopt import anneal, hp, rand, tpe
+from hyperopt.pyll import scope
+
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.encoding import decode
+from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
+from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:hyperopt.*", "ignore::UserWarning:hyperopt.*")
+
+
+def one_way(x):
+    return x
+
+
+def another_way(x):
+    return -x
+
+
+class Optimizer:
+    def __init__(self, rate):
+        self.rate = rate
+
+
+class Kind(enum.IntEnum):
+    SGD = 1
+    ADAM = 2
+
+
+class Padding(enum.StrEnum):
+    SAME = "same"
+    VALID = "valid"
+
+
+THING, ARRAY = Optimizer(0.1), np.arange(3)
+
+
+def nested():
+    return {
+        "lr": hp.loguniform("lr", -9, -2),
+        "units": hp.choice("units", [32, 64, 128]),
+        "optimizer": hp.choice(
+            "optimizer",
+            [{"kind": "sgd", "momentum": hp.uniform("momentum", 0.5, 1)}, {"kind": "adam", "deep": [hp.randint("n", 3)]}],
+        ),
+        "fixed": (1, "two", None, 3.0, True),
+    }
+
+
+EVERY_KIND = {
+    "choice": (hp.choice("a", ["x", "y"]), lambda value: value in ("x", "y")),
+    "pchoice": (hp.pchoice("a", [(0.1, "x"), (0.9, 7)]), lambda value: value in ("x", 7)),
+    "uniform": (hp.uniform("a", -1, 1), lambda value: -1 <= value <= 1),
+    "quniform": (hp.quniform("a", 32, 256, 32), lambda value: value % 32 == 0 and 32 <= value <= 256),
+    "uniformint": (hp.uniformint("a", 2, 9), lambda value: type(value) is int and 2 <= value <= 9),
+    "loguniform": (hp.loguniform("a", -9, 0), lambda value: np.exp(-9) <= value <= 1),
+    "qloguniform": (hp.qloguniform("a", 0, 3, 1), lambda value: value == int(value) >= 0),
+    "normal": (hp.normal("a", 100, 1), lambda value: 90 < value < 110),
+    "qnormal": (hp.qnormal("a", 100, 1, 0.5), lambda value: value % 0.5 == 0),
+    "lognormal": (hp.lognormal("a", 0, 1), lambda value: value > 0),
+    "qlognormal": (hp.qlognormal("a", 0, 1, 1), lambda value: value == int(value) >= 0),
+    "randint": (hp.randint("a", 5), lambda value: type(value) is int and 0 <= value < 5),
+    "randint from": (hp.randint("a", 5, 9), lambda value: type(value) is int and 5 <= value < 9),
+    "an int of it": (scope.int(hp.quniform("a", 1, 8, 1)), lambda value: type(value) is int and 1 <= value <= 8),
+    "a sum of it": (hp.uniform("a", 0, 1) + 10, lambda value: 10 <= value <= 11),
+    "objects": (
+        hp.choice("a", [THING, ARRAY, one_way]),
+        lambda value: any(value is each for each in (THING, ARRAY, one_way)),
+    ),
+    "classes": (hp.choice("a", [Optimizer, dict]), lambda value: value in (Optimizer, dict)),
+    "members": (hp.choice("a", [Kind.SGD, Padding.SAME]), lambda value: type(value) in (Kind, Padding)),
+    "numbers of NumPy": (hp.choice("a", [np.float32(0.5), np.int64(3), np.True_]), lambda value: value in (0.5, 3, True)),
+    "a list": ([1, hp.uniform("a", 0, 1)], lambda value: value[0] == 1 and 0 <= value[1] <= 1),
+    "nested": (nested(), lambda value: value["fixed"] == (1, "two", None, 3.0, True)),
+}
+
+
+def choose(space, count, algorithm=rand.suggest):
+    return [space.suggest(algorithm, number, (), number * 7919, 1.0) for number in range(count)]
+
+
+def trials_of(space, count, loss=lambda params: 0.5, algorithm=rand.suggest):
+    """Finished trials; as a search would have had them."""
+    chosen = choose(space, count, algorithm)
+    return [
+        Trial(number, space.params(each), OK, loss(space.params(each)), chosen=each) for number, each in enumerate(chosen)
+    ]
+
+
+# Every kind
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_what_is_chosen_is_in_the_space_and_travels(kind):
+    given, is_in = EVERY_KIND[kind]
+    space = Space(given)
+    for chosen in choose(space, 25):
+        assert json.loads(json.dumps(chosen)) == chosen
+        params = space.params(chosen)
+        assert is_in(params), params
+        travelled = decode(json.loads(json.dumps(space.encode(params))), space.objects)
+        assert type(travelled) is type(params) or isinstance(params, np.generic)
+        assert travelled is params or travelled == params
+
+
+def test_all_options_are_met():
+    space = Space(hp.choice("a", [THING, "x", None, one_way]))
+    met = [space.params(chosen) for chosen in choose(space, 60)]
+    assert all(any(option is each for each in met) for option in (THING, "x", None, one_way))
+
+
+def test_only_what_is_active_is_chosen():
+    space = Space(nested())
+    for chosen in choose(space, 30):
+        params = space.params(chosen)
+        active = {"momentum"} if params["optimizer"]["kind"] == "sgd" else {"n"}
+        assert set(chosen) == {"lr", "units", "optimizer"} | active
+        assert params["units"] == [32, 64, 128][chosen["units"]]
+        if active == {"momentum"}:
+            assert params["optimizer"] == {"kind": "sgd", "momentum": chosen["momentum"]}
+        else:
+            assert params["optimizer"] == {"kind": "adam", "deep": (chosen["n"],)}
+
+
+def test_labels_have_their_kinds():
+    assert Space(nested()).labels == {
+        "lr": "loguniform",
+        "units": "randint",
+        "optimizer": "randint",
+        "momentum": "uniform",
+        "n": "randint",
+    }
+    assert Space(hp.pchoice("p", [(0.5, 1), (0.5, 2)])).labels == {"p": "categorical"}
+
+
+def test_objects_travel_beside_the_choice_and_each_once():
+    space = Space({"a": hp.choice("a", [THING, one_way]), "b": hp.choice("b", [one_way, another_way, 3]), "c": THING})
+    assert len(space.objects) == 3
+    assert {id(each) for each in space.objects} == {id(THING), id(one_way), id(another_way)}
+    encoded = space.encode({"a": THING, "c": one_way})
+    elsewhere = [Optimizer(0.5) if each is THING else each for each in space.objects]
+    assert decode(encoded, elsewhere)["a"].rate == 0.5
+    assert Space(nested()).objects == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, (2, {"b": None})], "c": {}},
+        {1: "one", None: "none", (1, 2): "both"},
+        [],
+        (),
+        {"dict": {"object": 0}},
+        {"list": [], "tuple": ()},
+        "text",
+        True,
+        1e-300,
+        2**70,
+    ],
+    ids=repr,
+)
+def test_structures_travel_as_they_are(value):
+    travelled = decode(json.loads(json.dumps(Space(hp.uniform("a", 0, 1)).encode(value))), [])
+    assert repr(travelled) == repr(value)
+
+
+# Digests
+
+
+DIGEST = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_space
+from sparkkeras.hyperopt.space import Space
+print(Space(test_space.nested()).digest, Space(test_space.objects_of_all_kinds()).digest)
+"""
+
+
+def objects_of_all_kinds():
+    return {
+        "a": hp.choice("a", [THING, one_way, Optimizer, {"x": ARRAY}, lambda x: x]),
+        "b": hp.pchoice("b", [(1.0, Kind.ADAM)]),
+    }
+
+
+def test_a_digest_is_the_same_in_another_process():
+    code = DIGEST.format(folder=str(Path(__file__).parent))
+    told = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        told.add(tuple(done.stdout.split()))
+    ((plain, _),) = told
+    assert plain == Space(nested()).digest
+
+
+def test_other_spaces_have_other_digests():
+    spaces = [
+        {"a": hp.uniform("a", 0, 1)},
+        {"a": hp.uniform("a", 0, 2)},
+        {"a": hp.uniform("b", 0, 1)},
+        {"b": hp.uniform("a", 0, 1)},
+        {"a": hp.loguniform("a", 0, 1)},
+        {"a": hp.quniform("a", 0, 1, 0.5)},
+        {"a": hp.choice("a", [1, 2])},
+        {"a": hp.choice("a", [2, 1])},
+        {"a": hp.choice("a", [1, 2, 3])},
+        {"a": hp.choice("a", ["1", 2])},
+        {"a": hp.choice("a", [one_way, 2])},
+        {"a": hp.choice("a", [another_way, 2])},
+        {"a": hp.uniform("a", 0, 1), "c": 1},
+        [hp.uniform("a", 0, 1)],
+    ]
+    digests = [Space(each).digest for each in spaces]
+    same = [(one, other) for one in range(len(spaces)) for other in range(one) if digests[one] == digests[other]]
+    assert same == []
+
+
+# Algorithms
+
+
+def with_all_kinds_of_trials(space, loss):
+    finished = trials_of(space, 30, loss)
+    extra = {"status": "strange", "note": [1]}
+    return [
+        *finished,
+        Trial(30, {}, RUNNING, chosen=choose(space, 31)[30]),
+        Trial(31, {}, FAILED, chosen=choose(space, 32)[31], error="it raised", extra=extra),
+        Trial(32, {}, PRUNED, 0.9, chosen=choose(space, 33)[32]),
+        Trial(33, {}, STOPPED, None, chosen=choose(space, 34)[33]),
+        Trial(34, {}, STOPPED, 0.7, chosen=choose(space, 35)[34], extra=extra),
+    ]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+class TestAlgorithms:
+    def test_they_choose_with_any_trials_behind_them(self, name, sign):
+        space = Space(nested())
+        trials = with_all_kinds_of_trials(space, lambda params: params["lr"])
+        for known in (trials, trials[30:31], trials[31:32], trials[30:32], trials[33:34], []):
+            chosen = space.suggest(ALGORITHMS[name], 40, known, 3, sign)
+            assert space.params(chosen)["units"] in (32, 64, 128)
+
+    def test_the_same_seed_and_trials_give_the_same_choice(self, name, sign):
+        space = Space(nested())
+        trials = with_all_kinds_of_trials(space, lambda params: params["lr"])
+        first = [space.suggest(ALGORITHMS[name], 40, trials, seed, sign) for seed in range(5)]
+        again = [Space(nested()).suggest(ALGORITHMS[name], 40, trials, seed, sign) for seed in range(5)]
+        assert first == again
+        assert len({each["lr"] for each in first}) == 5
+
+
+@pytest.mark.parametrize("algorithm", [tpe.suggest, anneal.suggest], ids=["tpe", "anneal"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_was_good_is_looked_for(algorithm, sign):
+    """The value is the square distance from 3, or minus that where large values are good."""
+    space = Space({"x": hp.uniform("x", -10, 10)})
+    trials = trials_of(space, 40, lambda params: sign * (params["x"] - 3) ** 2)
+    chosen = [space.suggest(algorithm, 40, trials, seed, sign)["x"] for seed in range(40)]
+    assert np.median(np.abs(np.array(chosen) - 3)) < 2.5
+    spread = [space.suggest(rand.suggest, 40, trials, seed, sign)["x"] for seed in range(40)]
+    assert np.median(np.abs(np.array(spread) - 3)) > 3
+
+
+def test_failed_trials_teach_nothing_even_with_a_value():
+    space = Space({"x": hp.uniform("x", -10, 10)})
+    (doc,) = history_of([Trial(0, {}, FAILED, 0.1, chosen={"x": 1.0})], 1.0, ["x"]).trials
+    assert doc["result"]["status"] == hyperopt.STATUS_FAIL
+    assert "loss" not in doc["result"]
+    assert space.suggest(tpe.suggest, 1, [Trial(0, {}, FAILED, None, chosen={"x": 1.0})], 0, 1.0)
+
+
+def test_an_algorithm_of_ones_own_sees_the_trials_as_hyperopts():
+    seen = {}
+
+    def suggest(new_ids, domain, trials, seed):
+        seen.update(
+            ids=new_ids,
+            seed=seed,
+            losses=trials.losses(),
+            statuses=trials.statuses(),
+            states=[t["state"] for t in trials.trials],
+        )
+        return rand.suggest(new_ids, domain, trials, seed)
+
+    space = Space({"x": hp.uniform("x", 0, 1)})
+    trials = [
+        Trial(0, {}, OK, 0.25, chosen={"x": 0.1}),
+        Trial(1, {}, FAILED, chosen={"x": 0.2}),
+        Trial(2, {}, RUNNING, chosen={"x": 0.3}),
+    ]
+    assert set(space.suggest(make_algorithm(suggest), 7, trials, 11, -1.0)) == {"x"}
+    assert (seen["ids"], seen["seed"]) == ([7], 11)
+    assert seen["losses"] == [-0.25, None, None]
+    assert seen["statuses"] == ["ok", "fail", "new"]
+    assert seen["states"] == [hyperopt.JOB_STATE_DONE, hyperopt.JOB_STATE_DONE, hyperopt.JOB_STATE_RUNNING]
+
+
+def test_an_algorithm_that_has_nothing_left_says_so():
+    space = Space({"x": hp.uniform("x", 0, 1)})
+    assert space.suggest(lambda new_ids, domain, trials, seed: [], 0, (), 0, 1.0) is None
+
+
+def test_the_history_has_what_objectives_returned_and_what_was_chosen():
+    trials = [Trial(3, {}, OK, 0.5, chosen={"a": 1, "b": 0.5}, extra={"note": "x"}), Trial(5, {}, OK, 0.2, chosen={"a": 0})]
+    history = history_of(trials, -1.0, ["a", "b", "c"])
+    assert history.tids == [3, 5]
+    assert history.results == [{"note": "x", "status": "ok", "loss": -0.5}, {"status": "ok", "loss": -0.2}]
+    assert history.vals == {"a": [1, 0], "b": [0.5], "c": []}
+    assert history.idxs == {"a": [3, 5], "b": [3], "c": []}
+    assert history.best_trial["tid"] == 3
+
+
+def test_names_of_algorithms():
+    assert make_algorithm("tpe") is tpe.suggest
+    own = partial(tpe.suggest, n_startup_jobs=5)
+    assert make_algorithm(own) is own
+    for given in ("TPE", "bayes", None, 3, dict):
+        with pytest.raises(ConfigurationError, match=r"algo=.* is not known.*Known: 'anneal', 'random', 'tpe'"):
+            make_algorithm(given)
+    with pytest.raises(ConfigurationError, match="Did you mean 'tpe'"):
+        make_algorithm("TPE")
+
+
+# Bad spaces
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({}, "leaves nothing to choose: a list of values is hp.choice"),
+        ({"units": [32, 64]}, "leaves nothing to choose"),
+        (None, "leaves nothing to choose"),
+        ("units", "leaves nothing to choose"),
+        ({"a": hp.uniform("x", 0, 1), "b": hp.choice("x", [1, 2])}, "the label .*x.* is used twice"),
+        (hp.choice("a", [1, hp.uniform("a", 0, 1)]), "the label .*a.* is used twice"),
+    ],
+    ids=range(6),
+)
+def test_bad_spaces_are_refused(space, words):
+    with pytest.raises(ConfigurationError, match=words):
+        Space(space)
+
+
+def test_a_space_that_cannot_be_sampled_is_refused():
+    with pytest.raises(ConfigurationError, match="space: it cannot be sampled: "):
+        Space({"a": scope.int(hp.choice("a", ["x", "y"]))})
+
+
+def test_objects_that_are_computed_within_the_space_are_refused():
+    @scope.define
+    def an_optimizer_of(rate):
+        return Optimizer(rate)
+
+    with pytest.raises(ConfigurationError, match=r"\(Optimizer\) is computed within the space.*option of hp.choice"):
+        Space({"a": scope.an_optimizer_of(hp.uniform("a", 0, 1))})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, True),
+        (0.5, True),
+        (np.float32(2), True),
+        (np.inf, False),
+        (np.nan, False),
+        (True, False),
+        ("1", False),
+        (None, False),
+    ],
+)
+def test_finite_numbers(value, expected):
+    assert is_finite(value) is expected
+
+
+def test_nothing_here_warns_of_what_the_person_did_not_do():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        space = Space(nested())
+        space.params(space.suggest(tpe.suggest, 30, trials_of(space, 25), 0, 1.0))

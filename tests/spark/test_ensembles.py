@@ -1,0 +1,267 @@
+"""Ensembles on Spark: members trained side by side, and scored over RDDs and DataFrames."""
+
+import os
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import (
+    ConfigurationError,
+    DataError,
+    DivergenceError,
+    EnsembleModel,
+    ModelError,
+    SparkEnsemble,
+    WorkerError,
+    keras_udf,
+    load_ensemble_model,
+    to_data_frame,
+    to_simple_rdd,
+)
+from tests.models import classifier
+
+
+def build(number):
+    """Members of two architectures."""
+    model = classifier(units=16 + 8 * (number % 2), seed=number)
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def unseeded():
+    model = keras.Sequential(
+        [keras.Input((64,), name="pixels"), keras.layers.Dropout(0.1), keras.layers.Dense(10, "softmax", name="scores")]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def members(digits):
+    x, y, *_ = digits
+    models = [build(number) for number in range(3)]
+    for number, model in enumerate(models):
+        model.fit(x[number * 300 : number * 300 + 300], y[number * 300 : number * 300 + 300], epochs=5, verbose=0)
+    return models
+
+
+def same(models, others):
+    return all(
+        np.array_equal(one, two)
+        for model, other in zip(models, others, strict=True)
+        for one, two in zip(model.get_weights(), other.get_weights(), strict=True)
+    )
+
+
+# Scoring
+
+
+def test_rdds_and_frames_score_as_arrays_do(sc, spark, members, digits):
+    _, _, x, y = digits
+    ensemble = EnsembleModel(members, "hard", weights=[1, 2, 1.5])
+    local, figures = ensemble.predict(x), ensemble.evaluate(x, y)
+    rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
+    np.testing.assert_allclose(ensemble.predict(rdd), local, atol=1e-6)
+    assert EnsembleModel(members).evaluate(rdd) == pytest.approx(EnsembleModel(members).evaluate(x, y), rel=1e-5)
+    assert np.array_equal(ensemble.predict_classes(rdd), local.argmax(-1))
+    np.testing.assert_allclose(np.stack(ensemble.predict(rdd, collect=False).collect()), local, atol=1e-6)
+    frame = to_data_frame(spark, x, y)
+    assert ensemble.evaluate(frame) == pytest.approx(figures, rel=1e-5)
+    scored = ensemble.predict(frame, output_col="digit")
+    assert scored.columns == ["features", "label", "digit"]
+    np.testing.assert_allclose([row.digit for row in scored.select("digit").collect()], local, atol=1e-6)
+    with pytest.raises(ConfigurationError, match="predict_classes gives an array"):
+        ensemble.predict_classes(frame)
+
+
+def test_the_ensemble_is_a_function_of_sql(spark, members, digits):
+    _, _, x, y = digits
+    ensemble = EnsembleModel(members)
+    scores = keras_udf(ensemble.model)("features").alias("scores")
+    found = to_data_frame(spark, x[:20], y[:20]).select(scores).collect()
+    np.testing.assert_allclose([row.scores for row in found], ensemble.predict(x[:20]), atol=1e-6)
+
+
+def test_files_of_any_path(sc, members, digits, tmp_path):
+    ensemble = EnsembleModel(members)
+    ensemble.save(f"file:{tmp_path}/ensemble.zip")
+    loaded = load_ensemble_model(f"file://{tmp_path}/ensemble.zip")
+    assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
+
+
+# Training
+
+
+@pytest.mark.parametrize("sampling", ["all", "bootstrap", "partition"])
+def test_members_train_side_by_side(sc, spark, digits, sampling):
+    x, y, x_test, y_test = digits
+    spark_ensemble = SparkEnsemble(build, 3, sampling=sampling, seed=1)
+    before = [model.evaluate(x_test, y_test, verbose=0)[0] for model in spark_ensemble.models]
+    histories = spark_ensemble.fit(to_data_frame(spark, x, y), epochs=4, validation_split=0.1, verbose=0)
+    assert histories is spark_ensemble.histories
+    assert [set(history.history) for history in histories] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 3
+    assert [history.epoch for history in histories] == [[0, 1, 2, 3]] * 3
+    alone = [model.evaluate(x_test, y_test, verbose=0) for model in spark_ensemble.models]
+    assert all(mine[0] < 0.7 * loss for mine, loss in zip(alone, before, strict=True))
+    together = spark_ensemble.evaluate(x_test, y_test)
+    assert together[0] < np.mean([figures[0] for figures in alone])
+    assert spark_ensemble.predict(x_test).shape == (len(x_test), 10)
+    assert spark_ensemble.ensemble.models == tuple(spark_ensemble.models)
+
+
+def test_a_seed_repeats_everything(sc, digits):
+    x, y, *_ = digits
+
+    def run(seed):
+        spark_ensemble = SparkEnsemble(unseeded, 3, sampling="bootstrap", seed=seed)
+        spark_ensemble.fit(x[:300], y[:300], epochs=2, verbose=0)
+        return spark_ensemble.models
+
+    random = np.random.get_state()[1].copy()
+    first = run(5)
+    assert np.array_equal(np.random.get_state()[1], random)
+    assert same(first, run(5))
+    assert not same(first[:1], first[1:2])
+    assert not same(first, run(6))
+
+
+def test_models_of_a_list_are_trained_in_place_and_go_on(sc, digits, tmp_path):
+    x, y, x_test, y_test = digits
+    models = [build(0), build(1)]
+    spark_ensemble = SparkEnsemble(models, seed=0)
+    spark_ensemble.fit(to_simple_rdd(sc, x, y), epochs=1, verbose=0)
+    assert spark_ensemble.models == models
+    losses = [history.history["loss"][0] for history in spark_ensemble.histories]
+    before = spark_ensemble.evaluate(x_test, y_test)[0]
+    histories = spark_ensemble.fit(x, y, epochs=2, verbose=0)
+    assert all(history.history["loss"][0] < loss for history, loss in zip(histories, losses, strict=True))
+    assert int(models[0].optimizer.iterations) == 3 * 44
+    assert spark_ensemble.evaluate(x_test, y_test)[0] < before
+    spark_ensemble.save(tmp_path / "ensemble.zip")
+    again = SparkEnsemble(list(load_ensemble_model(tmp_path / "ensemble.zip").models))
+    again.fit(x, y, epochs=1, verbose=0)
+    assert int(again.models[0].optimizer.iterations) == 4 * 44
+
+
+def test_early_stopping_ends_a_member_alone(sc, digits):
+    x, y, x_test, y_test = digits
+    slow = build(0)
+    slow.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1)
+    histories = SparkEnsemble([slow, build(1)]).fit(
+        x[:300], y[:300], epochs=4, validation_data=(x_test, y_test), worker_callbacks=stop, verbose=0
+    )
+    assert [history.epoch for history in histories] == [[0, 1], [0, 1, 2, 3]]
+
+
+def test_progress_is_told(sc, digits, capsys):
+    x, y, *_ = digits
+    SparkEnsemble(build, 2).fit(x[:100], y[:100], verbose=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Training 2 members")
+    assert [line[:21] for line in lines[1:]] == ["Member 0 - 1 epochs -", "Member 1 - 1 epochs -"]
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends its process at the end of the first epoch, once."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark = str(mark)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("sampling", ["all", "partition"])
+def test_a_worker_that_dies_is_replaced_and_gives_the_same(sc, digits, tmp_path, sampling):
+    x, y, x_test, y_test = digits
+
+    def run(callbacks):
+        spark_ensemble = SparkEnsemble(unseeded, 3, sampling=sampling, seed=5)
+        rows = to_simple_rdd(sc, x[:300], y[:300], num_slices=3).filter(lambda row: True)
+        held_out = (x_test, y_test)
+        spark_ensemble.fit(rows, epochs=2, validation_data=held_out, verbose=0, worker_callbacks=callbacks)
+        return spark_ensemble
+
+    killed, plain = run(Kill(tmp_path / "killed")), run(Kill(tmp_path))
+    assert (tmp_path / "killed").exists()
+    assert same(killed.models, plain.models)
+    assert [history.history for history in killed.histories] == [history.history for history in plain.histories]
+
+
+# What goes wrong
+
+
+class Boom(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise RuntimeError("boom")
+
+
+def test_failures_leave_the_members_and_nothing_else(sc, digits):
+    x, y, *_ = digits
+    models = [build(0), build(1)]
+    models[1].compile(keras.optimizers.SGD(1e30), "sparse_categorical_crossentropy")
+    spark_ensemble = SparkEnsemble(models)
+    before = [model.get_weights() for model in models]
+    folder = Path(sc._temp_dir)
+    files = sorted(folder.iterdir())
+    with pytest.raises(DivergenceError, match="member 1 diverged in epoch 1"):
+        spark_ensemble.fit(x[:200], y[:200], verbose=0)
+    with pytest.raises(WorkerError, match="boom") as failure:
+        spark_ensemble.fit(x[:200], y[:200], verbose=0, worker_callbacks=Boom())
+    assert "on_epoch_end" in failure.value.worker_traceback
+    for model, weights in zip(models, before, strict=True):
+        assert all(np.array_equal(one, two) for one, two in zip(model.get_weights(), weights, strict=True))
+    assert sorted(folder.iterdir()) == files
+    with pytest.raises(ConfigurationError, match="has not been trained yet: call fit first"):
+        spark_ensemble.predict(x)
+
+
+def test_data_that_does_not_fit_is_refused_before_a_job(sc, digits):
+    x, y, *_ = digits
+    spark_ensemble = SparkEnsemble(build, 3, sampling="partition")
+    with pytest.raises(ConfigurationError, match="3 members need a partition with rows"):
+        spark_ensemble.fit(x[:2], y[:2], verbose=0)
+    with pytest.raises(DataError, match=r"expects rows of shape \(64,\)"):
+        spark_ensemble.fit(x[:, :5], y, verbose=0)
+    other = build(1)
+    other.compile("sgd", "categorical_crossentropy")
+    with pytest.raises(DataError, match="expects one-hot rows"):
+        SparkEnsemble([build(0), other]).fit(x, y, verbose=0)
+    with pytest.raises(TypeError, match="SparkEnsemble.fit takes no argument 'callbacks'.*'worker_callbacks'"):
+        spark_ensemble.fit(x, y, callbacks=[])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ((build,), ConfigurationError, "num_models is missing"),
+        ((build, 0), ConfigurationError, "num_models=0"),
+        ((3, 3), ConfigurationError, "models is int 3; expected a function"),
+        ((build(0),), ConfigurationError, "expected a function that builds a compiled model, or a list"),
+        (([build(0), build(1)], 3), ConfigurationError, "num_models=3, but there are 2 models"),
+        (([],), ModelError, "models is empty"),
+        ((lambda: 3, 2), ModelError, r"models\[0\]: expected a keras.Model"),
+        (([build(0)] * 2,), ModelError, "among the members twice"),
+        (([keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])],), ModelError, "is not compiled"),
+    ],
+)
+def test_models_that_cannot_be_members(given, error, told):
+    with pytest.raises(error, match=told):
+        SparkEnsemble(*given)
+
+
+def test_other_arguments_that_cannot_be():
+    with pytest.raises(ConfigurationError, match="sampling='bagging' is not known.*'bootstrap'"):
+        SparkEnsemble(build, 2, sampling="bagging")
+    with pytest.raises(ConfigurationError, match="mode='synchronous' is not known"):
+        SparkEnsemble(build, 2, mode="synchronous")
+    with pytest.raises(TypeError, match="takes no argument 'num_workers'"):
+        SparkEnsemble(build, 2, num_workers=3)

@@ -1,0 +1,281 @@
+"""Members that never talk, over the plain twin of a dataset: no Spark."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import metrics
+from sparkkeras.custom_code import ByValue
+from sparkkeras.data.block import concatenate
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.local import LocalDataset, LocalRows, LocalShared
+from sparkkeras.errors import ConfigurationError, DivergenceError
+from sparkkeras.job import Job, Shares, Validation
+from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.parameter.rules import Average
+from sparkkeras.strategy.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
+from sparkkeras.worker import BatchOptions, FitOptions
+from tests.strategy.jobs import BATCH, X, Y, partitions, rows
+
+
+def linear(seed=0, optimizer=None, **compiled):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((3,), name="x"), keras.layers.Dense(1, name="y")], name="linear")
+    model.compile(optimizer or keras.optimizers.Adam(0.05), "mse", metrics=["mae"], **compiled)
+    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
+    return model
+
+
+def train(
+    models, dataset, sampling="all", *, epochs=2, shuffle=True, seed=1, callbacks=None, validation=None, split=0.0, **job
+):
+    """Train; the histories."""
+    archives = [ModelArchive.pack(model) for model in models]
+    shares = Shares.split(dataset.handles, split)
+    options = FitOptions(
+        BATCH, None, shuffle=shuffle, seed=seed, callbacks=callbacks and ByValue.dump(callbacks, "callbacks")
+    )
+    if split:
+        validation = Validation(dataset, BatchOptions(BATCH), spans=shares.validation_spans)
+    given = Job(
+        model=models[0],
+        archive=archives[0],
+        epochs=epochs,
+        initial_epoch=0,
+        frequency="epoch",
+        rule=Average(),
+        rule_state={},
+        shares=shares,
+        options=options,
+        validation=validation,
+        **job,
+    )
+    return IndependentStrategy(models, archives, sampling, seed).fit(given, dataset)
+
+
+def weights(model):
+    return ModelState.take(model).weights.vector
+
+
+def test_a_member_on_all_rows_is_plain_keras():
+    models = [linear(0), linear(1, keras.optimizers.SGD(0.05))]
+    plain = [linear(0), linear(1, keras.optimizers.SGD(0.05))]
+    histories = train(models, partitions(20, None, 13), epochs=3, shuffle=False)
+    for model, other, history in zip(models, plain, histories, strict=True):
+        expected = other.fit(X[:33], Y[:33], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
+        np.testing.assert_allclose(weights(model), weights(other), atol=1e-6)
+        assert int(model.optimizer.iterations) == int(other.optimizer.iterations) == 27
+        assert set(history.history) == set(expected)
+        assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+        assert history.epoch == [0, 1, 2]
+        assert history.model is model
+        assert model.history is history
+
+
+def test_validation_is_plain_keras():
+    held_out = partitions(10, 7)
+    model, plain = linear(), linear()
+    (history,) = train([model], partitions(20), epochs=4, shuffle=False, validation=Validation(held_out, BatchOptions(5), 2))
+    validation = concatenate([block for block in held_out.blocks if block is not None])
+    expected = plain.fit(
+        X[:20],
+        Y[:20],
+        batch_size=BATCH,
+        epochs=4,
+        shuffle=False,
+        verbose=0,
+        validation_data=(validation.x, validation.y),
+        validation_freq=2,
+    ).history
+    assert {name: len(values) for name, values in history.history.items()} == {
+        "loss": 4, "mae": 4, "val_loss": 2, "val_mae": 2,
+    }  # fmt: skip
+    assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+    np.testing.assert_allclose(weights(model), weights(plain), atol=1e-6)
+
+
+def test_a_split_is_put_aside_from_all_partitions():
+    model, plain = linear(), linear()
+    (history,) = train([model], partitions(20, 20), epochs=2, shuffle=False, split=0.25)
+    train_rows = np.r_[0:15, 20:35]
+    test_rows = np.r_[15:20, 35:40]
+    expected = plain.fit(
+        X[train_rows], Y[train_rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0,
+        validation_data=(X[test_rows], Y[test_rows]),
+    ).history  # fmt: skip
+    assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+
+
+def test_partitions_go_to_a_member_each():
+    models, plain = [linear(0), linear(0)], [linear(0), linear(0)]
+    histories = train(models, partitions(20, 12), "partition", shuffle=False, split=0.25)
+    for number, (start, stop, end) in enumerate([(0, 15, 20), (20, 29, 32)]):
+        expected = plain[number].fit(
+            X[start:stop], Y[start:stop], batch_size=BATCH, epochs=2, shuffle=False, verbose=0,
+            validation_data=(X[stop:end], Y[stop:end]),
+        ).history  # fmt: skip
+        assert all(histories[number].history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+        np.testing.assert_allclose(weights(models[number]), weights(plain[number]), atol=1e-6)
+
+
+@pytest.mark.parametrize("sampling", ["all", "bootstrap"])
+def test_members_see_rows_of_their_own_and_a_seed_repeats_them(sampling):
+    def run(seed):
+        models = [linear(0), linear(0)]
+        train(models, partitions(20, 13), sampling, seed=seed)
+        return [weights(model) for model in models]
+
+    first, again, other = run(1), run(1), run(2)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_a_member_does_not_depend_on_the_others():
+    alone = [linear(0)]
+    train(alone, partitions(20, 13), "bootstrap")
+    several = [linear(0), linear(1), linear(2)]
+    train(several, partitions(20, 13), "bootstrap")
+    assert np.array_equal(weights(alone[0]), weights(several[0]))
+
+
+def test_training_learns():
+    models = [linear(seed) for seed in range(3)]
+    before = [model.evaluate(X, Y, verbose=0)[0] for model in models]
+    train(models, partitions(30, 30), "bootstrap", epochs=15)
+    for model, loss in zip(models, before, strict=True):
+        assert model.evaluate(X, Y, verbose=0)[0] < 0.3 * loss
+
+
+# Rows
+
+
+def test_bootstrap_draws_as_many_rows_with_replacement():
+    block = rows(X, Y)
+    sample = BootstrapRows(AllRows((LocalRows(block),), ((0, 50),)), seed=3)
+    drawn = [sample.of(member, None) for member in (0, 0, 1)]
+    assert np.array_equal(drawn[0].x, drawn[1].x)
+    assert not np.array_equal(drawn[0].x, drawn[2].x)
+    for each in drawn:
+        found = {tuple(row) for row in each.x}
+        assert each.rows == 50
+        assert 0.5 * 50 < len(found) < 0.8 * 50  # 1 - 1/e of them, about
+        assert found <= {tuple(row) for row in X[:50]}  # nothing of what is put aside
+        assert all(np.array_equal(y, Y[np.flatnonzero((x == X).all(1))[0]]) for x, y in zip(each.x, each.y, strict=True))
+
+
+def test_parts_without_rows_give_none():
+    empty = LocalRows(None)
+    assert AllRows((empty, empty), ((0, 0), (0, 3))).of(0, None) is None
+    assert BootstrapRows(AllRows((empty,), ((0, 0),)), 0).of(0, None) is None
+    assert OwnRows(((0, 3), (2, 2))).of(1, rows(X, Y)) is None
+    assert OwnRows(((0, 3),)).of(0, None) is None
+    assert AllRows((LocalRows(rows(X, Y)), empty), ((2, 4), (0, 0))).of(0, None).rows == 2
+
+
+# Callbacks
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops where weights are small, and where training has begun twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = 0
+
+    def on_train_begin(self, logs=None):
+        self.begun += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = self.begun > 1 or float(np.abs(self.model.get_weights()[0]).max()) < 0.5
+
+
+def test_each_member_has_callbacks_of_its_own_for_all_epochs():
+    models = [linear(0, keras.optimizers.SGD(0.001)), linear(1, keras.optimizers.SGD(0.001))]
+    models[1].set_weights([np.zeros((3, 1)), np.zeros(1)])
+    histories = train(models, partitions(20), epochs=3, callbacks=[Stop()])
+    assert [history.epoch for history in histories] == [[0, 1, 2], [0]]
+
+
+def test_early_stopping_sees_validation_and_restores_the_best():
+    model = linear(0, keras.optimizers.SGD(0.05))
+    best = weights(model)
+    worse = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+    (history,) = train([model], partitions(20), epochs=9, split=0.5, callbacks=[worse])
+    assert history.epoch == [0, 1]  # the loss goes down, which is no good here
+    assert set(history.history) == {"loss", "mae", "val_loss", "val_mae"}
+    again = linear(0, keras.optimizers.SGD(0.05))
+    train([again], partitions(20), epochs=1, split=0.5)
+    assert np.array_equal(weights(model), weights(again))
+    assert not np.array_equal(weights(model), best)
+
+
+def test_moving_averages_take_the_place_of_weights_as_in_keras():
+    def optimizer():
+        return keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9)
+
+    model, plain = linear(0, optimizer()), linear(0, optimizer())
+    train([model], partitions(22), epochs=1, shuffle=False)
+    plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(model), weights(plain), atol=1e-6)
+
+
+# Failures
+
+
+def test_a_member_that_diverges_is_named_and_none_is_changed():
+    models = [linear(0), linear(1, keras.optimizers.SGD(1e30))]
+    before = [weights(model) for model in models]
+    with pytest.raises(DivergenceError, match=r"member 1 diverged in epoch \d"):
+        train(models, partitions(20), epochs=3)
+    assert all(np.array_equal(weights(model), vector) for model, vector in zip(models, before, strict=True))
+
+
+class Boom(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise RuntimeError("boom")
+
+
+def test_a_failure_of_a_task_is_not_swallowed():
+    model = linear(0)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="boom"):
+        train([model], partitions(20), callbacks=[Boom()])
+    assert np.array_equal(weights(model), before)
+
+
+@pytest.mark.parametrize("sizes", [(20,), (20, None), (20, 0), (10, 10, 10)], ids=str)
+def test_partitions_that_are_not_one_for_each(sizes):
+    with pytest.raises(ConfigurationError, match="2 members need a partition with rows to train on each"):
+        train([linear(0), linear(1)], partitions(*sizes), "partition")
+
+
+def test_members_that_are_too_large_for_spark_are_refused_before_they_train():
+    class Bounded(LocalDataset):
+        max_result_bytes = 50
+
+        def run(self, task):
+            raise AssertionError("nothing may run")
+
+    with pytest.raises(ConfigurationError, match=r"2 members come back with .* spark\.driver\.maxResultSize"):
+        train([linear(0), linear(1)], Bounded(partitions(20).blocks))
+
+
+def test_an_attempt_that_is_run_again_gives_the_same(linear_task):
+    first, again = (next(linear_task(TaskContext(1, attempt), iter(()))) for attempt in (0, 7))
+    assert np.array_equal(first.state.weights.vector, again.state.weights.vector)
+    assert np.array_equal(first.state.optimizer.vector, again.state.optimizer.vector)
+    assert first.logs == again.logs
+
+
+@pytest.fixture
+def linear_task():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
+    member = LocalShared(Member(ModelArchive.pack(model), ModelState.take(model)))
+    everything = AllRows((LocalRows(rows(X, Y)),), ((0, 60),))
+    return TrainMember(
+        (member, member), LocalShared(FitOptions(BATCH, seed=4)), range(2), None, BootstrapRows(everything, 4), None
+    )

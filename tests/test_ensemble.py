@@ -1,0 +1,617 @@
+"""Ensembles in one process: votes, checks, files, and the greedy choice of members. No Spark."""
+
+import io
+import json
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model
+from sparkkeras.errors import ConfigurationError, CustomObjectError, DataError, ModelError, StorageError
+from tests.models import regression
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3)).astype(np.float32)
+
+
+def network(*layers, seed=0, compiled=True, width=64):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10, activation="softmax", name="scores")])
+    if compiled:
+        model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def unit(activation="sigmoid", units=1, seed=0, **compiled):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units, activation=activation)])
+    if compiled:
+        model.compile("sgd", **compiled)
+    return model
+
+
+@pytest.fixture(scope="module")
+def members(digits):
+    """Networks of different kinds, each trained on other digits, none of them well."""
+    x, y, *_ = digits
+    dense = keras.layers.Dense
+    models = [
+        network(dense(16, "relu", kernel_regularizer="l2"), seed=1),
+        network(dense(24, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), seed=2),
+        network(keras.layers.Reshape((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten(), seed=3),
+        network(dense(12, "relu"), seed=4),
+        network(dense(20, "relu"), dense(20, "relu"), seed=5),
+    ]
+    for number, model in enumerate(models):
+        rows = np.random.default_rng(number).choice(1000, 300)
+        model.fit(x[rows], y[rows], epochs=8, verbose=0)
+    return models
+
+
+@pytest.fixture(scope="module")
+def outputs(members, digits):
+    return np.stack([model.predict(digits[2], verbose=0) for model in members])
+
+
+# Votes
+
+
+def test_soft_is_the_weighted_mean_of_probabilities(members, outputs, digits):
+    weights = [3, 1, 2, 2, 0]
+    ensemble = EnsembleModel(members, weights=weights)
+    assert ensemble.weights == (0.375, 0.125, 0.25, 0.25, 0.0)
+    found = ensemble.predict(digits[2])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.average(outputs, axis=0, weights=weights), atol=1e-6)
+    assert np.array_equal(ensemble.predict_classes(digits[2]), found.argmax(-1))
+    assert ensemble.predict_classes(digits[2]).shape == (len(digits[2]),)
+
+
+def test_hard_is_one_hot_and_follows_the_majority(members, outputs, digits):
+    ensemble = EnsembleModel(members, "hard")
+    found = ensemble.predict(digits[2])
+    votes = np.stack([np.bincount(row, minlength=10) for row in outputs.argmax(-1).T])
+    expected = np.where(votes == votes.max(-1, keepdims=True), outputs.mean(0), -1).argmax(-1)
+    assert (votes == votes.max(-1, keepdims=True)).sum(-1).max() > 1  # there are ties
+    assert np.array_equal(found, np.eye(10, dtype=np.float32)[expected])
+    assert found.dtype == np.float32
+    assert np.array_equal(ensemble.predict_classes(digits[2]), expected)
+    assert ensemble.evaluate(digits[2], digits[3], return_dict=True)["accuracy"] == pytest.approx(
+        (expected == digits[3]).mean()
+    )
+
+
+def test_one_member_is_itself(members, digits):
+    assert np.array_equal(EnsembleModel(members[:1]).predict(digits[2]), members[0].predict(digits[2], verbose=0))
+
+
+def test_the_members_stay_as_they_are(members, digits):
+    def looks():
+        return [
+            (model.name, model.trainable, model.compiled, len(model.trainable_weights), model.optimizer.iterations.numpy())
+            for model in members
+        ]
+
+    before, weights = looks(), [model.get_weights() for model in members]
+    ensemble = EnsembleModel(members)
+    ensemble.evaluate(digits[2], digits[3])
+    assert looks() == before
+    for model, values in zip(members, weights, strict=True):
+        assert all(np.array_equal(one, two) for one, two in zip(model.get_weights(), values, strict=True))
+
+
+def test_the_ensemble_follows_its_members(digits):
+    x, y, *_ = digits
+    models = [network(keras.layers.Dense(8), seed=seed) for seed in (0, 1)]
+    ensemble = EnsembleModel(models)
+    before = ensemble.predict(x[:50])
+    models[1].fit(x[:200], y[:200], verbose=0)
+    after = ensemble.predict(x[:50])
+    np.testing.assert_allclose(after, np.mean([model.predict(x[:50], verbose=0) for model in models], 0), atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_evaluate_gives_what_keras_would_without_penalties(members, outputs, digits):
+    _, _, x, y = digits
+    ensemble = EnsembleModel(members)
+    mean = outputs.mean(0)
+    loss = -np.log(mean[np.arange(len(y)), y])
+    right = mean.argmax(-1) == y
+    assert ensemble.evaluate(x, y) == pytest.approx([loss.mean(), right.mean()], rel=1e-4)
+    found = ensemble.evaluate(x, y, sample_weight=np.arange(len(y)), return_dict=True, batch_size=7)
+    assert found["loss"] == pytest.approx((loss * np.arange(len(y))).mean(), rel=1e-4)
+    assert EnsembleModel(members[:1]).evaluate(x, y)[0] < members[0].evaluate(x, y, verbose=0)[0] - 0.01
+
+
+def test_better_than_the_mean_member(members, digits):
+    _, _, x, y = digits
+    alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
+    assert EnsembleModel(members).evaluate(x, y)[1] > np.mean(alone)
+
+
+def test_arrays_start_no_spark(members, digits):
+    from pyspark import SparkContext
+
+    before = SparkContext._active_spark_context
+    ensemble = EnsembleModel(members)
+    ensemble.predict(digits[2])
+    ensemble.evaluate(digits[2], digits[3])
+    assert SparkContext._active_spark_context is before
+
+
+def test_transform_and_rows_that_are_not_finite(members, digits):
+    x, y = digits[2][:20].copy(), digits[3][:20]
+    ensemble = EnsembleModel(members)
+    expected = ensemble.predict(x)
+
+    def scaled(features, labels):
+        features /= 16.0
+        return features, labels
+
+    raw = x * 16
+    np.testing.assert_allclose(ensemble.predict(raw, transform=scaled), expected, atol=1e-6)
+    assert ensemble.evaluate(raw, y, transform=scaled) == pytest.approx(ensemble.evaluate(x, y), rel=1e-5)
+    assert np.array_equal(raw, x * 16)
+    x[3, 0] = np.nan
+    with pytest.raises(DataError, match="NaN"):
+        ensemble.predict(x)
+    assert np.isnan(ensemble.predict(x, on_nan="allow")[3]).all()
+    assert ensemble.evaluate(x, y, on_nan="drop") == pytest.approx(
+        ensemble.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5
+    )
+    assert ensemble.predict(x[:0]).shape == (0, 10)
+
+
+def test_sigmoid_units():
+    models = [unit(seed=seed, loss="binary_crossentropy") for seed in range(3)]
+    outputs = np.stack([model.predict(X, verbose=0) for model in models])
+    hard = EnsembleModel(models, "hard")
+    expected = ((outputs > 0.5).sum(0) >= 2).astype(np.float32)
+    assert np.array_equal(hard.predict(X), expected)
+    assert hard.predict_classes(X).tolist() == expected[:, 0].tolist()
+    soft = EnsembleModel(models)
+    assert soft.predict_classes(X).tolist() == (outputs.mean(0)[:, 0] > 0.5).tolist()
+    assert soft.predict_classes(X).shape == (40,)
+
+
+def test_labels_that_do_not_exclude_each_other():
+    models = [unit(units=4, seed=seed, loss="binary_crossentropy") for seed in range(3)]
+    outputs = np.stack([model.predict(X, verbose=0) for model in models])
+    ensemble = EnsembleModel(models, "hard")
+    assert np.array_equal(ensemble.predict(X), (outputs > 0.5).sum(0) >= 2)
+    with pytest.raises(ConfigurationError, match=r"do not exclude each other.*predict\(\.\.\.\) > 0\.5"):
+        ensemble.predict_classes(X)
+
+
+def test_regression_averages():
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (x * 20).astype(np.float32), ((y - y.mean()) / y.std()).astype(np.float32)
+    models = []
+    for seed in range(3):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8 + seed, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+        rows = np.random.default_rng(seed).choice(300, 150)
+        model.fit(x[rows], y[rows], epochs=15, verbose=0)
+        models.append(model)
+    ensemble = EnsembleModel(models, "average", weights=[1, 2, 1])
+    outputs = np.stack([model.predict(x[300:], verbose=0) for model in models])
+    mean = np.average(outputs, axis=0, weights=[1, 2, 1])
+    np.testing.assert_allclose(ensemble.predict(x[300:]), mean, atol=1e-5)
+    assert ensemble.evaluate(x[300:], y[300:])[0] == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
+    # The square is convex: the mean is better than its members are on average.
+    assert ensemble.evaluate(x[300:], y[300:])[0] < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
+    with pytest.raises(ConfigurationError, match="does not decide between classes"):
+        ensemble.predict_classes(x)
+
+
+# Structure
+
+
+def two_inputs(order, names=("a", "b"), seed=0):
+    keras.utils.set_random_seed(seed)
+    shapes = {"a": 2, "b": 3}
+    inputs = {key: keras.Input((shapes[key],), name=name) for key, name in zip("ab", names, strict=True)}
+    joined = keras.layers.Concatenate()([keras.layers.Dense(2)(inputs[key]) for key in "ab"])
+    outputs = [keras.layers.Dense(1, name="first")(joined), keras.layers.Dense(2, name="second")(joined)]
+    model = keras.Model([inputs[key] for key in order], outputs)
+    model.compile("sgd", {"first": "mse", "second": "mae"})
+    return model
+
+
+def test_several_inputs_go_by_name_and_outputs_by_place():
+    models = [two_inputs("ab"), two_inputs("ba", seed=1)]
+    a, b = X[:, :2], X
+    ensemble = EnsembleModel(models, "average")
+    found = ensemble.predict((a, b))
+    theirs = models[0].predict([a, b], verbose=0), models[1].predict([b, a], verbose=0)
+    for output in (0, 1):
+        np.testing.assert_allclose(found[output], (theirs[0][output] + theirs[1][output]) / 2, atol=1e-6)
+    for both, one in zip(found, ensemble.predict({"a": a, "b": b}), strict=True):
+        assert np.array_equal(both, one)
+    y = {"first": X[:, :1], "second": X[:, :2]}
+    figures = ensemble.evaluate((a, b), y, return_dict=True)
+    assert figures["loss"] == pytest.approx(
+        ((found[0] - y["first"]) ** 2).mean() + np.abs(found[1] - y["second"]).mean(), rel=1e-4
+    )
+
+
+def test_other_names_go_by_place():
+    ensemble = EnsembleModel([two_inputs("ab"), two_inputs("ab", ("left", "right"), seed=1)], "average")
+    assert len(ensemble.predict((X[:, :2], X))) == 2
+
+
+def test_dicts_of_inputs_and_outputs():
+    def model(seed):
+        keras.utils.set_random_seed(seed)
+        inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((3,), name="b")}
+        joined = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+        return keras.Model(inputs, {"y": keras.layers.Dense(1)(joined), "z": keras.layers.Dense(2)(joined)})
+
+    models = [model(0), model(1)]
+    x = {"a": X[:, :2], "b": X}
+    found = EnsembleModel(models, "average").predict(x)
+    theirs = [each.predict(x, verbose=0) for each in models]
+    assert set(found) == {"y", "z"}
+    for name in found:
+        np.testing.assert_allclose(found[name], (theirs[0][name] + theirs[1][name]) / 2, atol=1e-6)
+
+
+def test_ensembles_of_ensembles(members, outputs, digits):
+    inner = EnsembleModel(members[:2]).model
+    outer = EnsembleModel([inner, members[2]])
+    expected = (outputs[:2].mean(0) + outputs[2]) / 2
+    np.testing.assert_allclose(outer.predict(digits[2]), expected, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Doubled(keras.layers.Layer):
+    def call(self, values):
+        return 2 * values
+
+
+class Unregistered(keras.layers.Layer):
+    def call(self, values):
+        return 3 * values
+
+
+class Largest(keras.layers.Layer):
+    def call(self, values):
+        return keras.ops.argmax(values, -1, keepdims=True)
+
+
+def own_probabilities(values):
+    return keras.ops.softmax(values)
+
+
+def own_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+
+def test_custom_code_and_adapted_layers(digits):
+    x, y, *_ = digits
+    normalization = keras.layers.Normalization()
+    normalization.adapt(x[:100])
+    models = [network(Doubled(), seed=0), network(Unregistered(), seed=1), network(normalization, seed=2)]
+    models[0].compile("sgd", own_loss)
+    ensemble = EnsembleModel(models)
+    mean = np.mean([model.predict(x[:50], verbose=0) for model in models], axis=0)
+    np.testing.assert_allclose(ensemble.predict(x[:50]), mean, atol=1e-6)
+    loss = keras.losses.sparse_categorical_crossentropy(y[:50], mean)
+    assert ensemble.evaluate(x[:50], y[:50]) == pytest.approx(float(np.mean(loss)), rel=1e-4)
+
+
+# Checks
+
+
+def bad_models():
+    unbuilt = keras.Sequential([keras.layers.Dense(3)])
+    counted = keras.Sequential([keras.Input((3,)), Largest()])
+    return {
+        "none": ([], ModelError, "models is empty"),
+        "a single one": (unit(), ModelError, "expected a list of built Keras models"),
+        "no model": ([unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received builtins.int"),
+        "not built": ([unit(), unbuilt], ModelError, r"models\[1\]: .* not built"),
+        "other inputs": ([unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
+        "more inputs": ([unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),
+        "other outputs": ([unit(), unit(units=2)], ModelError, r"gives .*\(2,\).*outputs of the same shapes"),
+        "whole numbers": ([counted], ModelError, "whole numbers .* no mean"),
+    }
+
+
+@pytest.mark.parametrize("case", list(bad_models()))
+def test_models_that_cannot_vote_together(case):
+    models, error, told = bad_models()[case]
+    with pytest.raises(error, match=told):
+        EnsembleModel(models, "average")
+
+
+@pytest.mark.parametrize(
+    "weights", [[1], [1, 2, 3], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], "ab", 3, [1, "x"]], ids=str
+)
+def test_weights_that_cannot_be(weights):
+    with pytest.raises(ConfigurationError, match=r"weights=.*expected 2 number\(s\), one for each model"):
+        EnsembleModel([unit(), unit()], weights=weights)
+
+
+def test_unknown_arguments():
+    with pytest.raises(ConfigurationError, match="voting='sort' is not known.*Did you mean 'soft'"):
+        EnsembleModel([unit()], "sort")
+    with pytest.raises(TypeError, match="EnsembleModel takes no argument 'weigths'.*Did you mean 'weights'"):
+        EnsembleModel([unit()], weigths=[1])
+    with pytest.raises(TypeError, match=r"EnsembleModel.predict takes no argument 'batch'"):
+        EnsembleModel([unit()]).predict(X, batch=3)
+    with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame"):
+        EnsembleModel([unit()]).predict(X, features="x")
+
+
+@pytest.mark.parametrize("voting", ["soft", "hard"])
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (lambda: regression(), "ends with the activation 'linear'"),
+        (lambda: unit("relu"), "ends with the activation 'relu'"),
+        (lambda: keras.Sequential([keras.Input((3,)), unit("tanh")]), "ends with the activation 'tanh'"),
+        (lambda: unit(None, loss=keras.losses.BinaryCrossentropy(from_logits=True)), "takes logits"),
+    ],
+)
+def test_what_is_no_probability_does_not_vote(voting, model, told):
+    with pytest.raises(ConfigurationError, match=rf'{told}.*give voting="average"'):
+        EnsembleModel([model()], voting)
+    EnsembleModel([model()], "average")
+
+
+def test_what_may_be_a_probability_votes():
+    softmax = keras.layers.Softmax()
+    cast = keras.layers.Activation("linear", dtype="float32")
+    for model in (
+        keras.Sequential([unit(None, 4), softmax]),
+        keras.Sequential([unit("softmax", 4), cast]),
+        keras.Sequential([unit(None, 4), keras.layers.Lambda(own_probabilities)]),
+    ):
+        EnsembleModel([model], "hard")
+
+
+def test_nothing_to_measure_by(digits):
+    ensemble = EnsembleModel([network(compiled=False), network(compiled=False, seed=1)])
+    with pytest.raises(ModelError, match=r"ensemble\.model\.compile\(loss="):
+        ensemble.evaluate(digits[2], digits[3])
+    ensemble.model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    assert len(ensemble.evaluate(digits[2], digits[3])) == 2
+    # The first compiled member says it, wherever it stands.
+    assert len(EnsembleModel([network(compiled=False), network()]).evaluate(digits[2], digits[3])) == 2
+
+
+# Files
+
+
+def test_a_round_trip(members, digits, tmp_path):
+    path = tmp_path / "ensemble.zip"
+    ensemble = EnsembleModel(members, "hard", weights=[1, 2, 3, 4, 5])
+    ensemble.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["ensemble.zip"]
+    assert zipfile.ZipFile(path).namelist() == ["ensemble.json", *(f"member-{number}.keras" for number in range(5))]
+    loaded = load_ensemble_model(path)
+    assert (loaded.voting, loaded.weights) == ("hard", ensemble.weights)
+    assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
+    assert loaded.evaluate(digits[2], digits[3]) == ensemble.evaluate(digits[2], digits[3])
+    assert [int(model.optimizer.iterations) for model in loaded.models] == [
+        int(model.optimizer.iterations) for model in members
+    ]
+    loaded.save(str(path))
+    with pytest.raises(StorageError, match="there already: give overwrite=True"):
+        loaded.save(path, overwrite=False)
+
+
+def test_soft_ensembles_come_back_to_the_last_bit(members, digits, tmp_path):
+    ensemble = EnsembleModel(members, weights=[0.1, 0.7, 0.3, 0.123, 1 / 3])
+    ensemble.save(tmp_path / "e")
+    assert np.array_equal(load_ensemble_model(tmp_path / "e").predict(digits[2]), ensemble.predict(digits[2]))
+
+
+def test_what_it_is_measured_by_is_saved(digits, tmp_path):
+    ensemble = EnsembleModel([network(), network(seed=1)])
+    ensemble.model.compile(loss="sparse_categorical_crossentropy", metrics=["sparse_top_k_categorical_accuracy"])
+    ensemble.save(tmp_path / "e")
+    found = load_ensemble_model(tmp_path / "e").evaluate(digits[2], digits[3], return_dict=True)
+    assert found == ensemble.evaluate(digits[2], digits[3], return_dict=True)
+    assert set(found) == {"loss", "sparse_top_k_categorical_accuracy"}
+
+
+def test_keras_saves_the_ensemble_as_one_model(members, digits, tmp_path):
+    ensemble = EnsembleModel(members, "hard")
+    ensemble.model.save(tmp_path / "one.keras")
+    model = keras.saving.load_model(tmp_path / "one.keras")
+    assert np.array_equal(model.predict(digits[2], verbose=0), ensemble.predict(digits[2]))
+    with pytest.raises(ConfigurationError, match="single model to Keras"):
+        ensemble.save(tmp_path / "ensemble.keras")
+
+
+def test_custom_objects_are_asked_for(digits, tmp_path):
+    ensemble = EnsembleModel([network(Unregistered())])
+    ensemble.save(tmp_path / "e")
+    with pytest.raises(CustomObjectError, match="member 0: .*custom_objects="):
+        load_ensemble_model(tmp_path / "e")
+    loaded = load_ensemble_model(tmp_path / "e", {"Unregistered": Unregistered})
+    assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
+
+
+def test_python_code_in_a_file_is_not_run(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda v: v * 2.0), keras.layers.Dense(1)])
+    ensemble = EnsembleModel([model], "average")
+    ensemble.save(tmp_path / "e")
+    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+        load_ensemble_model(tmp_path / "e")
+    assert np.array_equal(load_ensemble_model(tmp_path / "e", safe_mode=False).predict(X), ensemble.predict(X))
+
+
+def archive(**members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in members.items():
+            file.writestr(name.replace("_", "."), content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "holds no ensemble.*damaged"),
+        (b"PK nothing", "holds no ensemble.*damaged"),
+        (archive(something_txt="a"), "no ensemble.json"),
+        (archive(ensemble_json="no json"), "damaged"),
+        (archive(ensemble_json="[1]"), "damaged"),
+        (archive(ensemble_json="{}"), "no ensemble.json with members"),
+        (archive(ensemble_json='{"format": "x", "members": 1}'), "damaged"),
+        (archive(ensemble_json='{"format": 1, "members": 1}'), "damaged.*member-0.keras"),
+        (archive(ensemble_json='{"format": 2, "members": 1}'), "later version"),
+    ],
+)
+def test_files_that_hold_no_ensemble(content, told, tmp_path):
+    (tmp_path / "e").write_bytes(content)
+    with pytest.raises(ModelError, match=told):
+        load_ensemble_model(tmp_path / "e")
+
+
+def test_damaged_settings_and_members(tmp_path):
+    EnsembleModel([unit(loss="binary_crossentropy")]).save(tmp_path / "e")
+    with zipfile.ZipFile(tmp_path / "e") as file:
+        settings, member = json.loads(file.read("ensemble.json")), file.read("member-0.keras")
+    for changed in ({"voting": "loud"}, {"weights": [1, 2]}, {"compiled": [1]}):
+        with zipfile.ZipFile(tmp_path / "changed", "w") as file:
+            file.writestr("ensemble.json", json.dumps(settings | changed))
+            file.writestr("member-0.keras", member)
+        with pytest.raises(ModelError, match="changed"):
+            load_ensemble_model(tmp_path / "changed")
+    with zipfile.ZipFile(tmp_path / "cut", "w") as file:
+        file.writestr("ensemble.json", json.dumps(settings))
+        file.writestr("member-0.keras", member[: len(member) // 2])
+    with pytest.raises(ModelError, match="member 0"):
+        load_ensemble_model(tmp_path / "cut")
+
+
+def test_single_models_and_paths_that_are_not_there(tmp_path):
+    network().save(tmp_path / "single.keras")
+    with pytest.raises(ModelError, match="single model: load it with load_spark_model"):
+        load_ensemble_model(tmp_path / "single.keras")
+    with pytest.raises(StorageError, match="cannot read"):
+        load_ensemble_model(tmp_path / "none")
+    with pytest.raises(StorageError, match="cannot write"):
+        EnsembleModel([unit()]).save(tmp_path / "no" / "folder")
+
+
+# The greedy choice
+
+
+@pytest.mark.parametrize("voting", ["soft", "hard"])
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_never_worse_than_the_best_member_on_validation_data(members, digits, metric, voting):
+    x, y = digits[0][1000:], digits[1][1000:]
+    ensemble = greedy_ensemble(members, x, y, metric, size=10, voting=voting)
+    sign = -1 if metric == "loss" else 1
+    alone = [EnsembleModel([model], voting).evaluate(x, y, return_dict=True)[metric] for model in members]
+    assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= sign * max(alone, key=lambda v: sign * v) - 1e-5
+    assert all(any(model is member for member in members) for model in ensemble.models)
+    assert all(weight > 0 for weight in ensemble.weights)
+    assert sum(ensemble.weights) == pytest.approx(1.0)
+    assert ensemble.voting == voting
+
+
+def test_better_than_the_best_member_on_test_data(members, digits):
+    x, y, x_test, y_test = digits
+    ensemble = greedy_ensemble(members, x[1000:], y[1000:], "loss", size=20)
+    alone = [model.evaluate(x[1000:], y[1000:], verbose=0, return_dict=True) for model in members]
+    best = members[int(np.argmin([figures["loss"] for figures in alone]))]
+    mine, its = (each.evaluate(x_test, y_test, return_dict=True) for each in (ensemble, EnsembleModel([best])))
+    assert mine["loss"] < its["loss"]
+    assert mine["accuracy"] > its["accuracy"]
+    assert len(ensemble.models) > 1
+
+
+def test_members_that_do_not_help_are_left_out(members, digits):
+    x, y, *_ = digits
+    untrained = network(seed=9)
+    ensemble = greedy_ensemble([untrained, *members], x[1000:], y[1000:], size=8)
+    assert not any(model is untrained for model in ensemble.models)
+    times = [np.array(ensemble.weights) * size for size in range(1, 9)]
+    assert any(np.allclose(counts, counts.round()) for counts in times)
+
+
+def test_each_model_predicts_once(members, digits, monkeypatch):
+    calls = []
+    for model in members:
+        monkeypatch.setattr(
+            model, "predict", lambda *given, its=model.predict, **named: (calls.append(1), its(*given, **named))[1]
+        )
+    greedy_ensemble(members, digits[0][1000:], digits[1][1000:], size=10)
+    assert len(calls) == len(members)
+
+
+def test_metrics_of_all_kinds(members, digits):
+    x, y = digits[0][1000:], digits[1][1000:]
+    by_name = greedy_ensemble(members, x, y, "loss", 6)
+    by_object = greedy_ensemble(members, x, y, keras.losses.SparseCategoricalCrossentropy(), 6)
+
+    def log_loss(y_true, y_pred):
+        return -np.log(y_pred[np.arange(len(y_true)), y_true]).mean()
+
+    by_function = greedy_ensemble(members, x, y, log_loss, 6, mode="min")
+    assert by_name.weights == by_object.weights == by_function.weights
+    by_metric = greedy_ensemble(members, x, y, keras.metrics.SparseCategoricalAccuracy(), 6)
+    assert by_metric.weights == greedy_ensemble(members, x, y, "accuracy", 6).weights
+    worst = greedy_ensemble(members, x, y, "accuracy", 1, mode="min")
+    alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
+    assert worst.models[0] is members[int(np.argmin(alone))]
+
+
+def test_regression_chooses_by_the_mean():
+    models = [regression(seed=seed) for seed in range(3)]
+    for model, level in zip(models, (0.0, 1.0, 5.0), strict=True):
+        model.set_weights([np.zeros((3, 1)), np.array([level])])
+    ensemble = greedy_ensemble(models, X, np.full((40, 1), 2.0), "mae", 4, voting="average", initial=1)
+    assert ensemble.models == (models[1], models[2])
+    assert ensemble.weights == (0.75, 0.25)
+
+
+def test_samples_weigh():
+    yes, no = unit(seed=0, loss="binary_crossentropy"), unit(seed=1)
+    for model, level in ((yes, 3.0), (no, -3.0)):
+        model.set_weights([np.zeros((3, 1)), np.array([level])])
+    y = np.array([1.0] * 10 + [0.0] * 30)
+    weights = np.where(y == 1, 100.0, 1.0)
+    assert greedy_ensemble([yes, no], X, y, "accuracy", 1).models[0] is no
+    assert greedy_ensemble([yes, no], X, y, "accuracy", 1, sample_weight=weights).models[0] is yes
+    assert greedy_ensemble([yes, no], X, y, "loss", 1, sample_weight=weights).models[0] is yes
+    with pytest.raises(ConfigurationError, match="has to weight itself"):
+        greedy_ensemble([yes, no], X, y, lambda y, p: 0.0, 1, mode="min", sample_weight=weights)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"metric": "acuracy"}, ConfigurationError, "metric='acuracy' cannot be measured"),
+        ({"metric": keras.metrics.AUC}, ConfigurationError, "an object, not its class"),
+        ({"metric": 3}, ConfigurationError, "metric=3: expected"),
+        ({"metric": lambda y, p: 0.0}, ConfigurationError, 'give mode="min" or mode="max"'),
+        ({"metric": lambda y, p: np.nan, "mode": "min"}, DataError, "finite for none of the models"),
+        ({"mode": "least"}, ConfigurationError, "mode='least' is not known"),
+        ({"size": 0}, ConfigurationError, "size=0"),
+        ({"initial": 0}, ConfigurationError, "initial=0"),
+        ({"models": []}, ModelError, "models is empty"),
+        ({"models": [unit(), unit()]}, ConfigurationError, "none of the models was compiled with a loss"),
+        ({"models": [two_inputs("ab")], "voting": "average"}, ConfigurationError, "2 outputs.*choose on one"),
+        ({"y_val": None}, DataError, "labels are missing"),
+        ({"y_val": np.zeros(3)}, DataError, "same number of rows"),
+        ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "holds no rows"),
+        ({"x_val": X[:, :2]}, DataError, "does not fit the model's input"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_chosen_by(given, error, told):
+    models = [unit(seed=seed, loss="binary_crossentropy") for seed in (0, 1)]
+    with pytest.raises(error, match=told):
+        greedy_ensemble(**({"models": models, "x_val": X, "y_val": np.zeros(40)} | given))
