@@ -212,7 +212,7 @@ class StoredSparkDataset:
 
     def without_rows(self, count: int) -> Dataset:
         """As `StoredDataset.without_rows`."""
-        return SparkDataset(self.cluster, RddBlocks(self.cluster.context.parallelize([], count)))
+        return without_rows(self.cluster, count)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """As `Dataset.run`, over the files."""
