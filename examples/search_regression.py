@@ -58,11 +58,12 @@ def main() -> None:
 
     params = hyperopt.space_eval(SPACE, chosen)
     model = fitted(params, x[train], y[train])
+    trivial = np.var(y[test])
     error = float(np.mean((model.predict(x[test], verbose=0)[:, 0] - y[test]) ** 2))
     print(f"""
 Best        {params}
 Folds       mean squared error {trials.best_trial["result"]["loss"]:.3f}
-Test        mean squared error {error:.3f} of {len(x[test])} unseen patients, where their mean would have {np.var(y[test]):.3f}
+Test        mean squared error {error:.3f} of {len(x[test])} unseen patients, where their mean would have {trivial:.3f}
 Picture     {options.output / "search_regression.png"}""")
     spark.stop()
 

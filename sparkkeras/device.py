@@ -87,7 +87,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
 
 
 def is_untouched() -> bool:
-    """Whether the backend has run nothing in this process yet, so that a fork of it can use it. True where nobody can tell."""
+    """Whether the backend has run nothing in this process yet, so that a fork of it can use it."""
     import keras
 
     backend = keras.backend.backend()

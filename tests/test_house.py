@@ -59,8 +59,9 @@ DOORS = {
     "pyarrow": {"data", "ml", "probe", "scoring"},
     "pyspark": {"cluster", "custom_code", "data", "ml", "remote"},
     "keras": {
-        "callbacks", "custom_code", "device", "ensemble", "hyperopt", "inference", "job", "labels", "members", "metrics", "ml", "model",
-        "persistence", "scoring", "spark_ensemble", "spark_model", "sql", "strategy", "voting", "worker",
+        "callbacks", "custom_code", "device", "ensemble", "hyperopt", "inference", "job", "labels", "members",
+        "metrics", "ml", "model", "persistence", "scoring", "spark_ensemble", "spark_model", "sql", "strategy",
+        "voting", "worker",
     },
     "tensorflow": {"device"},
     "torch": {"device"},
@@ -120,15 +121,14 @@ def test_the_public_names():
     for name in sparkkeras.__all__:
         assert getattr(sparkkeras, name).__doc__, name
     assert set(sparkkeras.__all__) == {
-        "AGN", "AsynchronousRule", "Average", "ClusterError", "ConfigurationError", "CustomObjectError",
-        "DCASGD", "DataError", "DiLoCo", "DivergenceError", "Downpour", "DynSGD", "EAMSGD", "EASGD",
-        "EnsembleModel", "ImageFeaturizer", "ModelError", "ParameterServerError", "ParameterServerOptions",
-        "ParameterServerStats", "SearchError", "SlowMo", "SparkEnsemble", "SparkKerasError", "SparkMLlibModel", "SparkModel",
-        "StorageError", "UnknownArgumentError", "Update", "UpdateRule", "Window", "WorkerError", "encode_label", "from_data_frame", "from_labeled_point", "from_matrix",
-        "from_vector", "greedy_ensemble", "image_loader", "keras_udf", "load_ensemble_model", "load_spark_model",
-        "load_tfrecords", "lp_to_simple_rdd",
-        "register_keras_udf", "save_as_tfrecords", "to_data_frame", "to_labeled_point", "to_matrix", "to_simple_rdd",
-        "to_vector",
+        "AGN", "AsynchronousRule", "Average", "ClusterError", "ConfigurationError", "CustomObjectError", "DCASGD",
+        "DataError", "DiLoCo", "DivergenceError", "Downpour", "DynSGD", "EAMSGD", "EASGD", "EnsembleModel",
+        "ImageFeaturizer", "ModelError", "ParameterServerError", "ParameterServerOptions", "ParameterServerStats",
+        "SearchError", "SlowMo", "SparkEnsemble", "SparkKerasError", "SparkMLlibModel", "SparkModel", "StorageError",
+        "UnknownArgumentError", "Update", "UpdateRule", "Window", "WorkerError", "encode_label", "from_data_frame",
+        "from_labeled_point", "from_matrix", "from_vector", "greedy_ensemble", "image_loader", "keras_udf",
+        "load_ensemble_model", "load_spark_model", "load_tfrecords", "lp_to_simple_rdd", "register_keras_udf",
+        "save_as_tfrecords", "to_data_frame", "to_labeled_point", "to_matrix", "to_simple_rdd", "to_vector",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sparkkeras.nothing

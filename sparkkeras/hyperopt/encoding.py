@@ -13,7 +13,6 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError
 
-
 PLAIN = (str, int, float, bool, type(None))
 """What JSON gives back as it was; members of an enumeration, say, it makes numbers and texts of."""
 

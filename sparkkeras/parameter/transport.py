@@ -262,7 +262,10 @@ def insist(
     Args:
         caller: How to call.
         seconds: For how long.
-        name: As in `Caller.call`, with all that follows.
+        name: As in `Caller.call`.
+        fields: Likewise.
+        body: Likewise.
+        into: Likewise.
 
     Raises:
         TransportError: There was no answer in that time.

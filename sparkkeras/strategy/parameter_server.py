@@ -37,8 +37,8 @@ from sparkkeras.parameter.service import Contents, ParameterClient, ParameterSer
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.parameter.transport import Address, make_transport
 from sparkkeras.parameter.wire import Secret
-from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.strategy.gather import figures, gathered, note_workers
+from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
 

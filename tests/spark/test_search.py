@@ -151,7 +151,11 @@ class TestWhatATrialGets:
             import tensorflow as tf
 
             keras.ops.zeros(3)
-            return {"loss": 0.0, "threads": tf.config.threading.get_intra_op_parallelism_threads(), "env": os.environ["NPROC"]}
+            return {
+                "loss": 0.0,
+                "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+                "env": os.environ["NPROC"],
+            }
 
         extra = search_of(sc, objective=objective, max_evals=1).best_trial.extra
         assert (extra["threads"], extra["env"]) == (1, "1")
