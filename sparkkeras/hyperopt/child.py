@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import stat
 import sys
@@ -57,6 +58,7 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
     ours, theirs = context.Pipe()
     child = context.Process(target=_main, args=(work, ours, theirs, os.getpid()), name="sparkkeras-trial")
     child.start()
+    assert child.pid is not None
     theirs.close()
     patience = STOP_SECONDS
     try:
@@ -86,8 +88,9 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
                 ours.send(said)
     finally:
         ours.close()
-        if child.is_alive():
-            child.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # with what it has begun itself and left running
+        child.kill()
         child.join()
         child.close()
 
@@ -99,6 +102,7 @@ def run_here(work: Work[T], answer: Answer, beat: Callable[[], bool], every: flo
 
 def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connection.Connection, parent: int) -> None:
     theirs_no_more.close()
+    os.setpgid(0, 0)
     _die_with(parent)
     _let_go_of_sockets(pipe.fileno())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -110,7 +114,7 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
     try:
         message = ("done", work(ask))
     except BaseException as error:
-        message = ("raised", error)
+        message = ("raised", _portable(error))
     for stream in (sys.stdout, sys.stderr):  # before the last word, since the worker waits for nothing behind it
         with suppress(Exception):
             stream.flush()
@@ -122,6 +126,15 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
         except Exception as error:  # it cannot be pickled
             pipe.send(("raised", TypeError(f"what came of it cannot leave its process: {type(error).__name__}: {error}")))
     os._exit(0)  # what the person's code left running is not waited for
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one that says what it was, where it can be pickled and not be read again."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as why:
+        return TypeError(f"what it raised cannot leave its process ({why}): {type(error).__name__}: {error}")
+    return error
 
 
 def _die_with(parent: int) -> None:

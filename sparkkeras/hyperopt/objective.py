@@ -57,7 +57,7 @@ class Fit:
         model, own = built(self.build.fresh(), params)
         arguments = {**self.arguments.fresh(), **from_params(params), **_checked(own), **data}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
-        report = ReportCallback(self.metric)
+        report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
         steps = int(model.steps_per_execution)
         model.steps_per_execution = device.steps_per_execution(model, steps, any(map(batch_hooks, callbacks)))
         model.fit(**arguments, callbacks=[*callbacks, report], verbose=0)
@@ -82,10 +82,7 @@ class Call:
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Call it."""
-        try:
-            result = self.function.fresh()(*((params, data) if self.has_data else (params,)))
-        except TrialEnd:
-            return _reported(reporter)
+        result = self.function.fresh()(*((params, data) if self.has_data else (params,)))
         result = dict(result) if isinstance(result, Mapping) else {"loss": result, "status": OK}
         status, loss, model = result.pop("status", OK), result.pop("loss", None), result.pop("model", None)
         extra = _known_to_json(result)
@@ -121,7 +118,9 @@ def run_trial(
         device.wake()
         keras.utils.set_random_seed(seed)
         return objective(params, data, reporter)
-    except Exception as error:
+    except TrialEnd:
+        return _reported(reporter)
+    except (Exception, SystemExit) as error:
         told = traceback.format_exc()[-TRACEBACK_LENGTH:]
         last = f"{type(error).__name__}: {error}"
         if isinstance(error, SearchMistakeError):

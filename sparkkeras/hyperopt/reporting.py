@@ -39,7 +39,7 @@ class Reporter:
 
     def __init__(self, tell: Callable[[float], str], sign: float) -> None:
         self._tell, self._sign = tell, sign
-        self._epochs = 0
+        self._epoch = 0
         self.history: dict[str, list[float]] = {}
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -47,25 +47,25 @@ class Reporter:
         self.status = OK
 
     def log(self, figures: Mapping[str, Any]) -> None:
-        """Take figures of an epoch."""
+        """Take figures of one more epoch."""
+        self._epoch += 1
         for name, value in figures.items():
             self.history.setdefault(name, []).append(float(value))
 
     def take(self, value: float, is_last: bool = False) -> bool:
-        """Take the value of one more epoch; whether it is the best so far. `should_end` says how to go on.
+        """Take the value of the epoch that was logged; whether it is the best so far. `should_end` says how to go on.
 
         Args:
             value: The value.
             is_last: Whether this was the last epoch in any case, so that there is nothing to be pruned.
         """
-        self._epochs += 1
         value = float(value)
         if not np.isfinite(value):
-            self.diverged_at = self._epochs
+            self.diverged_at = self._epoch
             return False
         is_best = self.best is None or self._sign * value < self._sign * self.best
         if is_best:
-            self.best, self.best_epoch = value, self._epochs
+            self.best, self.best_epoch = value, self._epoch
         told = self._tell(self._sign * value)
         if told != GO_ON and not is_last:
             self.status = PRUNED if told == PRUNE else STOPPED

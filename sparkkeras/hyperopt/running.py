@@ -117,7 +117,7 @@ class _Read:
         try:
             data = self.function.fresh()()
             return _Loaded(fit_data(data) if self.checks else data)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = f"{_UNREAD}: {type(error).__name__}: {error}"
             return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_fatal=True))
 

@@ -372,7 +372,9 @@ class HyperParamModel:
             chosen = space.suggest(algorithm, number, trials, seed, limits.sign)
             if chosen is None:
                 return None
-            return Suggested(chosen, space.params(chosen))
+            params = space.params(chosen)
+            space.encode(params)  # says what cannot travel
+            return Suggested(chosen, params)
 
         assert self._journal is not None
         return TrialLedger(suggest, limits, time.monotonic, before, self._journal.write)

@@ -53,7 +53,7 @@ class Trial:
     @property
     def epochs(self) -> int:
         """The epochs that were reported."""
-        return len(self.losses)
+        return max([len(self.losses), *map(len, self.history.values())])
 
 
 def ranked(trials: Sequence[Trial], sign: float) -> list[Trial]:

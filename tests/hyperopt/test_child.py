@@ -106,10 +106,20 @@ def test_what_cannot_be_pickled_is_told():
     with pytest.raises(TypeError, match="what came of it cannot leave its process: .*[lL]ock"):
         run(lambda ask: threading.Lock())
 
-    def work(ask):
-        raise NoPickleError
 
-    with pytest.raises(TypeError, match="what came of it cannot leave its process: .*not this one"):
+class OneWayError(Exception):
+    """Can be pickled, and not be read again."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+@pytest.mark.parametrize("error", [NoPickleError("words"), OneWayError("words", 2)], ids=["one", "other"])
+def test_errors_that_cannot_be_pickled_are_told_by_their_words(error):
+    def work(ask):
+        raise error
+
+    with pytest.raises(TypeError, match=rf"what it raised cannot leave its process \(.*\): {type(error).__name__}: words"):
         run(work)
 
 

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -597,12 +598,16 @@ def test_a_search_that_goes_on_sees_earlier_trials():
 def test_every_trial_ends_exactly_once_however_workers_behave():
     """Workers finish, crash, fall silent and come back with old leases, all at once."""
     clock, ended, count = Clock(), Counter(), 150
-    ledger = TrialLedger(
-        lambda number, trials: Suggested({}, number),
-        Limits(max_evals=count),
-        clock,
-        on_end=lambda trial: ended.update([trial.number]),
-    )
+
+    def suggest(number, trials):
+        time.sleep(0)  # others get their turn in the midst of it
+        return Suggested({}, number)
+
+    def on_end(trial):
+        time.sleep(0)
+        ended.update([trial.number])
+
+    ledger = TrialLedger(suggest, Limits(max_evals=count), clock, on_end=on_end)
     accepted, errors = [], []
 
     def finish(assignment):
