@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -63,6 +64,29 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
         raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
     finally:
         with suppress(OSError):  # where it could not be made, there is nothing to remove
+            draft.unlink(missing_ok=True)
+
+
+def put_file(path: str, source: Path) -> None:
+    """Write a file of what another one on this machine holds, which may be gone then; whole or not at all.
+
+    Raises:
+        StorageError: The folder is not there or not writable.
+    """
+    if has_scheme(path):
+        _put_hadoop(path, source, overwrite=True)
+        return
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        shutil.move(source, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
@@ -126,6 +150,12 @@ def has_scheme(path: str) -> bool:
 
 
 def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:
+    with _temporary() as local:
+        local.write_bytes(data)
+        _put_hadoop(path, local, overwrite)
+
+
+def _put_hadoop(path: str, source: Path, overwrite: bool) -> None:
     hadoop = _Hadoop(path)
     target = hadoop.path(path)
     with hadoop.errors("write"):
@@ -133,9 +163,7 @@ def _write_hadoop(path: str, data: bytes, overwrite: bool) -> None:
             raise StorageError(_exists(path))
         draft = hadoop.path(f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.{uuid.uuid4().hex}.tmp")
         try:
-            with _temporary() as local:
-                local.write_bytes(data)
-                hadoop.files.copyFromLocalFile(False, True, hadoop.path(local.as_uri()), draft)
+            hadoop.files.copyFromLocalFile(False, True, hadoop.path(source.as_uri()), draft)
             hadoop.rename(draft, target, overwrite)
         finally:
             with suppress(Exception):

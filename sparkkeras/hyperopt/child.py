@@ -16,8 +16,8 @@ import pickle
 import signal
 import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
 from typing import Any, TypeVar
 
@@ -27,13 +27,17 @@ Work = Callable[[Answer], T]
 """What is to be done; it is given a function that asks the worker, and waits for its answer."""
 
 STOP_SECONDS = 10.0
-"""How long a child that shall stop may take to notice."""
+"""How long a child that shall stop may take to do so."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class ChildLostError(Exception):
     """The child died without a word; the message says how."""
+
+
+class StopWork(BaseException):
+    """Raised within a child's work when it shall stop, wherever it is."""
 
 
 class ChildStoppedError(Exception):
@@ -46,8 +50,8 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
     Args:
         work: What to do. What it raises is raised here; it must be able to be pickled.
         answer: Answers what the child asks.
-        beat: Called when a child has been silent for a while; says whether it shall go on. One that shall not has
-            `STOP_SECONDS` to notice it, by the answer to its next question.
+        beat: Called when a child has been silent for a while; says whether it shall go on. In one that shall not,
+            `StopWork` is raised, and it has `STOP_SECONDS` to end.
         every: Seconds between two beats.
 
     Raises:
@@ -67,6 +71,7 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
             # A process that the child left behind holds its ends of both, so its death does not show there.
             if is_silent and child.is_alive():
                 if not beat():
+                    os.kill(child.pid, signal.SIGTERM)
                     patience -= every
                 if patience <= 0:
                     raise ChildStoppedError
@@ -81,6 +86,8 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
             if kind == "done":
                 done: T = told
                 return done
+            if kind == "raised" and isinstance(told, StopWork):
+                raise ChildStoppedError if patience < STOP_SECONDS else ChildLostError(_cause(-signal.SIGTERM))
             if kind == "raised":
                 raise told
             said = answer(told)
@@ -105,16 +112,19 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
     os.setpgid(0, 0)
     _die_with(parent)
     _let_go_of_sockets(pipe.fileno())
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=pipe.close)  # else the worker would not see this process's end
+    stops = _Stops()
 
     def ask(question: Any) -> Any:
-        pipe.send(("asks", question))
-        return pipe.recv()
+        with stops.deferred():
+            pipe.send(("asks", question))
+            return pipe.recv()
 
     try:
         message = ("done", work(ask))
     except BaseException as error:
         message = ("raised", _portable(error))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):  # before the last word, since the worker waits for nothing behind it
         with suppress(Exception):
             stream.flush()
@@ -126,6 +136,34 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
         except Exception as error:  # it cannot be pickled
             pipe.send(("raised", TypeError(f"what came of it cannot leave its process: {type(error).__name__}: {error}")))
     os._exit(0)  # what the person's code left running is not waited for
+
+
+class _Stops:
+    """Raises `StopWork` when the worker's signal comes, once, and not in the middle of a message."""
+
+    def __init__(self) -> None:
+        self._deferred = self._wanted = self._raised = False
+        signal.signal(signal.SIGTERM, self._signalled)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Hold the signal back."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        self._signalled_if_wanted()
+
+    def _signalled(self, *_: object) -> None:
+        self._wanted = True
+        if not self._deferred:
+            self._signalled_if_wanted()
+
+    def _signalled_if_wanted(self) -> None:
+        if self._wanted and not self._raised:
+            self._raised = True
+            raise StopWork
 
 
 def _portable(error: BaseException) -> BaseException:

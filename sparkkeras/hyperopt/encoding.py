@@ -30,7 +30,7 @@ def encode(params: Any, objects: Sequence[Any]) -> Any:
     value = params.item() if isinstance(params, np.generic) else params
     if type(value) in PLAIN:
         return value
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         return {"dict": [[encode(key, objects), encode(member, objects)] for key, member in value.items()]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [encode(member, objects) for member in value]}

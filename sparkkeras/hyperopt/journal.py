@@ -84,11 +84,13 @@ class Journal:
         return self._drafts / f"{lease}.draft"
 
     def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
-        """Keep the model of a trial, and let go of the one that is the worst now, if they are too many."""
+        """Keep the model of a trial; once the trial is written down, `drop_surplus` lets go of another one for it."""
         name = f"{number:05d}.{suffix}"
-        storage.write_bytes(f"{self.folder}/models/{name}", draft.read_bytes())
-        draft.unlink()
+        storage.put_file(f"{self.folder}/models/{name}", draft)
         self._kept[number], self._files[number] = self._sign * value, name
+
+    def drop_surplus(self) -> None:
+        """Let go of the worst models, if they are too many."""
         while self._keep is not None and len(self._kept) > self._keep:
             self._drop(max(self._kept, key=lambda kept: (self._kept[kept], kept)))
 
@@ -109,7 +111,7 @@ class Journal:
     def _check(self, settings: Mapping[str, Any]) -> None:
         told = {"format": _FORMAT, **settings}
         before = self.settings()
-        if not before:
+        if not before or not storage.names_in(f"{self.folder}/trials"):  # nothing has come of what may be there
             storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(told, indent=1).encode())
             return
         if before.get("format", 0) > _FORMAT:

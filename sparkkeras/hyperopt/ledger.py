@@ -5,14 +5,18 @@ at a time. When its worker is lost (its connection ended, or it gave no sign of 
 gets the same trial under a new lease, and whoever comes with the old one is refused; so each trial counts once. A worker
 that was only slow loses nothing as long as nobody asks.
 
-The ledger decides; it does no I/O. All of its methods may be called from any thread.
+The ledger decides; what it is given does the rest: suggests, writes down, says when it is enough. All that happens under
+one lock, and the time that it takes is nobody's silence: leases live on by as much. All methods may be called from any
+thread.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +30,9 @@ LEASE_LOST = "lease lost"
 GO_ON, PRUNE, STOP = "go on", "prune", "stop"
 """What a worker is told about its trial."""
 
+HANDOVER_SECONDS = 300.0
+"""How long a worker that hands a model over may take for each piece, beyond its lease, since it does nothing beside that."""
+
 ATTEMPTS = 3
 """A trial whose worker is lost so many times has failed: it may be the trial that ends them."""
 
@@ -38,7 +45,7 @@ class Limits:
         max_evals: So many trials, those of earlier calls included; ``None`` is no bound.
         sign: 1 where small values are good, -1 where large ones are.
         pruner: Ends hopeless trials.
-        timeout: Seconds.
+        timeout: Seconds since a worker first asked.
         loss_threshold: A value that is good enough.
         max_failures: The search ends when more trials than this have failed.
         early_stop: Called with all finished trials after each; says whether that is enough.
@@ -78,9 +85,25 @@ class Assignment:
     params: Any
 
 
+@dataclass(frozen=True)
+class Worker:
+    """Who asks.
+
+    Attributes:
+        name: What people are told.
+        task: The number of its task, the same for all attempts at it.
+        attempt: Which attempt.
+    """
+
+    name: str
+    task: int = 0
+    attempt: int = 0
+
+
 @dataclass
 class _Lease:
     number: int
+    worker: Worker
     expires: float
     started: float
     doubted: bool = False
@@ -102,7 +125,7 @@ class TrialLedger:
         limits: When to end.
         clock: Seconds that never go back.
         finished: Trials that are done already.
-        on_end: Called with each trial when it has ended, before anybody hears of that.
+        on_end: Called with each trial that has come to its own end, before anybody hears of that.
 
     Attributes:
         reason: Why the search ended before its time, in words; empty where it did not.
@@ -124,11 +147,14 @@ class TrialLedger:
         self._leases = itertools.count(1)
         self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
         self._began = clock()
+        self._asked: float | None = None
         self._exhausted = False
         self.reason = ""
         self.failure: Exception | None = None
-        if self._state.finished:
-            self._look_at_limits()
+        ended = self.finished
+        for count in range(1, len(ended) + 1):  # what it is told once more makes it what it was
+            self._ask_whether_that_is_enough(ended[:count])
+        self._look_at_limits()
 
     @property
     def seconds(self) -> float:
@@ -153,9 +179,10 @@ class TrialLedger:
         with self._lock:
             return not self._state.running and not self._has_more()
 
-    def ask(self, worker: str) -> Assignment | None:
+    def ask(self, worker: Worker) -> Assignment | None:
         """The next trial for a worker; ``None`` where there is none for it."""
         with self._lock:
+            self._asked = self._clock() if self._asked is None else self._asked
             self._look_at_limits()
             if self.reason:
                 return None
@@ -163,14 +190,25 @@ class TrialLedger:
             if lost is not None:
                 trial = self._state.running[lost.number]
                 if trial.attempts < ATTEMPTS:
-                    return self._lend(replace(trial, worker=worker, attempts=trial.attempts + 1, losses=(), error=""))
+                    return self._lend(replace(trial, attempts=trial.attempts + 1, losses=(), error=""), worker)
                 self._give_up(trial, lost.started)
                 return self.ask(worker)
-            new = self._new(worker) if self._has_more() else None
-            return None if new is None else self._lend(new)
+            new = self._new() if self._has_more() else None
+            return None if new is None else self._lend(new, worker)
 
-    def report(self, lease: int, loss: float) -> str:
-        """Take the loss of one more epoch; whether the trial shall go on.
+    def shall_wait(self, worker: Worker) -> bool:
+        """Whether a worker that got no trial is a copy of one that has some, which Spark would end with it."""
+        with self._lock:
+            held = (held.worker for held in self._state.leases.values() if not held.doubted)
+            return any(other.task == worker.task and other.attempt != worker.attempt for other in held)
+
+    def report(self, lease: int, epoch: int, loss: float) -> str:
+        """Take the loss of an epoch; whether the trial shall go on. Epochs without one count as the one before.
+
+        Args:
+            lease: The trial's.
+            epoch: Which, counted from 1; one that is known already is not taken again.
+            loss: The loss.
 
         Raises:
             RefusedError: Another worker has the trial.
@@ -179,8 +217,11 @@ class TrialLedger:
             held = self._held(lease)
             trial = self._state.running[held.number]
             others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
-            trial = replace(trial, losses=(*trial.losses, loss))
-            self._state.running[held.number] = trial
+            if epoch > len(trial.losses):
+                known = (trial.losses or (math.inf,))[-1]
+                missing = (known,) * (epoch - 1 - len(trial.losses))
+                trial = replace(trial, losses=(*trial.losses, *missing, loss))
+                self._state.running[held.number] = trial
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
@@ -201,14 +242,16 @@ class TrialLedger:
             self._look_at_limits()
             return STOP if self.reason else GO_ON
 
-    def running_under(self, lease: int) -> Trial:
-        """The trial of a lease.
+    def hand_over(self, lease: int) -> Trial:
+        """The trial of a lease, whose worker hands it over now and gives no other signs of life.
 
         Raises:
             RefusedError: Another worker has it.
         """
         with self._lock:
-            return self._state.running[self._held(lease).number]
+            held = self._held(lease)
+            held.expires += HANDOVER_SECONDS
+            return self._state.running[held.number]
 
     def is_done(self, lease: int) -> bool:
         """Whether the trial of this lease has been finished under it: its last word has come twice."""
@@ -216,13 +259,16 @@ class TrialLedger:
             return lease in self._state.done
 
     def finish(self, lease: int, trial: Trial) -> None:
-        """Take what came of a trial.
+        """Take what came of a trial. One that was stopped, though the search goes on, was lost: its machine is to end.
 
         Raises:
             RefusedError: Another worker has the trial.
         """
         with self._lock:
             held = self._held(lease)
+            if trial.status == STOPPED and not self.reason:
+                self.lose(lease, "its process was told to end")
+                return
             self._state.leases.pop(lease)
             self._state.done.add(lease)
             self._end(trial, held.started)
@@ -247,8 +293,19 @@ class TrialLedger:
                     self._state.leases[lease].doubted = True
 
     def doubt_all(self) -> None:
-        """There are no workers any more."""
-        self.doubt(list(self._state.leases))
+        """There are no workers any more; trials that were lost too often have failed."""
+        with self._lock:
+            self.doubt(list(self._state.leases))
+            for lease, held in list(self._state.leases.items()):
+                trial = self._state.running[held.number]
+                if trial.attempts >= ATTEMPTS:
+                    del self._state.leases[lease]
+                    self._give_up(trial, held.started)
+
+    def has_value(self) -> bool:
+        """Whether a trial has come to a value."""
+        with self._lock:
+            return any(trial.value is not None for trial in self._state.finished.values())
 
     def end_running(self) -> None:
         """The search is over and there are no workers any more: trials that were out end where they are."""
@@ -281,22 +338,33 @@ class TrialLedger:
         count = len(self._state.finished) + len(self._state.running)
         return not self.reason and not self._exhausted and (most is None or count < most)
 
-    def _new(self, worker: str) -> Trial | None:
+    def _new(self) -> Trial | None:
         number = next(self._numbers)
         try:
-            suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
+            with self._undisturbed():
+                suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
         except Exception as error:
             self.fail(error)
             return None
         if suggested is None:
             self._exhausted = True
             return None
-        return Trial(number, suggested.params, worker=worker, chosen=suggested.chosen)
+        return Trial(number, suggested.params, chosen=suggested.chosen)
 
-    def _lend(self, trial: Trial) -> Assignment:
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """What goes on in here may take long, and signs of life are waiting meanwhile."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            for held in self._state.leases.values():
+                held.expires += self._clock() - began
+
+    def _lend(self, trial: Trial, worker: Worker) -> Assignment:
         lease, now = next(self._leases), self._clock()
-        self._state.running[trial.number] = trial
-        self._state.leases[lease] = _Lease(trial.number, now + self._limits.lease_seconds, now)
+        self._state.running[trial.number] = replace(trial, worker=worker.name)
+        self._state.leases[lease] = _Lease(trial.number, worker, now + self._limits.lease_seconds, now)
         return Assignment(trial.number, lease, trial.params)
 
     def _held(self, lease: int) -> _Lease:
@@ -329,11 +397,23 @@ class TrialLedger:
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
         self._state.finished[trial.number] = ended
         try:
-            self._on_end(ended)
-            self._look_at_limits()
-            early_stop = self._limits.early_stop
-            if early_stop is not None and not self.reason and early_stop(self.finished):
-                self.stop("early_stop_fn said so")
+            with self._undisturbed():
+                if trial.status != STOPPED and self.failure is None:
+                    self._on_end(ended)
+        except Exception as error:
+            self.fail(error)
+        self._look_at_limits()
+        self._ask_whether_that_is_enough(self.finished)
+
+    def _ask_whether_that_is_enough(self, finished: Sequence[Trial]) -> None:
+        """Ask the person's function after a trial that has a value."""
+        early_stop = self._limits.early_stop
+        if early_stop is None or self.reason or finished[-1].value is None:
+            return
+        try:
+            with self._undisturbed():
+                if early_stop(finished):
+                    self.stop("early_stop_fn said so")
         except Exception as error:
             self.fail(error)
 
@@ -343,7 +423,8 @@ class TrialLedger:
             return
         best, enough = ranked(finished, limits.sign)[:1], limits.loss_threshold
         failed = sum(trial.status == FAILED for trial in finished)
-        if limits.timeout is not None and self._clock() - self._began >= limits.timeout:
+        since = 0.0 if self._asked is None else self._clock() - self._asked
+        if limits.timeout is not None and since >= limits.timeout:
             self.stop(f"timeout={limits.timeout:g} seconds are over")
         elif enough is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * enough:
             self.stop(f"a value is as good as loss_threshold={enough:g}")

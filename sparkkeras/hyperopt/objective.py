@@ -18,6 +18,7 @@ from sparkkeras.callbacks import as_callbacks
 from sparkkeras.custom_code import ByValue
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
+from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
@@ -26,6 +27,9 @@ from sparkkeras.worker import batch_hooks
 
 TRACEBACK_LENGTH = 20_000
 """A longer traceback loses its beginning."""
+
+EXTRA_LENGTH = 64 * 1024
+"""A longer member of what an objective returns, as JSON, is cut: the driver keeps them all."""
 
 Data = Any
 
@@ -46,11 +50,13 @@ class Fit:
         build: Gives a compiled model for hyper-parameters, or ``(model, arguments of fit)``.
         arguments: Arguments of ``fit`` for all trials.
         metric: What is to be optimized, as in the logs of ``fit``.
+        has_rows: Whether the driver has rows to build a model by.
     """
 
     build: ByValue[Callable[[Any], Any]]
     arguments: ByValue[dict[str, Any]]
     metric: str
+    has_rows: bool = True
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Train; the outcome has the weights of the best epoch."""
@@ -58,13 +64,23 @@ class Fit:
         arguments = {**self.arguments.fresh(), **from_params(params), **_checked(own), **data}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
         report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
+        if "validation_data" in data and arguments.get("validation_split"):
+            raise SearchMistakeError("give one of validation_split and validation_data.")
+        if not model.built and not self.has_rows:
+            raise SearchMistakeError(
+                f"the model {model.name!r} is not built, and where a function reads the data the driver has no rows to "
+                "build it by: begin it with keras.Input(shape)."
+            )
         steps = int(model.steps_per_execution)
         model.steps_per_execution = device.steps_per_execution(model, steps, any(map(batch_hooks, callbacks)))
-        model.fit(**arguments, callbacks=[*callbacks, report], verbose=0)
+        try:
+            model.fit(**arguments, callbacks=[*callbacks, report], verbose=0)
+        except (StopWork, TrialEnd) as end:
+            reporter.end(end)
+            return _reported(reporter, report.best_weights)
         if not reporter.history or (report.best_weights is None and reporter.diverged_at is None):
             raise SearchMistakeError(reporting.unknown_metric(self.metric, reporter.history))
-        weights = report.best_weights
-        return _reported(reporter, b"" if weights is None else packed_weights(weights), "npz")
+        return _reported(reporter, report.best_weights)
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,9 @@ class Call:
                 f"the objective returned {loss!r} as its loss; expected a number, or a dict with 'loss' and 'status'."
             )
         if not np.isfinite(value):
+            if reporter.best is not None:
+                reporter.diverged_at = reporter.epoch
+                return _reported(reporter)
             return Outcome(FAILED, history=reporter.history, error=f"the objective returned the loss {value}", extra=extra)
         return Outcome(
             reporter.status,
@@ -109,7 +128,7 @@ class Call:
 
 
 def run_trial(
-    objective: Objective, params: Any, data: Data, seed: int, tell: Callable[[float], str], sign: float
+    objective: Objective, params: Any, data: Data, seed: int, tell: Callable[[int, float], str], sign: float
 ) -> Outcome:
     """Run a trial; whatever it raises is told in the outcome."""
     reporter = Reporter(tell, sign)
@@ -118,13 +137,14 @@ def run_trial(
         device.wake()
         keras.utils.set_random_seed(seed)
         return objective(params, data, reporter)
-    except TrialEnd:
+    except (StopWork, TrialEnd) as end:
+        reporter.end(end)
         return _reported(reporter)
     except (Exception, SystemExit) as error:
         told = traceback.format_exc()[-TRACEBACK_LENGTH:]
         last = f"{type(error).__name__}: {error}"
         if isinstance(error, SearchMistakeError):
-            return Outcome(FAILED, history=reporter.history, error=str(error), is_fatal=True)
+            return Outcome(FAILED, history=reporter.history, error=str(error), is_mistake=True)
         return Outcome(FAILED, history=reporter.history, error=last, traceback=told)
     finally:
         reporting.current = None
@@ -134,22 +154,29 @@ def built(build: Callable[[Any], Any], params: Any) -> tuple[keras.Model, dict[s
     """The model for hyper-parameters, and the arguments of ``fit`` that come with it.
 
     Raises:
-        ModelError: The function gives something else, or a model that is not compiled.
+        SearchMistakeError: The function gives something else, or a model that is not compiled.
     """
     given = build(params)
     model, arguments = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
     if not isinstance(model, keras.Model) or not isinstance(arguments, Mapping):
-        raise ModelError(
+        raise SearchMistakeError(
             f"the function that builds models returned {given!r}; expected a compiled keras.Model, or (model, a dict of "
             "arguments of fit)."
         )
     if model.built:
-        check_model(model)
+        _check(model)
     elif not model.compiled:
-        raise ModelError(
+        raise SearchMistakeError(
             f"the function that builds models returned {model.name!r}, which is not compiled: call model.compile(...) in it."
         )
     return model, dict(arguments)
+
+
+def _check(model: keras.Model) -> None:
+    try:
+        check_model(model)
+    except ModelError as error:
+        raise SearchMistakeError(f"the function that builds models returned one that cannot be trained: {error}") from error
 
 
 def from_params(params: Any) -> dict[str, Any]:
@@ -172,7 +199,7 @@ def unpacked_weights(data: bytes) -> list[np.ndarray[Any, Any]]:
         return [arrays[f"arr_{number}"] for number in range(len(arrays.files))]
 
 
-def _reported(reporter: Reporter, model: bytes = b"", suffix: str = "") -> Outcome:
+def _reported(reporter: Reporter, weights: list[np.ndarray[Any, Any]] | None = None) -> Outcome:
     """The outcome by what was reported."""
     error = ""
     if reporter.diverged_at is not None:
@@ -181,7 +208,13 @@ def _reported(reporter: Reporter, model: bytes = b"", suffix: str = "") -> Outco
         status = FAILED if error else STOPPED
         return Outcome(status, history=reporter.history, error=error)
     return Outcome(
-        reporter.status, reporter.best, reporter.best_epoch, reporter.history, error=error, model=model, suffix=suffix
+        reporter.status,
+        reporter.best,
+        reporter.best_epoch,
+        reporter.history,
+        error=error,
+        model=b"" if weights is None else packed_weights(weights),
+        suffix="npz",
     )
 
 
@@ -208,9 +241,12 @@ def _known_to_json(result: Mapping[Any, Any]) -> dict[str, Any]:
     for key, value in result.items():
         plain = value.item() if isinstance(value, np.generic) else value.tolist() if isinstance(value, np.ndarray) else value
         try:
-            known[str(key)] = json.loads(json.dumps(plain))
+            told = json.dumps(plain)
         except (TypeError, ValueError):
-            known[str(key)] = repr(value)
+            told = json.dumps(repr(value))
+        if len(told) > EXTRA_LENGTH:
+            told = json.dumps(f"{told[:100]}... ({len(told)} characters: too long to be kept)")
+        known[str(key)] = json.loads(told)
     return known
 
 

@@ -26,10 +26,11 @@ class Reporter:
     """What is reported of one trial.
 
     Args:
-        tell: Takes the loss of an epoch (smaller is better) and answers whether to go on.
+        tell: Takes an epoch, counted from 1, and its loss (smaller is better), and answers whether to go on.
         sign: 1 where small values are good, -1 where large ones are.
 
     Attributes:
+        epoch: The epoch that was logged last, counted from 1.
         history: All figures, by name.
         best: The best value; ``None`` before there is a finite one.
         best_epoch: Its epoch, counted from 1.
@@ -37,9 +38,9 @@ class Reporter:
         status: What has become of the trial by reports alone.
     """
 
-    def __init__(self, tell: Callable[[float], str], sign: float) -> None:
+    def __init__(self, tell: Callable[[int, float], str], sign: float) -> None:
         self._tell, self._sign = tell, sign
-        self._epoch = 0
+        self.epoch = 0
         self.history: dict[str, list[float]] = {}
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -48,7 +49,7 @@ class Reporter:
 
     def log(self, figures: Mapping[str, Any]) -> None:
         """Take figures of one more epoch."""
-        self._epoch += 1
+        self.epoch += 1
         for name, value in figures.items():
             self.history.setdefault(name, []).append(float(value))
 
@@ -61,15 +62,20 @@ class Reporter:
         """
         value = float(value)
         if not np.isfinite(value):
-            self.diverged_at = self._epoch
+            self.diverged_at = self.epoch
             return False
         is_best = self.best is None or self._sign * value < self._sign * self.best
         if is_best:
-            self.best, self.best_epoch = value, self._epoch
-        told = self._tell(self._sign * value)
+            self.best, self.best_epoch = value, self.epoch
+        told = self._tell(self.epoch, self._sign * value)
         if told != GO_ON and not is_last:
             self.status = PRUNED if told == PRUNE else STOPPED
         return is_best
+
+    def end(self, how: BaseException) -> None:
+        """The trial ends by `TrialEnd`, which it was told, or by another signal: it was stopped."""
+        if not isinstance(how, TrialEnd):
+            self.status = STOPPED
 
     @property
     def should_end(self) -> bool:

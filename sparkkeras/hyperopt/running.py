@@ -23,7 +23,7 @@ from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasErro
 from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
-from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger
+from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
@@ -36,7 +36,7 @@ TICK_SECONDS = 0.1
 """How often the driver looks whether the job has ended."""
 
 FRUITLESS_JOBS = 3
-"""So many jobs in a row that fail without one trial ending, and the search fails, too."""
+"""If more jobs in a row than this fail without one trial ending, the search fails, too."""
 
 LEAVE_SECONDS = 15.0
 """How long running trials get to end when the search is over, before the job is cancelled."""
@@ -77,7 +77,8 @@ class SearchTask:
             pass
         work = self.work.value
         loaded = _Loaded.of(work, self.data)
-        with SearchClient(self.address, f"{socket.gethostname()}/{context.worker}") as client:
+        worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
+        with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
                 with suppress(LeaseLostError):
                     _run(work, client, assignment, loaded)
@@ -100,7 +101,7 @@ class _Loaded:
         try:
             return run(read, lambda _: None, lambda: True, BEAT_SECONDS)
         except (ChildLostError, TypeError) as error:  # it is too large, perhaps, or cannot be pickled
-            return cls(None, Outcome(FAILED, error=f"{_UNREAD}: {error}", is_fatal=True))
+            return cls(None, Outcome(FAILED, error=f"{_UNREAD}: {error}", is_mistake=True))
 
 
 _UNREAD = "the function that reads the data failed"
@@ -119,16 +120,16 @@ class _Read:
             return _Loaded(fit_data(data) if self.checks else data)
         except (Exception, SystemExit) as error:
             told = f"{_UNREAD}: {type(error).__name__}: {error}"
-            return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_fatal=True))
+            return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_mistake=True))
 
 
 def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Loaded) -> None:
     """Run a trial and tell what came of it."""
     lease = assignment.lease
 
-    def trial(tell: Callable[[float], str]) -> Outcome:
+    def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
         params = decode(assignment.params, work.objects.fresh())
-        return run_trial(work.objective, params, loaded.data, seed, tell, work.sign)
+        return run_trial(work.objective, params, loaded.data, seed, lambda *told: ask(told), work.sign)
 
     if loaded.error is not None:
         client.finish(lease, loaded.error)
@@ -142,7 +143,7 @@ def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Load
     seed = (work.seed * 1_000_003 + assignment.number) % 2**32
     run = run_in_child if work.in_children else run_here
     try:
-        outcome = run(trial, lambda loss: client.report(lease, loss), lambda: client.renew(lease) == GO_ON, BEAT_SECONDS)
+        outcome = run(trial, lambda told: client.report(lease, *told), lambda: client.renew(lease) == GO_ON, BEAT_SECONDS)
     except ChildStoppedError:
         outcome = Outcome(STOPPED)
     except ChildLostError as error:
@@ -178,16 +179,22 @@ def supervise(
             _watch(running, ledger, tick)
             if not ledger.reason:
                 running.result()
+            ledger.doubt_all()
         except SparkKerasError as error:
+            ledger.doubt_all()
             fruitless = 0 if len(ledger.finished) > ended else fruitless + 1
-            if fruitless >= FRUITLESS_JOBS or not _is_lost(error):
+            if fruitless > FRUITLESS_JOBS or not _is_lost(error):
+                ledger.stop(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                ledger.end_running()
                 raise
         except BaseException:
             ledger.stop("it was interrupted")
-            _watch(running, ledger, tick)
-            ledger.end_running()
+            try:
+                _watch(running, ledger, lambda: None)
+            finally:
+                running.cancel()
+                ledger.end_running()
             raise
-        ledger.doubt_all()
         if ledger.reason:
             ledger.end_running()
     tick()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,19 +22,19 @@ from sparkkeras.data.frame import Columns, Named
 from sparkkeras.data.rdd import without_rows
 from sparkkeras.data.rows import warn_of_slots
 from sparkkeras.ensemble import EnsembleModel
-from sparkkeras.errors import ClusterError, ConfigurationError, ModelError, SearchError
+from sparkkeras.errors import ClusterError, ConfigurationError, SearchError
 from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
+from sparkkeras.hyperopt.found import Found
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
-from sparkkeras.hyperopt.objective import Call, Fit, Objective, built, unpacked_weights
+from sparkkeras.hyperopt.objective import Call, Fit, Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, history_of, is_finite, make_algorithm
-from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
+from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.job import Server
-from sparkkeras.model import load_bytes
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.transport import make_transport
 from sparkkeras.parameter.wire import Secret
@@ -41,8 +43,11 @@ from sparkkeras.strategy.reach import check_reach, endpoint
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
 
-_MAXIMIZED = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "sensitivity", "specificity", "cosine")
-"""Metrics whose names hold one of these are better the larger they are."""
+_MINIMIZED = re.compile(r"loss|error|mae|mse|rmse|mape|msle|hinge|crossentropy|divergence|poisson|logcosh|log_cosh|false|kl")
+_MAXIMIZED = re.compile(
+    r"acc|accuracy|auc|precision|recall|f1|fbeta|iou|io_u|r2|sensitivity|specificity|similarity|correlation|true"
+)
+"""Words in the names of metrics that are better the smaller, or the larger, they are."""
 
 
 class HyperParamModel:
@@ -60,13 +65,11 @@ class HyperParamModel:
         server_options: Further settings of what listens on the driver: ``host``, ``bind``, ``encrypt``, ``timeout`` and
             ``lease_seconds``, after which a worker that gives no sign of life is taken for lost.
         custom_objects: Custom classes and functions by name, for models that an objective returns.
+        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns.
 
     Attributes:
-        trials: What is known of each trial, in the order in which they ended.
-        metric: What was optimized.
-        seed: What the suggestions and the trials' random numbers were drawn from.
-        reason: Why the search ended before its time, in words; empty where it did not.
-        seconds: How long it took, in all calls that went on with it.
+        seed: What the suggestions and the trials' random numbers were drawn from; ``None`` before the first search.
+        seconds: How long the search took, in all calls that went on with it.
 
     Raises:
         ConfigurationError: An argument is unknown or out of range.
@@ -94,6 +97,7 @@ class HyperParamModel:
         port: int = 0,
         server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
+        safe_mode: bool = True,
     ) -> None:
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         arguments.one_of("transport", transport, ("socket", "http"))
@@ -101,14 +105,10 @@ class HyperParamModel:
         self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
         self.custom_objects = dict(custom_objects or {})
         self._context = _context_of(sc)
-        self.metric, self.seed = "", 0
-        self._sign = 1.0
-        self._ledger: TrialLedger | None = None
-        self._journal: Journal | None = None
-        self._space: Space | None = None
-        self._build: Callable[[Any], Any] | None = None
-        self._sample: Any = None
-        self._seconds = 0.0
+        self.safe_mode = safe_mode
+        self.seed: int | None = None
+        self.seconds = 0.0
+        self._found: Found | None = None
 
     def __repr__(self) -> str:
         return f"HyperParamModel(num_workers={self.num_workers}, trials={len(self.trials)})"
@@ -161,7 +161,7 @@ class HyperParamModel:
             epochs: Epochs of each trial.
             batch_size: Rows in a batch.
             metric: What to optimize: a figure of ``fit``, at its best epoch.
-            mode: ``"min"``, ``"max"``, or ``"auto"``: by the metric's name, where accuracies and the like are maximized.
+            mode: ``"min"``, ``"max"``, or ``"auto"``: by words in the metric's name; one that tells nothing is refused.
             validation_split: The share of rows, in [0, 1), that validates: the last ones.
             validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, an RDD or a DataFrame to validate on instead.
             callbacks: Keras callbacks; each trial has copies of its own, which run on its worker.
@@ -173,8 +173,8 @@ class HyperParamModel:
             pruner: Ends hopeless trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one with other
                 settings, or an object of your own with their method.
             seed: With the same seed and one worker a search has the same trials. ``None`` draws one.
-            timeout: Seconds after which no trial begins, and those that run are stopped at the end of their epoch (after 10
-                s at the latest).
+            timeout: Seconds, from the first trial on, after which none begins and those that run are stopped (within 10
+                seconds); they have the value of their best epoch. A search that goes on runs them anew.
             loss_threshold: The search ends with the first trial whose value is at least as good as this.
             early_stop_fn: As in ``hyperopt.fmin``, such as ``no_progress_loss(20)`` of ``hyperopt.early_stop``; called with
                 the trials that have ended.
@@ -192,7 +192,8 @@ class HyperParamModel:
                 the figures of ``fit``, or ``save_to`` holds another search.
             DataError: The data is no data, malformed, or not finite.
             CustomObjectError: The function or the space holds something that cannot travel.
-            SearchError: All trials failed, or more than ``max_failures``; `trials` has their tracebacks.
+            SearchError: All trials failed, or more than ``max_failures``, or none had a value in time; `trials` has
+                their tracebacks.
             ParameterServerError: Workers cannot reach the driver.
             WorkerError: Workers were lost again and again.
         """
@@ -229,39 +230,55 @@ class HyperParamModel:
             arguments.fraction("validation_split", validation_split)
             if validation_split:
                 given["validation_split"] = validation_split
-            chosen: Objective = Fit(ByValue.dump(model, "model"), ByValue.dump(given, "callbacks"), metric)
+            if read is not None and validation_data is not None:
+                raise ConfigurationError(
+                    "validation_data beside a function that reads the data: let the function return a dict with it, "
+                    '{"x": ..., "y": ..., "validation_data": (x, y)}.'
+                )
+            chosen: Objective = Fit(ByValue.dump(model, "model"), ByValue.dump(given, "callbacks"), metric, read is None)
             shared = None if read is not None else self._fit_data(cluster, data, validation_data, validation_split, named)
         else:
             assert objective is not None
-            chosen = Call(ByValue.dump(objective, "objective"), _takes_two(objective))
+            _refuse_beside_objective(
+                epochs=epochs != 1,
+                batch_size=batch_size != 32,
+                metric=metric != "val_loss",
+                validation_split=bool(validation_split),
+                validation_data=validation_data is not None,
+                callbacks=callbacks is not None,
+                class_weight=class_weight is not None,
+            )
+            chosen = Call(ByValue.dump(objective, "objective"), _takes_data(objective, data))
             shared = None if read is not None else _any_data(cluster, data, named)
-        self._build, self._space, self._sign = model, searched, limits.sign
-        self.metric = metric if objective is None else "loss"
-        self._journal = Journal(None if save_to is None else str(save_to), keep, limits.sign)
-        self.seed = _seed(seed, self._journal)
-        self._sample = None if shared is None or model is None else shared["x"]
-        work = Work(chosen, ByValue.dump(searched.objects, "space"), limits.sign, self.seed, read)
-        settings = {"space": searched.digest, "metric": self.metric, "mode": _mode(limits.sign), "seed": self.seed}
-        with self._journal.opened(settings, searched.params) as before:
-            self._ledger = self._new_ledger(searched, algorithm, limits, before)
-            self._search(cluster, work, shared, limits.max_evals, 1 if verbose == "auto" else verbose)
-        self._check_outcome(limits)
+        journal = Journal(None if save_to is None else str(save_to), keep, sign)
+        drawn = _seed(seed, journal)
+        work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read)
+        told = metric if objective is None else "loss"
+        settings = {"space": searched.digest, "metric": told, "mode": "min" if sign > 0 else "max", "seed": drawn}
+        with journal.opened(settings, searched.params) as before:
+            suggest = functools.partial(_suggested, searched, algorithm, drawn, sign)
+            ledger = TrialLedger(suggest, limits, time.monotonic, before, journal.write)
+            sample = None if shared is None or model is None else shared["x"]
+            found = Found(ledger, journal, searched, told, sign, model, sample, self.custom_objects, self.safe_mode)
+            self._found, self.seed = found, drawn
+            self._search(cluster, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
+        found.check(limits.max_failures)
         return self.best_model
 
     @property
     def trials(self) -> list[Trial]:
         """What is known of each trial; those that run come last."""
-        return [] if self._ledger is None else [*self._ledger.finished, *self._ledger.running]
+        return [] if self._found is None else self._found.trials
 
     @property
     def reason(self) -> str:
         """Why the search ended before its time, in words; empty where it did not."""
-        return "" if self._ledger is None else self._ledger.reason
+        return "" if self._found is None else self._found.ledger.reason
 
     @property
-    def seconds(self) -> float:
-        """How long the search took, in all calls that went on with it."""
-        return self._seconds
+    def metric(self) -> str:
+        """What was optimized; of an objective ``"loss"``."""
+        return "" if self._found is None else self._found.metric
 
     @property
     def best_trial(self) -> Trial:
@@ -270,7 +287,7 @@ class HyperParamModel:
         Raises:
             SearchError: No trial has a value yet.
         """
-        best = ranked(self.trials, self._sign)
+        best = [] if self._found is None else self._found.ranked
         if not best:
             raise SearchError("there is no trial with a value yet: call minimize first, and look at trials.")
         return best[0]
@@ -291,23 +308,17 @@ class HyperParamModel:
     def best_model(self) -> keras.Model | None:
         """The best trial's model, a new one each time; ``None`` where it was not kept."""
         number = self.best_trial.number
-        return self.model_of(number) if self._journal is not None and self._journal.has_model(number) else None
+        found = self._known()
+        return found.model_of(number) if found.journal.has_model(number) else None
 
     def best_models(self, nb_models: int = 5) -> list[keras.Model]:
         """The trained models of the best trials, the best first; fewer if there are no more trials with a value.
 
         Raises:
             ConfigurationError: So many were not kept.
+            SearchError: There are no trials yet.
         """
-        number = arguments.whole_number("nb_models", nb_models)
-        best = ranked(self.trials, self._sign)[:number]
-        kept = [trial for trial in best if self._journal is not None and self._journal.has_model(trial.number)]
-        if len(kept) < len(best) or not best:
-            raise ConfigurationError(
-                f"nb_models={nb_models}, but {len(kept)} of these models were kept: search with keep_models={nb_models} or "
-                'keep_models="all" (an objective has to return its model for that).'
-            )
-        return [self.model_of(trial.number) for trial in kept]
+        return self._known().models(arguments.whole_number("nb_models", nb_models))
 
     @known_arguments
     def best_ensemble(
@@ -317,8 +328,9 @@ class HyperParamModel:
 
         Raises:
             ConfigurationError: So many were not kept, or they cannot vote like that.
+            SearchError: There are no trials yet.
         """
-        return EnsembleModel(self.best_models(nb_models), voting=voting, weights=weights)
+        return EnsembleModel(self.best_models(nb_models), voting=voting, weights=weights, custom_objects=self.custom_objects)
 
     def model_of(self, number: int) -> keras.Model:
         """The trained model of a trial, compiled, with the weights of its best epoch.
@@ -326,17 +338,9 @@ class HyperParamModel:
         Raises:
             ConfigurationError: There is no such model.
             ModelError: The function that builds models gives another one now.
+            SearchError: There are no trials yet.
         """
-        if self._journal is None or not self._journal.has_model(number):
-            raise ConfigurationError(
-                f'the model of trial {number!r} was not kept: search with keep_models="all", or a larger number.'
-            )
-        name, data = self._journal.model_file(number)
-        if name.endswith(".keras"):
-            return load_bytes(data, self.custom_objects, safe_mode=True)
-        trial = next(trial for trial in self.trials if trial.number == number)
-        assert self._build is not None
-        return self._rebuilt(trial, unpacked_weights(data))
+        return self._known().model_of(number)
 
     def plot(self, path: str | Path) -> None:
         """Draw the search as a PNG: the best value over time, and the value by each hyper-parameter.
@@ -345,51 +349,40 @@ class HyperParamModel:
             path: Where to; a local path.
 
         Raises:
-            ConfigurationError: matplotlib is not installed, or no trial has a value yet.
+            ConfigurationError: matplotlib is not installed.
+            SearchError: No trial has a value yet.
         """
         from sparkkeras.hyperopt.plot import plot_search
 
-        if self._space is None or not ranked(self.trials, self._sign):
-            raise ConfigurationError("there is nothing to draw: no trial has a value yet.")
-        plot_search(self.trials, path, metric=self.metric, sign=self._sign, kinds=self._space.labels)
+        _ = self.best_trial
+        found = self._known()
+        plot_search(found.trials, path, metric=found.metric, sign=found.sign, kinds=found.space.labels)
+
+    def _known(self) -> Found:
+        if self._found is None:
+            raise SearchError("there are no trials yet: call minimize first.")
+        return self._found
 
     def _fit_data(
         self, cluster: Cluster, data: Any, validation_data: Any, validation_split: float, named: Named
     ) -> dict[str, Any]:
-        if validation_data is not None and validation_split:
-            raise ConfigurationError("give one of validation_split and validation_data.")
         if is_distributed(data):
             data = collected(data, cluster, named)
         if validation_data is not None and is_distributed(validation_data):
             validation_data = collected(validation_data, cluster, named)
-        return fit_data(data, validation_data)
+        read = fit_data(data, validation_data)
+        if "validation_data" in read and validation_split:
+            raise ConfigurationError("give one of validation_split and validation_data.")
+        return read
 
-    def _new_ledger(self, space: Space, algorithm: Algorithm, limits: Limits, before: Sequence[Trial]) -> TrialLedger:
-        common = self.seed
-
-        def suggest(number: int, trials: Sequence[Trial]) -> Suggested | None:
-            seed = int(np.random.SeedSequence([common, number]).generate_state(1)[0])
-            chosen = space.suggest(algorithm, number, trials, seed, limits.sign)
-            if chosen is None:
-                return None
-            params = space.params(chosen)
-            space.encode(params)  # says what cannot travel
-            return Suggested(chosen, params)
-
-        assert self._journal is not None
-        return TrialLedger(suggest, limits, time.monotonic, before, self._journal.write)
-
-    def _search(self, cluster: Cluster, work: Work, data: Any, max_evals: int | None, verbose: int) -> None:
-        ledger, journal, space = self._ledger, self._journal, self._space
-        assert ledger is not None
-        assert journal is not None
-        assert space is not None
+    def _search(self, cluster: Cluster, work: Work, data: Any, found: Found, max_evals: int | None, verbose: int) -> None:
+        ledger = found.ledger
         workers = min(self.num_workers or cluster.free_slots, cluster.free_slots)
         warn_of_slots(self.num_workers, workers)
-        progress = SearchProgress(verbose, ledger, self.metric, self._sign, max_evals, workers)
+        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, workers)
         progress.begin()
         dataset = without_rows(cluster, workers)
-        service = SearchService(ledger, journal, space.encode)
+        service = SearchService(ledger, found.journal, found.space.encode)
         try:
             with ExitStack() as stack:
                 where = endpoint(self._server, cluster.driver, 4 + 2 * workers)
@@ -402,41 +395,21 @@ class HyperParamModel:
                 )
                 supervise(dataset, task, ledger, cluster.background, progress.tick)
         finally:
-            self._seconds = ledger.seconds
+            self.seconds = ledger.seconds
         progress.end()
 
-    def _check_outcome(self, limits: Limits) -> None:
-        trials = self.trials
-        failed = [trial for trial in trials if trial.status == FAILED]
-        too_many = limits.max_failures is not None and len(failed) > limits.max_failures
-        if failed and (too_many or len(failed) == len(trials)):
-            first = failed[0]
-            raise SearchError(
-                f"{len(failed)} of {len(trials)} trials failed. The first of them, trial {first.number} with "
-                f"{first.params!r}: {first.error}" + (f"\n\n{first.traceback}" if first.traceback else "")
-            )
-        if not ranked(trials, self._sign):
-            raise SearchError(f"the search ended before any trial had a value: {self.reason or 'nothing was suggested'}.")
 
-    def _rebuilt(self, trial: Trial, weights: list[np.ndarray[Any, Any]]) -> keras.Model:
-        """The model of a trial, built here once more, with its trained weights."""
-        assert self._build is not None
-        model, _ = built(self._build, trial.params)
-        if not model.built and self._sample is not None:
-            model(keras.tree.map_structure(lambda array: array[:1], self._sample))
-        if not model.built:
-            raise ModelError(
-                f"the model {model.name!r} of trial {trial.number} is not built, so its weights have no place: begin it "
-                "with keras.Input(shape)."
-            )
-        shapes, found = [weight.shape for weight in weights], [tuple(weight.shape) for weight in model.weights]
-        if shapes != found:
-            raise ModelError(
-                f"trial {trial.number} trained weights of the shapes {shapes}, but the function that builds models gives a "
-                f"model with {found} for the same hyper-parameters now: it must depend on these alone."
-            )
-        model.set_weights(weights)
-        return model
+def _suggested(
+    space: Space, algorithm: Algorithm, seed: int, sign: float, number: int, trials: Sequence[Trial]
+) -> Suggested | None:
+    """What to try next, drawn from the search's seed and the trial's number."""
+    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    chosen = space.suggest(algorithm, number, trials, own, sign)
+    if chosen is None:
+        return None
+    params = space.params(chosen)
+    space.encode(params)  # says what cannot travel
+    return Suggested(chosen, params)
 
 
 def _search_environment(cores: int) -> Mapping[str, str]:
@@ -457,6 +430,12 @@ def _context_of(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
+def _refuse_beside_objective(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigurationError(f"{name}= goes with model=; an objective trains as it likes, so say it there.")
+
+
 def _check_function(name: str, given: Any) -> None:
     if isinstance(given, keras.Model):
         raise ConfigurationError(
@@ -470,12 +449,14 @@ def _sign(metric: str, mode: str) -> float:
     arguments.one_of("mode", mode, ("auto", "min", "max"))
     if not isinstance(metric, str) or not metric:
         raise ConfigurationError(f"metric={metric!r}: expected the name of a figure of fit, such as 'val_loss'.")
-    is_larger_better = any(name in metric.lower() for name in _MAXIMIZED) and "loss" not in metric
-    return -1.0 if mode == "max" or (mode == "auto" and is_larger_better) else 1.0
-
-
-def _mode(sign: float) -> str:
-    return "min" if sign > 0 else "max"
+    if mode != "auto":
+        return 1.0 if mode == "min" else -1.0
+    words = [re.search(rf"(?:^|_)(?:{each.pattern})(?:_|\d|$)", metric.lower()) for each in (_MINIMIZED, _MAXIMIZED)]
+    if not any(words):
+        raise ConfigurationError(
+            f'metric={metric!r}: its name does not tell whether it shall be small or large; give mode="min" or mode="max".'
+        )
+    return 1.0 if words[0] else -1.0
 
 
 def _positive(name: str, value: float | None) -> float | None:
@@ -502,15 +483,19 @@ def _early_stop(function: Callable[..., Any], sign: float, space: Space) -> Call
     return stop
 
 
-def _takes_two(objective: Callable[..., Any]) -> bool:
-    """Whether an objective takes data beside the hyper-parameters."""
+def _takes_data(objective: Callable[..., Any], data: Any) -> bool:
+    """Whether an objective is called with data, too: if there are any, or it does not work without."""
     try:
-        inspect.signature(objective).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
+        signature = inspect.signature(objective)
+    except ValueError:  # it has none
         return True
-    return True
+    for given in [(None,), (None, None)] if data is None else [(None, None), (None,)]:
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return len(given) == 2
+    raise ConfigurationError(f"objective={objective!r}: expected a function of (params, data) or of (params).")
 
 
 def _any_data(cluster: Cluster, data: Any, named: Named) -> Any:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from typing import Any
 
 from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger
+from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.parameter.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
 from sparkkeras.parameter.wire import Body
@@ -36,7 +37,10 @@ from sparkkeras.parameter.wire import Body
 PIECE_BYTES = 4 * 1024 * 1024
 """Models travel in pieces of this size, so the driver never holds one in memory."""
 
-OUTCOME_BYTES = 64 * 1024 * 1024
+WAIT_SECONDS = 0.5
+"""How often a worker asks that is to wait."""
+
+OUTCOME_BYTES = 16 * 1024 * 1024
 """What is told of a trial beside its model (figures, a traceback) may have this size."""
 
 
@@ -52,7 +56,7 @@ class Outcome:
         error: As in `Trial`.
         traceback: As in `Trial`.
         extra: As in `Trial`.
-        is_fatal: Whether no other trial can fare better, so that the search is to end.
+        is_mistake: Whether other trials will hardly fare better; if none has yet, the search is to end.
         model: The bytes of the model's file.
         suffix: What kind of file that is, one of `SUFFIXES`.
     """
@@ -64,7 +68,7 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    is_fatal: bool = False
+    is_mistake: bool = False
     model: bytes = field(default=b"", repr=False)
     suffix: str = ""
 
@@ -92,7 +96,7 @@ class SearchService:
         self._calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
             "health": (lambda call: Reply({}), 0),
             "ask": (self._ask, 0),
-            "report": (lambda call: Reply({"go": ledger.report(_lease(call), float(call.fields["loss"]))}), 0),
+            "report": (self._report, 0),
             "renew": (lambda call: Reply({"go": ledger.renew(_lease(call))}), 0),
             "offer": (self._offer, 0),
             "model": (self._model, PIECE_BYTES),
@@ -123,9 +127,10 @@ class SearchService:
         self._ledger.doubt(leases)
 
     def _ask(self, call: Call) -> Reply:
-        assignment = self._ledger.ask(str(call.fields["worker"]))
+        worker = Worker(str(call.fields["worker"]), int(call.fields["task"]), int(call.fields["attempt"]))
+        assignment = self._ledger.ask(worker)
         if assignment is None:
-            return Reply({})
+            return Reply({"wait": self._ledger.shall_wait(worker)})
         with self._lock:
             self._leases[call.peer].add(assignment.lease)
         body = json.dumps(self._encode(assignment.params)).encode()
@@ -135,33 +140,44 @@ class SearchService:
         self._ledger.lose(_lease(call), str(call.fields["cause"]))
         return Reply({})
 
+    def _report(self, call: Call) -> Reply:
+        epoch, loss = int(call.fields["epoch"]), float(call.fields["loss"])
+        return Reply({"go": self._ledger.report(_lease(call), epoch, loss)})
+
     def _offer(self, call: Call) -> Reply:
-        self._ledger.renew(_lease(call))
+        self._ledger.hand_over(_lease(call))
         with self._keeping:
             return Reply({"wanted": self._journal.wants(float(call.fields["value"]))})
 
     def _model(self, call: Call) -> Reply:
         lease, start = _lease(call), int(call.fields["start"])
-        self._ledger.renew(lease)
-        with self._journal.draft(lease).open("r+b" if start else "wb") as file:
-            file.seek(start)
-            file.write(call.body)
+        self._ledger.hand_over(lease)
+        try:
+            with self._journal.draft(lease).open("r+b" if start else "wb") as file:
+                file.seek(start)
+                file.write(call.body)
+        except OSError as error:
+            self._ledger.fail(StorageError(f"cannot keep a model in the temporary folder of this machine: {error}."))
         return Reply({})
 
     def _finish(self, call: Call) -> Reply:
         lease = _lease(call)
         if self._ledger.is_done(lease):
             return Reply({})
-        trial = self._ledger.running_under(lease)
+        trial = self._ledger.hand_over(lease)
         told = json.loads(bytes(call.body))
         trial = replace(trial, **{name: told[name] for name in _TOLD})
-        draft = self._journal.draft(lease)
-        with self._keeping:
-            if draft.exists() and trial.value is not None:
-                self._keep(trial, draft, str(call.fields["suffix"]))
-            self._ledger.finish(lease, trial)
-        if call.fields["is_fatal"]:
+        if call.fields["is_mistake"] and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
+        draft = self._journal.draft(lease)
+        try:
+            with self._keeping:
+                if draft.exists() and trial.value is not None:
+                    self._keep(trial, draft, str(call.fields["suffix"]))
+                self._ledger.finish(lease, trial)
+                self._journal.drop_surplus()
+        finally:
+            draft.unlink(missing_ok=True)
         return Reply({})
 
     def _keep(self, trial: Trial, draft: Path, suffix: str) -> None:
@@ -182,11 +198,11 @@ class SearchClient:
 
     Args:
         address: Where the driver is.
-        worker: What the worker is called.
+        worker: Who asks.
         caller: How to call; made from the address if it is not given.
     """
 
-    def __init__(self, address: Address, worker: str, caller: Caller | None = None) -> None:
+    def __init__(self, address: Address, worker: Worker, caller: Caller | None = None) -> None:
         self._address, self._worker = address, worker
         self._caller = caller or connect(address)
 
@@ -198,18 +214,22 @@ class SearchClient:
 
     def ask(self) -> Assignment | None:
         """The next trial, with its hyper-parameters as they travel; ``None`` where there is none for this worker."""
-        told, body = self._call("ask", {"worker": self._worker})
+        worker = self._worker
+        told, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
+        while told.get("wait"):
+            time.sleep(WAIT_SECONDS)
+            told, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
         if "lease" not in told:
             return None
         return Assignment(int(told["number"]), int(told["lease"]), json.loads(bytes(body)))
 
-    def report(self, lease: int, loss: float) -> str:
-        """Tell the loss of an epoch; whether to go on.
+    def report(self, lease: int, epoch: int, loss: float) -> str:
+        """Tell the loss of an epoch, counted from 1; whether to go on.
 
         Raises:
             LeaseLostError: Another worker has the trial.
         """
-        return str(self._call("report", {"lease": lease, "loss": loss})[0]["go"])
+        return str(self._call("report", {"lease": lease, "epoch": epoch, "loss": loss})[0]["go"])
 
     def renew(self, lease: int) -> str:
         """Give a sign of life; whether to go on.
@@ -239,14 +259,16 @@ class SearchClient:
             for start in range(0, len(model), PIECE_BYTES):
                 self._call("model", {"lease": lease, "start": start}, (model[start : start + PIECE_BYTES],))
         body = json.dumps({name: getattr(outcome, name) for name in _TOLD}).encode()
-        self._call("finish", {"lease": lease, "suffix": outcome.suffix, "is_fatal": outcome.is_fatal}, (memoryview(body),))
+        self._call(
+            "finish", {"lease": lease, "suffix": outcome.suffix, "is_mistake": outcome.is_mistake}, (memoryview(body),)
+        )
 
     def _call(self, name: str, fields: Mapping[str, Any], body: Body = ()) -> tuple[Mapping[str, Any], memoryview]:
         try:
             return insist(self._caller, self._address.timeout, name, fields, body)
         except TransportError as error:
             raise ParameterServerError(
-                f"{self._worker} has had no answer from the search on the driver at {self._address.told} for "
+                f"{self._worker.name} has had no answer from the search on the driver at {self._address.told} for "
                 f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise look at the network "
                 "between them, or raise ParameterServerOptions(timeout=...)."
             ) from error

@@ -89,8 +89,7 @@ class Space:
     @property
     def digest(self) -> str:
         """A digest of labels, ranges and options, the same in another process; objects count by their names."""
-        literals = [node.obj for node in pyll.dfs(self._domain.expr) if isinstance(node, pyll.base.Literal)]
-        told = re.sub(r" at 0x[0-9a-fA-F]+", "", f"{self._domain.expr}{literals!r}")  # the first has 1 and "1" alike
+        told = re.sub(r" at 0x[0-9a-fA-F]+", "", repr([_told(node) for node in pyll.dfs(self._domain.expr)]))
         return hashlib.sha256(told.encode()).hexdigest()
 
     def params(self, chosen: Mapping[str, Any]) -> Any:
@@ -147,6 +146,13 @@ def _result(trial: Trial, sign: float) -> dict[str, Any]:
     if trial.status == FAILED or trial.value is None:
         return {**trial.extra, "status": base.STATUS_FAIL}
     return {**trial.extra, "status": base.STATUS_OK, "loss": sign * trial.value}
+
+
+def _told(node: Any) -> Any:
+    """A node of a space without those below it. A set is told in an order that is the same in each process."""
+    if not isinstance(node, pyll.base.Literal):
+        return node.name, len(node.pos_args), [name for name, _ in node.named_args]
+    return sorted(map(repr, node.obj)) if isinstance(node.obj, (set, frozenset)) else node.obj
 
 
 def _plain(value: Any) -> Any:

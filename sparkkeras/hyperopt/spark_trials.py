@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import hyperopt
 import numpy as np
 
 from sparkkeras.arguments import known_arguments
+from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.search import HyperParamModel
 from sparkkeras.hyperopt.space import Space, history_of
@@ -87,8 +89,8 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
             objective=objective,
             space=space,
             algo=algo,
-            max_evals=max_evals,
-            seed=None if rstate is None else int(rstate.integers(2**31)),
+            max_evals=None if max_evals == sys.maxsize else max_evals,  # what fmin makes of None
+            seed=self._seed(rstate),
             verbose=1 if verbose else 0,
             **{**self._given, **{name: value for name, value in own.items() if value is not None}},
         )
@@ -96,3 +98,9 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
         self.refresh()
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
+
+    def _seed(self, rstate: np.random.Generator | None) -> int | None:
+        """A seed of the generator that ``fmin`` has, which may be new; where a search goes on, its own."""
+        folder = self._given["save_to"]
+        goes_on = folder is not None and bool(Journal(str(folder), None, 1.0).settings())
+        return None if rstate is None or goes_on else int(rstate.integers(2**31))

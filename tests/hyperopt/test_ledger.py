@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkkeras.hyperopt.ledger import ATTEMPTS, GO_ON, LEASE_LOST, PRUNE, STOP, Limits, Suggested, TrialLedger
+from sparkkeras.hyperopt.ledger import ATTEMPTS, GO_ON, LEASE_LOST, PRUNE, STOP, Limits, Suggested, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 from sparkkeras.parameter.transport import RefusedError
 
@@ -49,12 +49,12 @@ class Bench:
 
     def ask(self, worker="w"):
         """The number and the lease of the next trial."""
-        assignment = self.ledger.ask(worker)
+        assignment = self.ledger.ask(Worker(worker))
         assert assignment is not None, self.ledger.reason
         return assignment.number, assignment.lease
 
     def finish(self, lease, value=None, status=OK, **told):
-        self.ledger.finish(lease, replace(self.ledger.running_under(lease), value=value, status=status, **told))
+        self.ledger.finish(lease, replace(self.ledger.hand_over(lease), value=value, status=status, **told))
 
     def run(self, *values):
         """Trials that end one after the other; ``None`` fails."""
@@ -90,7 +90,7 @@ def test_trials_are_numbered_as_they_are_suggested():
 
 
 def test_what_is_assigned_is_what_was_suggested():
-    assignment = Bench().ledger.ask("w")
+    assignment = Bench().ledger.ask(Worker("w"))
     assert (assignment.number, assignment.params) == (0, {"x": 0})
 
 
@@ -139,7 +139,7 @@ def test_a_search_is_over_when_all_trials_have_ended():
     bench.finish(two, 0.1)
     assert bench.ledger.over
     assert bench.ledger.reason == ""
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
 
 
 def test_without_a_bound_there_is_always_another():
@@ -152,7 +152,7 @@ def test_failed_trials_count():
     bench = Bench(max_evals=3)
     bench.run(None, 0.5, None)
     assert bench.ledger.over
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
 
 
 # Leases
@@ -162,7 +162,7 @@ def test_a_worker_that_says_nothing_loses_its_trial_to_the_next_that_asks():
     bench = Bench(max_evals=1)
     _, old = bench.ask("a")
     bench.clock.pass_by(LEASE_SECONDS - 0.1)
-    assert bench.ledger.ask("b") is None
+    assert bench.ledger.ask(Worker("b")) is None
     bench.clock.pass_by(0.2)
     number, new = bench.ask("b")
     assert number == 0
@@ -179,7 +179,7 @@ def test_a_sign_of_life_keeps_the_lease(sign_of_life):
     for _ in range(5):
         bench.clock.pass_by(LEASE_SECONDS - 1)
         getattr(bench.ledger, sign_of_life)(*((lease, 0.5) if sign_of_life == "report" else (lease,)))
-        assert bench.ledger.ask("other") is None
+        assert bench.ledger.ask(Worker("other")) is None
 
 
 def test_a_slow_worker_loses_nothing_as_long_as_nobody_asks():
@@ -188,7 +188,7 @@ def test_a_slow_worker_loses_nothing_as_long_as_nobody_asks():
     bench.clock.pass_by(100 * LEASE_SECONDS)
     bench.ledger.doubt([lease])
     assert bench.ledger.renew(lease) == GO_ON
-    assert bench.ledger.ask("other") is None
+    assert bench.ledger.ask(Worker("other")) is None
     bench.finish(lease, 0.5)
     assert bench.numbers == [0]
 
@@ -206,7 +206,7 @@ def test_whoever_comes_with_an_old_lease_is_refused():
     refused(bench.ledger.finish, old, replace(trial, value=0.1, status=OK))
     assert not bench.ledger.is_done(old)
     bench.ledger.doubt([old])
-    assert bench.ledger.ask("c") is None
+    assert bench.ledger.ask(Worker("c")) is None
     assert bench.ledger.running == [trial]
     assert bench.ended == []
     bench.finish(new, 0.7)
@@ -235,7 +235,7 @@ def test_a_connection_that_ended_gives_its_trials_back_at_once():
     bench.ledger.doubt([two, three, 12345])
     assert bench.ask("b")[0] == 1
     assert bench.ask("b")[0] == 2
-    assert bench.ledger.ask("b") is None
+    assert bench.ledger.ask(Worker("b")) is None
     assert bench.ledger.renew(one) == GO_ON
 
 
@@ -288,7 +288,7 @@ def test_a_trial_whose_machine_went_away_says_so():
     for _ in range(ATTEMPTS):
         bench.ask()
         bench.clock.pass_by()
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert bench.ledger.over
     assert "or its machine went away" in bench.ledger.finished[0].error
 
@@ -299,7 +299,7 @@ def test_a_trial_that_was_given_up_took_as_long_as_its_last_attempt():
         _, lease = bench.ask()
         bench.clock.pass_by(3)
         bench.ledger.lose(lease, "it crashed")
-    bench.ledger.ask("w")
+    bench.ledger.ask(Worker("w"))
     assert bench.ledger.finished[0].seconds == 3
 
 
@@ -307,7 +307,7 @@ def test_given_up_trials_are_failures_to_the_limits():
     bench = Bench(max_failures=0)
     for _ in range(ATTEMPTS):
         bench.ledger.lose(bench.ask()[1], "it crashed")
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert bench.ledger.reason == "more failed trials than max_failures=0"
 
 
@@ -361,7 +361,7 @@ def test_a_pruner_that_raises_ends_the_search():
     assert bench.ledger.report(lease, 1.0) == STOP
     assert bench.ledger.failure is error
     assert bench.ledger.reason == "ZeroDivisionError: by the pruner"
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
 
 
 def test_the_end_of_the_search_comes_before_the_pruner():
@@ -382,7 +382,7 @@ def test_after_the_timeout_nothing_is_given_out_and_trials_end(how):
     assert bench.ledger.renew(lease) == GO_ON
     bench.clock.pass_by(0.1)
     if how == "ask":
-        assert bench.ledger.ask("w") is None
+        assert bench.ledger.ask(Worker("w")) is None
     elif how == "renew":
         assert bench.ledger.renew(lease) == STOP
     else:
@@ -482,7 +482,7 @@ def test_a_search_that_was_stopped_gives_no_lost_trial_out_again():
     _, lease = bench.ask()
     bench.ledger.doubt([lease])
     bench.ledger.stop("enough")
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.over
 
 
@@ -517,7 +517,7 @@ def test_a_stopped_trial_keeps_the_value_that_its_worker_told():
 
 def test_a_suggest_function_that_raises_ends_the_search():
     bench = Bench(suggest=lambda number, trials: 1 / 0)
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert isinstance(bench.ledger.failure, ZeroDivisionError)
     assert bench.ledger.over
 
@@ -525,14 +525,14 @@ def test_a_suggest_function_that_raises_ends_the_search():
 def test_a_search_whose_algorithm_has_nothing_left_ends_with_what_runs():
     bench = Bench(suggest=lambda number, trials: Suggested({}, {}) if number < 2 else None)
     (_, one), (_, two) = bench.ask(), bench.ask()
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.over
     bench.ledger.doubt([two])
     _, again = bench.ask()
     bench.finish(one, 0.5)
     bench.finish(again, 0.5)
     assert bench.ledger.over
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert len(bench.asked) == 3
     assert bench.ledger.reason == ""
 
@@ -579,7 +579,7 @@ def test_a_search_that_was_over_is_over(limits, reason):
     bench = Bench(before=[done(0), done(1, None, status=FAILED)], **limits)
     assert bench.ledger.over
     assert bench.ledger.reason == reason
-    assert bench.ledger.ask("w") is None
+    assert bench.ledger.ask(Worker("w")) is None
     assert bench.asked == []
 
 

@@ -12,7 +12,7 @@ from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ConfigurationError, WorkerError
 from sparkkeras.hyperopt import running
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
+from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Call
 from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
@@ -142,7 +142,7 @@ def served(tmp_path):
 def test_models_travel_in_pieces_and_the_best_are_kept(served):
     ledger, journal, address = served
     model = np.random.default_rng(0).bytes(2 * PIECE_BYTES + 5)
-    with SearchClient(address, "here/0") as client:
+    with SearchClient(address, Worker("here/0")) as client:
         for value in (3.0, 1.0, 2.0, 5.0):
             assignment = client.ask()
             client.finish(assignment.lease, Outcome(OK, value, model=model, suffix="npz"))
@@ -156,7 +156,7 @@ def test_models_travel_in_pieces_and_the_best_are_kept(served):
 
 def test_a_last_word_may_come_twice(served):
     ledger, _, address = served
-    with SearchClient(address, "here/0") as client:
+    with SearchClient(address, Worker("here/0")) as client:
         assignment = client.ask()
         client.finish(assignment.lease, Outcome(OK, 3.0))
         client.finish(assignment.lease, Outcome(OK, 4.0))
@@ -165,11 +165,11 @@ def test_a_last_word_may_come_twice(served):
 
 def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
     ledger, _, address = served
-    first = SearchClient(address, "here/0")
+    first = SearchClient(address, Worker("here/0"))
     lost = first.ask()
     first._caller.close()
     deadline = time.monotonic() + 10
-    with SearchClient(address, "here/1") as second:
+    with SearchClient(address, Worker("here/1")) as second:
         while not any(held.doubted for held in ledger._state.leases.values()) and time.monotonic() < deadline:
             time.sleep(0.01)
         again = second.ask()
@@ -185,8 +185,8 @@ def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
 
 def test_calls_that_are_none(served):
     *_, address = served
-    with SearchClient(address, "here/0") as client:
-        for name, fields in [("report", {"lease": 1}), ("report", {"lease": "x", "loss": 1}), ("ask", {}), ("nothing", {})]:
+    with SearchClient(address, Worker("here/0")) as client:
+        for name, fields in [("report", {"lease": 1}), ("report", {"lease": "x", "epoch": 1, "loss": 1}), ("ask", {}), ("nothing", {})]:
             with pytest.raises(RefusedError):
                 client._caller.call(name, fields)
 

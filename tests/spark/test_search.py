@@ -439,7 +439,7 @@ class TestFailures:
         children = len(psutil.Process().children(recursive=True))
         descriptors = psutil.Process().num_fds()
         search = search_of(sc, model=build, data=(x, y), space=SPACE, epochs=1, metric="loss", max_evals=3)
-        folder = Path(search._journal.folder)
+        folder = Path(search._found.journal.folder)
         assert folder.is_dir()
         del search
         gc.collect()
