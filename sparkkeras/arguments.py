@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -54,6 +55,34 @@ def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
         told = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
         raise ConfigurationError(f"{name}={value!r}: expected {told}{otherwise}.")
     return int(value)
+
+
+def path(name: str, value: Any) -> str:
+    """The value as a path; refuse what is none."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise ConfigurationError(f"{name}={value!r}: expected a path.")
+    return str(value)
+
+
+def class_weight(value: Any) -> dict[int, float] | None:
+    """The value as the weight of each class; ``None`` stands for none."""
+    if value is None:
+        return None
+    expected = "expected a dict of class numbers from 0 up, each with a weight of 0 or more, or None."
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"class_weight={value!r}: {expected}")
+    for key, weight in value.items():
+        number = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
+        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not number:
+            raise ConfigurationError(f"class_weight={dict(value)!r}: {expected}")
+    return {int(key): float(weight) for key, weight in value.items()}
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """The value as a dict; ``None`` stands for an empty one."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name}={value!r}: expected a dict, or None.")
+    return dict(value or {})
 
 
 def port(value: Any) -> int:

@@ -19,7 +19,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
 from sparkkeras.data.schema import OnNan, Reader, label_ranges
-from sparkkeras.data.source import read_on_driver
+from sparkkeras.data.source import is_rdd, read_on_driver
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.labels import check_labels
 from sparkkeras.model import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
@@ -74,14 +74,16 @@ class EnsembleModel:
         self.models = members.check_members(models, voting)
         self.voting = voting
         self.weights = members.shares(weights, len(self.models))
-        self.custom_objects = dict(custom_objects or {})
-        self._copies = [copy_of(model, self.custom_objects) for model in self.models]
+        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
+        voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
+        self._voters = [model for model, _ in voters]  # one that counts nothing must not make NaN of the others either
+        self._copies = [copy_of(model, self.custom_objects) for model in self._voters]
         self._model = as_one_model(
             self._copies,
-            self.weights,
+            [weight for _, weight in voters],
             voting == "hard",
             members.exclusive(self.models),
-            [members.input_order(model, self.models[0]) for model in self.models],
+            [members.input_order(model, self._voters[0]) for model in self._voters],
             [slot.name for slot in schema_of(self.models[0]).outputs],
         )
         compiled = _first_compiled(self.models) or self.models[0]
@@ -99,7 +101,7 @@ class EnsembleModel:
         Compile it anew (``ensemble.model.compile(loss=..., metrics=[...])``) for other figures than those that the first
         compiled member has.
         """
-        for copy, member in zip(self._copies, self.models, strict=True):
+        for copy, member in zip(self._copies, self._voters, strict=True):
             copy.set_weights(member.get_weights())
         return self._model
 
@@ -263,13 +265,14 @@ class EnsembleModel:
             StorageError: The path cannot be written, or is there and ``overwrite`` is off.
             ConfigurationError: The path ends in ``.keras``.
         """
-        if str(path).endswith((".keras", ".h5")):
+        target = arguments.path("path", path)
+        if target.endswith((".keras", ".h5")):
             raise ConfigurationError(
-                f"path={str(path)!r}: what ends so is a single model to Keras. Name the file otherwise, such as "
+                f"path={target!r}: what ends so is a single model to Keras. Name the file otherwise, such as "
                 "ensemble.zip, or save the ensemble as one model: ensemble.model.save(path)."
             )
         settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
-        storage.write_bytes(str(path), persistence.pack_ensemble(self.models, settings), overwrite)
+        storage.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
     def _scoring(self) -> _Scoring:
         return _Scoring(self.model, custom_objects=self.custom_objects)
@@ -281,20 +284,16 @@ class _Scoring(SparkModel):
     def _evaluated(
         self, data: Any, block: Block | None, reader: Reader, named: Named | None, options: BatchOptions
     ) -> inference.Evaluated | None:
-        if block is None or _is_rdd(data):
+        if block is None or is_rdd(data):
             return super()._evaluated(data, block, reader, named, options)
         rows = transformed(block, options)
         self.model.evaluate(_given(rows.x), rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
         return inference.Evaluated(metrics.take(self.model), rows.spec, label_ranges(rows))
 
     def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
-        if block is None or _is_rdd(data):
+        if block is None or is_rdd(data):
             return super()._predicted(data, block, reader, options)
         return [_predict(self.model, transformed(block, options), options.batch_size)] if block.rows else []
-
-
-def _is_rdd(data: Any) -> bool:
-    return hasattr(data, "context")
 
 
 def _predict(model: keras.Model, rows: Block, batch_size: int) -> Any:
@@ -323,8 +322,8 @@ def load_ensemble_model(
         StorageError: The path cannot be read.
         ModelError: It holds no ensemble, or code that ``safe_mode`` refuses.
     """
-    objects = dict(custom_objects or {})
-    data = storage.read_bytes(str(path))
+    objects = arguments.mapping("custom_objects", custom_objects)
+    data = storage.read_bytes(arguments.path("path", path))
     try:
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
@@ -336,6 +335,7 @@ def load_ensemble_model(
     return ensemble
 
 
+@known_arguments
 def greedy_ensemble(
     models: Sequence[keras.Model],
     x_val: Any,
@@ -397,6 +397,8 @@ def greedy_ensemble(
         told = "holds no rows" if block is not None else "lies on Spark"
         raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")
     schema.check_features(block.spec)
+    if sample_weight is not None and np.min(np.asarray(sample_weight)) < 0:
+        raise DataError("sample_weight has negative weights; expected a weight of 0 or more for each sample.")
     predictions = [_predict(model, block, arguments.whole_number("batch_size", batch_size)) for model in given]
     exclusive = members.exclusive(given)[0]
     score = _score(metric, mode, given, block, predictions[0])
@@ -442,7 +444,14 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
             )
 
         def measure(predicted: Array) -> float:
-            return float(metric(rows.y, predicted))
+            try:
+                return float(metric(rows.y, predicted))
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"metric={metric!r} failed, or gave no number ({type(error).__name__}: {error}); expected a function of "
+                    f"labels of shape {np.shape(rows.y)} and predictions of shape {predicted.shape}, which are "
+                    "probabilities or values, not classes."
+                ) from error
 
         found = None
     mode = found or "auto" if mode == "auto" else mode

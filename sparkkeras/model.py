@@ -43,11 +43,9 @@ def check_model(model: object) -> None:
         ModelError: It is no Keras model, or not compiled, or not built.
     """
     if not isinstance(model, keras.Model):
-        raise ModelError(f"expected a compiled keras.Model, received {type(model).__module__}.{type(model).__qualname__}.")
+        raise ModelError(f"expected a compiled keras.Model, received {_kind(model)}")
     if not model.compiled:
-        raise ModelError(
-            f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) before SparkModel."
-        )
+        raise ModelError(f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first.")
     check_built(model)
     if not model.weights:
         raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
@@ -60,12 +58,17 @@ def check_built(model: object) -> None:
         ModelError: It is no Keras model, or not built.
     """
     if not isinstance(model, keras.Model):
-        raise ModelError(f"expected a keras.Model, received {type(model).__module__}.{type(model).__qualname__}.")
+        raise ModelError(f"expected a keras.Model, received {_kind(model)}")
     if not model.built:
         raise ModelError(
             f"the model {model.name!r} is not built, so it has no weights yet: begin it with keras.Input(shape), or call "
             "it once on a batch."
         )
+
+
+def _kind(given: object) -> str:
+    inside = isinstance(getattr(given, "model", None), keras.Model)
+    return f"{type(given).__module__}.{type(given).__qualname__}." + (" Give its attribute model." if inside else "")
 
 
 @dataclass(frozen=True)

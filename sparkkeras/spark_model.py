@@ -100,7 +100,7 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = arguments.port(port)
         self.server_options = arguments.instance("server_options", server_options, ParameterServerOptions)
-        self.custom_objects = dict(custom_objects or {})
+        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
         self.batch_size = arguments.whole_number("batch_size", batch_size)
         given_seed = arguments.optional_number("seed", seed, low=0)
         self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
@@ -208,7 +208,7 @@ class SparkModel:
             transform=_transform(transform),
             shuffle=bool(shuffle),
             seed=self._seed_of_fit(),
-            class_weight=_class_weight(class_weight),
+            class_weight=arguments.class_weight(class_weight),
             callbacks=_by_value(as_callbacks("worker_callbacks", worker_callbacks) or None, "worker_callbacks"),
         )
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
@@ -624,15 +624,3 @@ def _by_value(value: Any, name: str) -> ByValue[Any] | None:
 def _transform(value: Any) -> ByValue[Transform] | None:
     arguments.function("transform", value)
     return _by_value(value, "transform")
-
-
-def _class_weight(weights: Mapping[int, float] | None) -> dict[int, float] | None:
-    if weights is None:
-        return None
-    for key, value in weights.items():
-        number = isinstance(value, (int, float, np.number)) and np.isfinite(value) and value >= 0
-        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not number:
-            raise ConfigurationError(
-                f"class_weight={dict(weights)!r}: expected class numbers from 0 up, each with a weight of 0 or more."
-            )
-    return {int(key): float(value) for key, value in weights.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from sparkkeras.data.block import concatenate, describe
 from sparkkeras.data.frame import Named, is_frame
 from sparkkeras.data.rdd import Collect
@@ -87,11 +89,15 @@ def _read(name: str, given: Any) -> tuple[Any, ...]:
     if y is None:
         raise DataError(f"{name} has no labels; expected {EXPECTED}.")
     block = Reader(Schema(), True, "error").read_arrays(*(_plain(side) for side in (x, y, weight)))
-    return (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
+    if not block.rows:
+        raise DataError(f"{name} has no rows.")
+    sides = (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)
+    return tuple(list(side) if isinstance(side, tuple) else side for side in sides)  # fit takes lists of inputs
 
 
 def _plain(side: Any) -> Any:
-    return side.to_numpy() if hasattr(side, "to_numpy") else side
+    several = isinstance(side, list) and side and all(isinstance(part, np.ndarray) and part.ndim > 1 for part in side)
+    return side.to_numpy() if hasattr(side, "to_numpy") else tuple(side) if several else side
 
 
 def check_is_sendable(data: Any) -> None:

@@ -15,7 +15,7 @@ from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import built, unpacked_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
-from sparkkeras.model import load_bytes
+from sparkkeras.model import load_bytes, optimizer_variables
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class Found:
 
     def model_of(self, number: int) -> keras.Model:
         """As `HyperParamModel.model_of`."""
+        if number not in [trial.number for trial in self.trials]:
+            raise ConfigurationError(f"there is no trial {number!r}; they are numbered from 0, see trials.")
         if not self.journal.has_model(number):
             raise ConfigurationError(
                 f'the model of trial {number!r} was not kept: search with keep_models="all", or a larger number.'
@@ -114,4 +116,5 @@ class Found:
                 f"model with {found} for the same hyper-parameters now: it must depend on these alone."
             )
         model.set_weights(list(weights))
+        optimizer_variables(model)  # makes its slots, so that Keras saves and loads it without a warning
         return model

@@ -28,7 +28,7 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, ranked
 
 _FORMAT = 1
-_SEARCH = "search.json"
+_SEARCH, _LOCK = "search.json", "search.lock"
 
 
 class Journal:
@@ -61,6 +61,12 @@ class Journal:
             ConfigurationError: Another search has been here, or one is going on here now.
             StorageError: The folder cannot be read or written.
         """
+        others = [name for name in storage.names_in(self.folder) if name not in (_SEARCH, _LOCK)]
+        if others and not self.settings():
+            raise ConfigurationError(
+                f"save_to={self.folder!r} holds other things ({', '.join(others[:3])}): give a folder that is new, empty, "
+                "or that of a search to go on with."
+            )
         for name in ("", "/trials", "/models"):
             storage.make_folder(self.folder + name)
         with _locked(self.folder):
@@ -168,7 +174,7 @@ def _locked(folder: str) -> Iterator[None]:
     if storage.has_scheme(folder):
         yield
         return
-    with (Path(folder) / "search.lock").open("wb") as file:
+    with (Path(folder) / _LOCK).open("wb") as file:
         _lock(file, folder)
         yield
 

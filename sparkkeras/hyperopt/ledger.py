@@ -15,11 +15,13 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparkkeras.errors import ConfigurationError, SparkKerasError
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.parameter.transport import RefusedError
@@ -228,7 +230,7 @@ class TrialLedger:
             try:
                 return PRUNE if pruner is not None and pruner.should_prune(trial.losses, others) else GO_ON
             except Exception as error:
-                self.fail(error)
+                self.fail(_failed("the pruner", pruner, error))
                 return STOP
 
     def renew(self, lease: int) -> str:
@@ -343,8 +345,11 @@ class TrialLedger:
         try:
             with self._undisturbed():
                 suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
-        except Exception as error:
+        except SparkKerasError as error:
             self.fail(error)
+            return None
+        except Exception as error:
+            self.fail(_failed("the search algorithm", self._suggest, error))
             return None
         if suggested is None:
             self._exhausted = True
@@ -415,7 +420,7 @@ class TrialLedger:
                 if early_stop(finished):
                     self.stop("early_stop_fn said so")
         except Exception as error:
-            self.fail(error)
+            self.fail(_failed("early_stop_fn", early_stop, error))
 
     def _look_at_limits(self) -> None:
         limits, finished = self._limits, list(self._state.finished.values())
@@ -430,3 +435,8 @@ class TrialLedger:
             self.stop(f"a value is as good as loss_threshold={enough:g}")
         elif limits.max_failures is not None and failed > limits.max_failures:
             self.stop(f"more failed trials than max_failures={limits.max_failures}")
+
+
+def _failed(what: str, given: object, error: Exception) -> ConfigurationError:
+    told = "".join(traceback.format_exception(error))
+    return ConfigurationError(f"{what} {given!r} failed: {type(error).__name__}: {error}\n\n{told}")

@@ -16,13 +16,16 @@ import numpy as np
 from sparkkeras import device
 from sparkkeras.callbacks import as_callbacks
 from sparkkeras.custom_code import ByValue
-from sparkkeras.errors import ConfigurationError, ModelError, known_names
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.schema import label_ranges
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
-from sparkkeras.model import check_model, save_bytes
+from sparkkeras.labels import check_labels
+from sparkkeras.model import check_model, save_bytes, schema_of
 from sparkkeras.worker import batch_hooks
 
 TRACEBACK_LENGTH = 20_000
@@ -71,6 +74,8 @@ class Fit:
                 f"the model {model.name!r} is not built, and where a function reads the data the driver has no rows to "
                 "build it by: begin it with keras.Input(shape)."
             )
+        if model.built:
+            _check_data(model, data)
         steps = int(model.steps_per_execution)
         model.steps_per_execution = device.steps_per_execution(model, steps, any(map(batch_hooks, callbacks)))
         try:
@@ -177,6 +182,15 @@ def _check(model: keras.Model) -> None:
         check_model(model)
     except ModelError as error:
         raise SearchMistakeError(f"the function that builds models returned one that cannot be trained: {error}") from error
+
+
+def _check_data(model: keras.Model, data: Mapping[str, Any]) -> None:
+    block = from_arrays(data["x"], data["y"], None, *(schema_of(model).expected_x, schema_of(model).expected_y))
+    try:
+        schema_of(model).check_features(block.spec)
+        check_labels(model, block.spec, label_ranges(block))
+    except DataError as error:
+        raise SearchMistakeError(str(error)) from error
 
 
 def from_params(params: Any) -> dict[str, Any]:

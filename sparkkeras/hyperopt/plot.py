@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras import storage
+from sparkkeras import arguments, storage
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.progress import duration, told_params
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
@@ -73,10 +73,13 @@ def plot_search(trials: Sequence[Trial], path: str | Path, *, metric: str, sign:
         ConfigurationError: matplotlib is not installed, or no trial has a value.
         StorageError: The path cannot be written.
     """
+    target = arguments.path("path", path)
+    if not target.lower().endswith(".png"):
+        raise ConfigurationError(f"path={target!r}: what is drawn is a PNG, so its name has to end in .png.")
     figure = draw_search(trials, metric=metric, sign=sign, kinds=kinds)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI)
-    storage.write_bytes(str(path), picture.getvalue())
+    storage.write_bytes(target, picture.getvalue())
 
 
 def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, kinds: Mapping[str, str]) -> Figure:

@@ -122,7 +122,10 @@ def told_params(params: Any) -> str:
         return " ".join(f"{name}={told_params(value)}" for name, value in params.items())
     if isinstance(params, float):
         return f"{params:.4g}"
-    return getattr(params, "__name__", None) or str(params)
+    if isinstance(params, (list, tuple)):
+        return f"({', '.join(map(told_params, params))})"
+    plain = isinstance(params, (str, int, bool, type(None)))
+    return str(params) if plain else getattr(params, "__name__", None) or type(params).__name__
 
 
 def duration(seconds: float) -> str:

@@ -119,6 +119,8 @@ def make_pruner(given: object) -> Pruner | None:
         return given
     if isinstance(given, str) and given in PRUNERS:
         return PRUNERS[given]()
+    if isinstance(given, type) and issubclass(given, Pruner):
+        raise ConfigurationError(f"pruner={given!r} is a class; expected an object: {given.__name__}().")
     raise ConfigurationError(
         f"pruner={given!r} is not known. Give None, a name, or an object with a method should_prune(losses, others). "
         f"{known_names(given, PRUNERS)}"

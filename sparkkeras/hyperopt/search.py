@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +17,14 @@ import numpy as np
 
 from sparkkeras import arguments, device
 from sparkkeras.arguments import known_arguments
+from sparkkeras.callbacks import as_callbacks
 from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
-from sparkkeras.data.frame import Columns, Named
+from sparkkeras.data.frame import Columns, Named, is_frame
 from sparkkeras.data.rdd import without_rows
 from sparkkeras.data.rows import warn_of_slots
 from sparkkeras.ensemble import EnsembleModel
-from sparkkeras.errors import ClusterError, ConfigurationError, SearchError
+from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
 from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
 from sparkkeras.hyperopt.found import Found
 from sparkkeras.hyperopt.journal import Journal
@@ -103,7 +105,7 @@ class HyperParamModel:
         arguments.one_of("transport", transport, ("socket", "http"))
         options = arguments.instance("server_options", server_options, ParameterServerOptions)
         self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
-        self.custom_objects = dict(custom_objects or {})
+        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
         self._context = _context_of(sc)
         self.safe_mode = safe_mode
         self.seed: int | None = None
@@ -209,7 +211,7 @@ class HyperParamModel:
             timeout=_positive("timeout", timeout),
             loss_threshold=_finite("loss_threshold", loss_threshold),
             max_failures=arguments.optional_number("max_failures", max_failures, low=0),
-            early_stop=None if early_stop_fn is None else _early_stop(early_stop_fn, sign, searched),
+            early_stop=_early_stop(early_stop_fn, sign, searched),
             lease_seconds=self._server.options.lease_seconds,
         )
         if max_evals is None and timeout is None:
@@ -224,8 +226,8 @@ class HyperParamModel:
             given = {
                 "epochs": arguments.whole_number("epochs", epochs),
                 "batch_size": arguments.whole_number("batch_size", batch_size),
-                "callbacks": list(callbacks) if isinstance(callbacks, (list, tuple)) else callbacks,
-                "class_weight": None if class_weight is None else dict(class_weight),
+                "callbacks": as_callbacks("callbacks", callbacks),
+                "class_weight": arguments.class_weight(class_weight),
             }
             arguments.fraction("validation_split", validation_split)
             if validation_split:
@@ -250,11 +252,19 @@ class HyperParamModel:
             )
             chosen = Call(ByValue.dump(objective, "objective"), _takes_data(objective, data))
             shared = None if read is not None else _any_data(cluster, data, named)
-        journal = Journal(None if save_to is None else str(save_to), keep, sign)
+        if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
+            raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
+        journal = Journal(None if save_to is None else arguments.path("save_to", save_to), keep, sign)
         drawn = _seed(seed, journal)
         work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read)
         told = metric if objective is None else "loss"
-        settings = {"space": searched.digest, "metric": told, "mode": "min" if sign > 0 else "max", "seed": drawn}
+        settings = {
+            "parameters": sorted(searched.labels),
+            "space": searched.digest,
+            "metric": told,
+            "mode": "min" if sign > 0 else "max",
+            "seed": drawn,
+        }
         with journal.opened(settings, searched.params) as before:
             suggest = functools.partial(_suggested, searched, algorithm, drawn, sign)
             ledger = TrialLedger(suggest, limits, time.monotonic, before, journal.write)
@@ -390,9 +400,13 @@ class HyperParamModel:
                 address = stack.enter_context(serve(service, where, Secret.fresh()))
                 if self._server.options.host is not None or not cluster.is_local:
                     check_reach(dataset, address)
-                task = SearchTask(
-                    stack.enter_context(dataset.share(work)), stack.enter_context(dataset.share(data)), address
-                )
+                try:
+                    shared = stack.enter_context(dataset.share(data))
+                except pickle.PicklingError as error:
+                    raise CustomObjectError(
+                        f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them there."
+                    ) from error
+                task = SearchTask(stack.enter_context(dataset.share(work)), shared, address)
                 supervise(dataset, task, ledger, cluster.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
@@ -443,6 +457,14 @@ def _check_function(name: str, given: Any) -> None:
         )
     if not callable(given) or isinstance(given, type):
         raise ConfigurationError(f"{name}={given!r}: expected a function.")
+    if name == "model":
+        with suppress(ValueError):  # it has no signature
+            try:
+                inspect.signature(given).bind({})
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"model={given!r}: expected a function of the hyper-parameters, build(params): {error}."
+                ) from error
 
 
 def _sign(metric: str, mode: str) -> float:
@@ -471,8 +493,12 @@ def _finite(name: str, value: float | None) -> float | None:
     return value
 
 
-def _early_stop(function: Callable[..., Any], sign: float, space: Space) -> Callable[[Sequence[Trial]], bool]:
+def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) -> Callable[[Sequence[Trial]], bool] | None:
     """A stop function of hyperopt's kind, which hands its arguments on from call to call."""
+    if function is None:
+        return None
+    if not callable(function):
+        raise ConfigurationError(f"early_stop_fn={function!r}: expected a function, or None.")
     handed_on: list[Any] = []
 
     def stop(trials: Sequence[Trial]) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 import hyperopt
 import numpy as np
 
-from sparkkeras.arguments import known_arguments
+from sparkkeras.arguments import known_arguments, optional_number
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.pruners import Pruner
+from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.search import HyperParamModel
 from sparkkeras.hyperopt.space import Space, history_of
 
@@ -34,7 +35,8 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         keep_models: Likewise, for objectives that return their model.
 
     Attributes:
-        search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models.
+        search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models; ``None`` in a copy
+            that was pickled.
 
     Example::
 
@@ -55,6 +57,8 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         keep_models: int | str = 10,
     ) -> None:
         super().__init__()
+        optional_number("parallelism", parallelism)
+        make_pruner(pruner)
         self.search = HyperParamModel(spark_session, parallelism)
         self._given: dict[str, Any] = {
             "timeout": timeout,
@@ -84,6 +88,8 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         def objective(params: Any) -> Any:  # fn may take more arguments, with defaults
             return fn(params)
 
+        if others.get("trials_save_file"):
+            raise ConfigurationError("trials_save_file= is for hyperopt's own trials: give SparkTrials(save_to=folder).")
         own = {"timeout": timeout, "loss_threshold": loss_threshold, "early_stop_fn": early_stop_fn}
         self.search.minimize(
             objective=objective,
@@ -98,6 +104,10 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
         self.refresh()
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Trials can be pickled; the search stays where it is."""
+        return {**self.__dict__, "search": None}
 
     def _seed(self, rstate: np.random.Generator | None) -> int | None:
         """A seed of the generator that ``fmin`` has, which may be new; where a search goes on, its own."""

@@ -21,7 +21,8 @@ class Trial:
             ``"failed"``: it raised, it diverged before its first good epoch, or its process was lost again and again.
         value: The metric at the best epoch, or what the objective returned; ``None`` where there is none. A trial that was
             pruned or stopped has the value of the best epoch that it came to.
-        best_epoch: That epoch, counted from 1; ``None`` where nothing was reported by epochs.
+        best_epoch: That epoch, counted from 1; ``None`` where nothing was reported by epochs, or where an objective returned
+            a loss that is not the best that it had reported.
         history: The figures of each epoch, as in ``keras.callbacks.History.history``; of an objective, what it reported.
         worker: Where it ran: the machine, and the number of the worker.
         seconds: How long it took.
