@@ -8,7 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -457,14 +457,8 @@ def _check_function(name: str, given: Any) -> None:
         )
     if not callable(given) or isinstance(given, type):
         raise ConfigurationError(f"{name}={given!r}: expected a function.")
-    if name == "model":
-        with suppress(ValueError):  # it has no signature
-            try:
-                inspect.signature(given).bind({})
-            except TypeError as error:
-                raise ConfigurationError(
-                    f"model={given!r}: expected a function of the hyper-parameters, build(params): {error}."
-                ) from error
+    if name == "model" and not _takes(given, 1):
+        raise ConfigurationError(f"model={given!r}: expected a function of the hyper-parameters, build(params).")
 
 
 def _sign(metric: str, mode: str) -> float:
@@ -511,17 +505,21 @@ def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) 
 
 def _takes_data(objective: Callable[..., Any], data: Any) -> bool:
     """Whether an objective is called with data, too: if there are any, or it does not work without."""
-    try:
-        signature = inspect.signature(objective)
-    except ValueError:  # it has none
-        return True
-    for given in [(None,), (None, None)] if data is None else [(None, None), (None,)]:
-        try:
-            signature.bind(*given)
-        except TypeError:
-            continue
-        return len(given) == 2
+    for count in (1, 2) if data is None else (2, 1):
+        if _takes(objective, count):
+            return count == 2
     raise ConfigurationError(f"objective={objective!r}: expected a function of (params, data) or of (params).")
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments; true where nobody can tell."""
+    try:
+        inspect.signature(function).bind(*(None,) * count)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def _any_data(cluster: Cluster, data: Any, named: Named) -> Any:

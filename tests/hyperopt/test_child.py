@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparkkeras.hyperopt import child
-from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
+from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, StopWork, run_here, run_in_child
 
 # The backend may have been used in this process, whose threads the children lack: none of them uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -45,7 +45,10 @@ def until(condition, seconds=20):
 
 
 def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # What comes back
@@ -192,12 +195,14 @@ def test_threads_of_the_person_are_not_waited_for():
     assert run(work) == "done"
 
 
-def left_behind(then):
+def left_behind(then, is_daemon):
     """Work that forks a process which stays, tells its number and then does something."""
 
     def work(ask):
         pid = os.fork()
         if pid == 0:
+            if is_daemon:
+                os.setsid()
             time.sleep(600)
             os._exit(0)
         ask(pid)
@@ -206,8 +211,9 @@ def left_behind(then):
     return work
 
 
+@pytest.mark.parametrize("is_daemon", [False, True], ids=["plain", "daemon"])
 @pytest.mark.parametrize("how", ["returns", "is killed", "exits"])
-def test_a_process_that_the_child_left_behind_holds_nobody_up(how):
+def test_a_process_that_the_child_left_behind_holds_nobody_up(how, is_daemon):
     pids = []
     then = {
         "returns": lambda: "done",
@@ -216,12 +222,49 @@ def test_a_process_that_the_child_left_behind_holds_nobody_up(how):
     }
     try:
         if how == "returns":
-            assert run(left_behind(then[how]), pids.append) == "done"
+            assert run(left_behind(then[how], is_daemon), pids.append) == "done"
         else:
             with pytest.raises(ChildLostError, match="SIGKILL" if how == "is killed" else "exit code 3"):
-                run(left_behind(then[how]), pids.append)
+                run(left_behind(then[how], is_daemon), pids.append)
+        if not is_daemon:  # whoever has left the child's group stays
+            until(lambda: not is_alive(pids[0]))
     finally:
-        os.kill(pids[0], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["stopped", "raised"])
+def test_programs_that_the_child_has_begun_end_with_it(how, monkeypatch):
+    """Loaders of data, say."""
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.1)
+    pids = []
+
+    def work(ask):
+        ask(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+        if how == "raised":
+            raise KeyError
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+
+    with pytest.raises(KeyError if how == "raised" else ChildStoppedError):
+        run(work, pids.append, beat=lambda: False)
+    until(lambda: not is_alive(pids[0]))
+
+
+def test_a_process_of_the_childs_does_not_speak_for_it():
+    """It has no end of the pipe, so its own death and the worker's answers are nothing to it."""
+
+    def work(ask):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ask("the wrong one")
+            except OSError:
+                os._exit(5)
+            os._exit(0)
+        return ask("the right one"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert run(work) == ("the right one", 5)
 
 
 # Signs of life
@@ -244,14 +287,91 @@ def test_a_child_that_talks_needs_no_beats():
     assert beats == []
 
 
-def test_a_child_that_shall_stop_has_time_to_notice(monkeypatch):
-    monkeypatch.setattr(child, "STOP_SECONDS", 60.0)
+@pytest.fixture
+def patient(monkeypatch):
+    """Children have so long to stop that none is ended."""
+    monkeypatch.setattr(child, "STOP_SECONDS", 600.0)
+
+
+def busy(ask):
+    """Does not stop for any error of the usual kind."""
+    while True:
+        with contextlib.suppress(Exception):
+            sum(range(1000))
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("work", [lambda ask: time.sleep(500), busy], ids=["asleep", "busy"])
+def test_a_child_that_shall_stop_does_so_wherever_it_is(work):
+    began = time.monotonic()
+    with pytest.raises(ChildStoppedError):
+        run(lambda ask: (ask("begun"), work(ask)), beat=lambda: False)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_child_that_shall_stop_may_tell_what_it_has():
+    """It is told again and again, and hears it once."""
+    beats = []
 
     def work(ask):
-        time.sleep(0.2)
-        return ask("shall I go on?")
+        try:
+            time.sleep(500)
+        except StopWork:
+            ask("ending")
+            time.sleep(0.3)
+            return ask("ended")
 
-    assert run(work, lambda question: "no", beat=lambda: False) == "no"
+    def answer(question):
+        return question, len(beats)
+
+    said, count = run(work, answer, beat=lambda: beats.append(1))
+    assert said == "ended"
+    assert count >= 3
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_shall_stop_hears_the_answer_to_its_question_first():
+    """So the next answer is that to the next question."""
+
+    def work(ask):
+        try:
+            ask(os.getpid())
+        except StopWork:
+            return [ask("one"), ask("two")]
+
+    def answer(question):
+        if isinstance(question, int):
+            os.kill(question, signal.SIGTERM)
+            time.sleep(0.1)
+        return question
+
+    assert run(work, answer) == ["one", "two"]
+
+
+def test_a_child_that_somebody_else_ends_is_lost():
+    def work(ask):
+        ask(os.getpid())
+        time.sleep(500)
+
+    with pytest.raises(ChildLostError, match="its process was killed by SIGTERM$"):
+        run(work, lambda pid: os.kill(pid, signal.SIGTERM))
+
+
+class LateError(Exception):
+    """Its process is told to stop when it travels already."""
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return LateError, ()
+
+
+def test_who_has_ended_cannot_be_stopped_any_more():
+    def work(ask):
+        raise LateError
+
+    with pytest.raises(LateError):
+        run(work)
 
 
 def test_a_child_that_does_not_stop_is_ended(monkeypatch):

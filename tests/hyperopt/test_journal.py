@@ -44,6 +44,7 @@ def keep(journal, number, value, data=b"weights"):
         journal.keep_model(number, value, draft, "npz")
         assert not draft.exists()
     journal.write(trial(number, value))
+    journal.drop_surplus()
 
 
 def models(journal):
@@ -164,16 +165,26 @@ def test_another_search_cannot_go_on_here(folder, name, value):
 
 
 def test_several_differences_are_all_told(folder):
-    write(Journal(folder, 10, 1.0))
+    write(Journal(folder, 10, 1.0), trial(0))
     with pytest.raises(ConfigurationError, match="its metric and seed differ "):
         opened(Journal(folder, 10, 1.0), {**SETTINGS, "metric": "loss", "seed": 1})
 
 
 def test_what_a_later_version_wrote_is_refused(folder):
-    write(Journal(folder, 10, 1.0))
+    write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
     with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
         opened(Journal(folder, 10, 1.0))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_where_no_trial_has_ended_another_search_may_begin(folder, version):
+    """The space or the metric was mistaken, say."""
+    write(Journal(folder, 10, 1.0))
+    (Path(folder) / "search.json").write_text(json.dumps({"format": version, **SETTINGS}))
+    other = {**SETTINGS, "space": "xyz", "seed": 8}
+    assert opened(Journal(folder, 10, 1.0), other) == []
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **other}
 
 
 def test_two_searches_do_not_go_on_in_one_folder(folder):
@@ -193,8 +204,30 @@ def test_a_search_that_failed_lets_go_of_its_folder(folder):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot make the folder .*file/search"):
+    with pytest.raises(StorageError, match="cannot .*file/search.*: Not a directory"):
         opened(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
+
+
+def test_a_folder_with_other_things_is_left_as_it_is(folder):
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / "thesis.tex").write_text("words")
+    with pytest.raises(ConfigurationError, match=r"holds other things \(thesis.tex\): give a folder that is new"):
+        opened(Journal(folder, 10, 1.0))
+    assert [path.name for path in Path(folder).iterdir()] == ["thesis.tex"]
+
+
+def test_a_search_that_was_ended_at_its_first_words_may_begin_again(folder):
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / ".search.json.abc.tmp").write_text("{")
+    (Path(folder) / "search.lock").write_text("")
+    assert opened(Journal(folder, 10, 1.0)) == []
+
+
+def test_damaged_settings_can_be_removed_to_go_on(folder):
+    write(Journal(folder, 10, 1.0), trial(0))
+    (Path(folder) / "search.json").unlink()
+    assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
+    assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
 
 
 # Models
@@ -224,6 +257,59 @@ def test_of_equal_trials_the_model_of_the_earlier_is_kept_whichever_ends_first(f
         for number in (5, 3, 4):
             keep(journal, number, 0.5)
     assert models(journal) == ["00003.npz"]
+
+
+def test_a_model_is_let_go_of_only_when_another_trial_is_written(folder):
+    """However the driver ends in between, the best trial that stands there has its model."""
+    journal = Journal(folder, 1, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+        journal.draft(7).write_bytes(b"better")
+        journal.keep_model(1, 0.25, journal.draft(7), "npz")
+        assert models(journal) == ["00000.npz", "00001.npz"]
+    crashed = Journal(folder, 1, 1.0)
+    assert opened(crashed) == [trial(0)]
+    assert models(crashed) == ["00000.npz"]
+    assert crashed.model_file(0) == ("00000.npz", b"weights0")
+
+
+def test_a_driver_that_ends_before_it_lets_go_of_a_model_does_so_when_it_goes_on(folder):
+    journal = Journal(folder, 1, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+        journal.draft(7).write_bytes(b"better")
+        journal.keep_model(1, 0.25, journal.draft(7), "npz")
+        journal.write(trial(1, 0.25))
+    crashed = Journal(folder, 1, 1.0)
+    assert [each.number for each in opened(crashed)] == [0, 1]
+    assert models(crashed) == ["00001.npz"]
+    assert crashed.model_file(1) == ("00001.npz", b"better")
+
+
+def test_a_model_that_cannot_be_kept_costs_no_other(folder, monkeypatch):
+    journal = Journal(folder, 1, 1.0)
+    with journal.opened(SETTINGS, params):
+        keep(journal, 0, 0.5)
+        journal.draft(7).write_bytes(b"better")
+        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(StorageError, match="cannot write .*00001.npz.*No space left"):
+            journal.keep_model(1, 0.25, journal.draft(7), "npz")
+        monkeypatch.undo()
+        journal.drop_surplus()
+    assert [path.name for path in (Path(folder) / "models").iterdir()] == ["00000.npz"]
+    assert journal.has_model(0)
+    assert not journal.has_model(1)
+
+
+def test_the_model_of_a_trial_that_is_tried_again_is_that_of_the_last_time(folder):
+    journal = Journal(folder, 2, 1.0)
+    with journal.opened(SETTINGS, params):
+        for lease, (value, suffix) in enumerate(((0.25, "keras"), (0.5, "npz"))):
+            journal.draft(lease).write_bytes(suffix.encode())
+            journal.keep_model(0, value, journal.draft(lease), suffix)
+        journal.write(trial(0, 0.5))
+        journal.drop_surplus()
+    assert journal.model_file(0) == ("00000.npz", b"npz")
 
 
 def test_only_models_that_may_be_kept_are_wanted(folder):

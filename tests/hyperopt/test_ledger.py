@@ -1,5 +1,6 @@
 """Who runs which trial, and when a search is over, on a clock that the test moves."""
 
+import math
 import random
 import threading
 import time
@@ -9,7 +10,19 @@ from dataclasses import replace
 
 import pytest
 
-from sparkkeras.hyperopt.ledger import ATTEMPTS, GO_ON, LEASE_LOST, PRUNE, STOP, Limits, Suggested, TrialLedger, Worker
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.hyperopt.ledger import (
+    ATTEMPTS,
+    GO_ON,
+    HANDOVER_SECONDS,
+    LEASE_LOST,
+    PRUNE,
+    STOP,
+    Limits,
+    Suggested,
+    TrialLedger,
+    Worker,
+)
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 from sparkkeras.parameter.transport import RefusedError
 
@@ -47,9 +60,9 @@ class Bench:
         self.asked.append((number, trials))
         return Suggested({"x": number}, {"x": number * 10}) if self._own is None else self._own(number, trials)
 
-    def ask(self, worker="w"):
+    def ask(self, worker="w", task=0, attempt=0):
         """The number and the lease of the next trial."""
-        assignment = self.ledger.ask(Worker(worker))
+        assignment = self.ledger.ask(Worker(worker, task, attempt))
         assert assignment is not None, self.ledger.reason
         return assignment.number, assignment.lease
 
@@ -62,6 +75,14 @@ class Bench:
             _, lease = self.ask()
             self.finish(lease, value, FAILED if value is None else OK)
 
+    def report(self, lease, *losses):
+        """The losses of the first epochs; what is said at last."""
+        return [self.ledger.report(lease, epoch, loss) for epoch, loss in enumerate(losses, 1)][-1]
+
+    def running(self, number=0):
+        """A trial that is out."""
+        return next(trial for trial in self.ledger.running if trial.number == number)
+
     @property
     def numbers(self):
         return [trial.number for trial in self.ledger.finished]
@@ -73,6 +94,16 @@ def refused(call, *args):
     assert caught.value.kind == LEASE_LOST
 
 
+def is_told(bench, what, name, error):
+    """Whose code has ended the search, and where."""
+    failure = bench.ledger.failure
+    assert isinstance(failure, ConfigurationError)
+    first, _, rest = str(failure).partition("\n\n")
+    assert all(part in first for part in (what, name, f"failed: {error}"))
+    assert rest.startswith("Traceback")
+    assert bench.ledger.reason == f"ConfigurationError: {first}"
+
+
 def done(number, value=0.5, **told):
     return Trial(number, {"x": number}, **({"status": OK, "value": value, "ended": 10.0 * (number + 1)} | told))
 
@@ -82,7 +113,7 @@ def done(number, value=0.5, **told):
 
 def test_trials_are_numbered_as_they_are_suggested():
     bench = Bench(max_evals=3)
-    assert [bench.ledger.ask(f"w{n}") for n in range(4)][3] is None
+    assert [bench.ledger.ask(Worker(f"w{n}")) for n in range(4)][3] is None
     assert [(trial.number, trial.params, trial.chosen, trial.worker) for trial in bench.ledger.running] == [
         (n, {"x": n * 10}, {"x": n}, f"w{n}") for n in range(3)
     ]
@@ -172,13 +203,13 @@ def test_a_worker_that_says_nothing_loses_its_trial_to_the_next_that_asks():
     assert len(bench.asked) == 1
 
 
-@pytest.mark.parametrize("sign_of_life", ["renew", "report", "running_under"])
+@pytest.mark.parametrize("sign_of_life", ["renew", "report", "hand_over"])
 def test_a_sign_of_life_keeps_the_lease(sign_of_life):
     bench = Bench(max_evals=1)
     _, lease = bench.ask()
     for _ in range(5):
         bench.clock.pass_by(LEASE_SECONDS - 1)
-        getattr(bench.ledger, sign_of_life)(*((lease, 0.5) if sign_of_life == "report" else (lease,)))
+        getattr(bench.ledger, sign_of_life)(*((lease, 1, 0.5) if sign_of_life == "report" else (lease,)))
         assert bench.ledger.ask(Worker("other")) is None
 
 
@@ -193,15 +224,67 @@ def test_a_slow_worker_loses_nothing_as_long_as_nobody_asks():
     assert bench.numbers == [0]
 
 
+def test_who_hands_a_model_over_has_longer_for_each_piece():
+    bench = Bench(max_evals=1)
+    _, lease = bench.ask()
+    for _ in range(3):
+        assert bench.ledger.hand_over(lease) == bench.running()
+        bench.clock.pass_by(LEASE_SECONDS + HANDOVER_SECONDS - 1)
+        assert bench.ledger.ask(Worker("other")) is None
+    bench.ledger.renew(lease)
+    bench.clock.pass_by(LEASE_SECONDS + HANDOVER_SECONDS)
+    assert bench.ask("other")[0] == 0
+    refused(bench.ledger.hand_over, lease)
+
+
+def test_a_slow_suggestion_is_nobodys_silence():
+    def slow(number, trials):
+        bench.clock.pass_by(10 * LEASE_SECONDS if number else 0)
+        return Suggested({}, number)
+
+    bench = Bench(suggest=slow)
+    _, lease = bench.ask("a")
+    bench.clock.pass_by(LEASE_SECONDS - 1)
+    assert [bench.ask("b")[0] for _ in range(3)] == [1, 2, 3]
+    assert bench.running().worker == "a"
+    bench.clock.pass_by(2)
+    assert bench.ask("b")[0] == 0
+    refused(bench.ledger.renew, lease)
+
+
+@pytest.mark.parametrize("what", ["on_end", "early_stop"])
+def test_what_takes_long_at_the_end_of_a_trial_is_nobodys_silence(what):
+    bench = Bench(**{what: lambda told: bench.clock.pass_by(10 * LEASE_SECONDS)})
+    (_, slow), (_, quick) = bench.ask("a"), bench.ask("b")
+    bench.finish(quick, 0.5)
+    assert bench.ask("b")[0] == 2
+    assert bench.ledger.renew(slow) == GO_ON
+
+
+def test_a_suggestion_that_raises_after_long_is_nobodys_silence():
+    def slow(number, trials):
+        if number:
+            bench.clock.pass_by(10 * LEASE_SECONDS)
+            raise ZeroDivisionError
+        return Suggested({}, number)
+
+    bench = Bench(suggest=slow)
+    _, lease = bench.ask("a")
+    assert bench.ledger.ask(Worker("b")) is None
+    bench.clock.pass_by(LEASE_SECONDS - 1)
+    assert bench.ledger._lost() is None
+    assert bench.ledger.renew(lease) == STOP
+
+
 def test_whoever_comes_with_an_old_lease_is_refused():
     bench = Bench(max_evals=1)
     _, old = bench.ask("a")
     bench.clock.pass_by()
     _, new = bench.ask("b")
-    trial = bench.ledger.running_under(new)
+    trial = bench.running()
     refused(bench.ledger.renew, old)
-    refused(bench.ledger.report, old, 0.1)
-    refused(bench.ledger.running_under, old)
+    refused(bench.ledger.report, old, 1, 0.1)
+    refused(bench.ledger.hand_over, old)
     refused(bench.ledger.lose, old, "it crashed")
     refused(bench.ledger.finish, old, replace(trial, value=0.1, status=OK))
     assert not bench.ledger.is_done(old)
@@ -217,7 +300,7 @@ def test_a_last_word_that_comes_twice_is_known():
     bench = Bench()
     _, lease = bench.ask()
     assert not bench.ledger.is_done(lease)
-    trial = replace(bench.ledger.running_under(lease), value=0.5, status=OK)
+    trial = replace(bench.running(), value=0.5, status=OK)
     bench.ledger.finish(lease, trial)
     assert bench.ledger.is_done(lease)
     refused(bench.ledger.finish, lease, trial)
@@ -247,6 +330,64 @@ def test_where_there_are_no_workers_any_more_all_trials_are_given_out_again():
     assert [bench.ask()[0], bench.ask()[0]] == [0, 1]
 
 
+def test_where_there_are_no_workers_any_more_trials_that_were_lost_too_often_have_failed():
+    bench = Bench(max_evals=2)
+    _, spared = bench.ask()
+    bench.finish(spared, 0.5)
+    for _ in range(ATTEMPTS):
+        assert not bench.ledger.over
+        assert bench.ask()[0] == 1
+        bench.clock.pass_by(2)
+        bench.ledger.doubt_all()
+    assert bench.ledger.over  # nobody has to ask for that
+    trial = bench.ledger.finished[-1]
+    assert (trial.number, trial.status, trial.attempts, trial.seconds) == (1, FAILED, ATTEMPTS, 2)
+    assert f"lost {ATTEMPTS} times, at last since the process was killed" in trial.error
+    assert bench.ended[-1] == trial
+
+
+def test_where_there_are_no_workers_any_more_only_hopeless_trials_are_given_up():
+    bench = Bench(max_evals=2)
+    for _ in range(ATTEMPTS - 1):
+        bench.ledger.lose(bench.ask()[1], "its process was killed by SIGKILL")
+    (number, _), (other, _) = bench.ask(), bench.ask()
+    bench.ledger.doubt_all()
+    assert bench.numbers == [number]
+    assert [trial.number for trial in bench.ledger.running] == [other]
+    assert bench.ask()[0] == other
+
+
+# Copies of workers
+
+
+def test_a_copy_of_a_worker_waits_as_long_as_that_has_a_trial():
+    """Spark ends the slower one of two attempts at a task, so the copy must not be done before."""
+    bench = Bench(max_evals=2)
+    copy, other = Worker("b", task=3, attempt=1), Worker("c", task=4, attempt=1)
+    (_, one), (_, two) = bench.ask("a", task=3), bench.ask("d", task=5)
+    assert bench.ledger.ask(copy) is None
+    assert bench.ledger.shall_wait(copy)
+    assert not bench.ledger.shall_wait(other)
+    assert not bench.ledger.shall_wait(Worker("a", task=3))  # itself
+    bench.ledger.stop("enough")
+    assert bench.ledger.shall_wait(copy)
+    bench.finish(one, 0.5)
+    assert not bench.ledger.shall_wait(copy)
+    bench.finish(two, 0.5)
+
+
+def test_a_copy_takes_over_what_its_worker_lost():
+    bench = Bench(max_evals=1)
+    _, old = bench.ask("a", task=3)
+    copy = Worker("b", task=3, attempt=1)
+    assert bench.ledger.ask(copy) is None
+    assert bench.ledger.shall_wait(copy)
+    bench.ledger.doubt([old])
+    assert not bench.ledger.shall_wait(copy)
+    assert bench.ledger.ask(copy).number == 0
+    assert bench.ledger.shall_wait(Worker("a", task=3))
+
+
 def test_lost_trials_come_before_new_ones():
     bench = Bench()
     bench.ask()
@@ -259,11 +400,12 @@ def test_lost_trials_come_before_new_ones():
 def test_a_trial_begins_anew_with_its_new_lease():
     bench = Bench()
     _, old = bench.ask()
-    bench.ledger.report(old, 0.1)
+    bench.report(old, 0.1)
     bench.clock.pass_by(4)
     bench.ledger.lose(old, "it crashed")
     _, new = bench.ask()
-    trial = bench.ledger.running_under(new)
+    assert new != old
+    trial = bench.running()
     assert (trial.losses, trial.error, trial.params) == ((), "", {"x": 0})
     bench.clock.pass_by(2)
     bench.finish(new, 0.5)
@@ -330,37 +472,64 @@ class Recorder:
 def test_a_pruner_sees_the_losses_of_all_others():
     pruner = Recorder()
     bench = Bench(pruner=pruner)
-    (_, finished), (_, pruned), (_, silent), (_, mine) = (bench.ask() for _ in range(4))
-    bench.ledger.report(finished, 1.0)
+    (_, finished), (_, pruned), (silent, _), (number, mine) = (bench.ask() for _ in range(4))
+    bench.report(finished, 1.0)
     bench.finish(finished, 1.0)
-    bench.ledger.report(pruned, 2.0)
-    bench.ledger.report(pruned, 2.5)
+    bench.report(pruned, 2.0, 2.5)
     bench.finish(pruned, 2.0, PRUNED)
-    assert bench.ledger.report(mine, 3.0) == GO_ON
-    assert bench.ledger.report(mine, 4.0) == GO_ON
+    assert bench.report(mine, 3.0, 4.0) == GO_ON
     assert pruner.asked[-2:] == [((3.0,), [(1.0,), (2.0, 2.5)]), ((3.0, 4.0), [(1.0,), (2.0, 2.5)])]
-    assert bench.ledger.running_under(mine).losses == (3.0, 4.0)
-    assert bench.ledger.running_under(silent).losses == ()
+    assert bench.running(number).losses == (3.0, 4.0)
+    assert bench.running(silent).losses == ()
+
+
+def test_a_report_that_comes_twice_counts_once():
+    pruner = Recorder()
+    bench = Bench(pruner=pruner)
+    _, lease = bench.ask()
+    bench.report(lease, 0.5, 0.4)
+    assert bench.ledger.report(lease, 2, 0.4) == GO_ON
+    assert bench.ledger.report(lease, 1, 99.0) == GO_ON
+    assert bench.running().losses == (0.5, 0.4)
+    assert [losses for losses, _ in pruner.asked] == [(0.5,), *[(0.5, 0.4)] * 3]
+
+
+def test_a_report_that_comes_twice_has_the_same_answer():
+    bench = Bench(pruner=Recorder(says=True))
+    _, lease = bench.ask()
+    assert bench.ledger.report(lease, 1, 0.5) == bench.ledger.report(lease, 1, 0.5) == PRUNE
+
+
+def test_epochs_without_a_loss_have_that_of_the_one_before():
+    """Of epochs that were validated now and then, say; pruners compare trials epoch by epoch."""
+    bench = Bench()
+    _, lease = bench.ask()
+    bench.ledger.report(lease, 3, 0.5)
+    assert bench.running().losses == (math.inf, math.inf, 0.5)
+    bench.ledger.report(lease, 4, 0.4)
+    bench.ledger.report(lease, 7, 0.3)
+    assert bench.running().losses == (math.inf, math.inf, 0.5, 0.4, 0.4, 0.4, 0.3)
+    bench.ledger.stop("enough")
+    bench.ledger.end_running()
+    assert (bench.ledger.finished[0].value, bench.ledger.finished[0].best_epoch) == (0.3, 7)
 
 
 def test_a_worker_hears_what_the_pruner_decides():
     bench = Bench(pruner=Recorder(says=True))
-    assert bench.ledger.report(bench.ask()[1], 1.0) == PRUNE
+    assert bench.report(bench.ask()[1], 1.0) == PRUNE
     assert bench.ledger.reason == ""
 
 
 def test_without_a_pruner_all_go_on():
     bench = Bench()
-    assert bench.ledger.report(bench.ask()[1], 1e9) == GO_ON
+    assert bench.report(bench.ask()[1], 1e9) == GO_ON
 
 
 def test_a_pruner_that_raises_ends_the_search():
-    error = ZeroDivisionError("by the pruner")
-    bench = Bench(pruner=Recorder(says=error))
+    bench = Bench(pruner=Recorder(says=ZeroDivisionError("by the pruner")))
     _, lease = bench.ask()
-    assert bench.ledger.report(lease, 1.0) == STOP
-    assert bench.ledger.failure is error
-    assert bench.ledger.reason == "ZeroDivisionError: by the pruner"
+    assert bench.report(lease, 1.0) == STOP
+    is_told(bench, "pruner", "Recorder", "ZeroDivisionError: by the pruner")
     assert bench.ledger.ask(Worker("w")) is None
 
 
@@ -368,7 +537,7 @@ def test_the_end_of_the_search_comes_before_the_pruner():
     bench = Bench(pruner=Recorder(says=True))
     _, lease = bench.ask()
     bench.ledger.stop("enough")
-    assert bench.ledger.report(lease, 1.0) == STOP
+    assert bench.report(lease, 1.0) == STOP
 
 
 # When it ends
@@ -388,11 +557,24 @@ def test_after_the_timeout_nothing_is_given_out_and_trials_end(how):
     else:
         bench.ledger.look()
     assert bench.ledger.reason == "timeout=60 seconds are over"
-    assert bench.ledger.report(lease, 0.5) == STOP
+    assert bench.report(lease, 0.5) == STOP
     assert not bench.ledger.over
     bench.finish(lease, 0.5, STOPPED)
     assert bench.ledger.over
     assert bench.ledger.failure is None
+
+
+def test_the_timeout_begins_when_a_worker_asks():
+    bench = Bench(timeout=60.0, lease_seconds=1000.0)
+    bench.clock.pass_by(1000)  # Spark may have no place for its workers yet
+    bench.ledger.look()
+    assert bench.ledger.reason == ""
+    _, lease = bench.ask()
+    bench.clock.pass_by(59)
+    bench.ask()
+    assert bench.ledger.renew(lease) == GO_ON
+    bench.clock.pass_by(1)
+    assert bench.ledger.renew(lease) == STOP
 
 
 def test_the_timeout_begins_anew_when_a_search_goes_on():
@@ -445,7 +627,7 @@ def test_pruned_trials_are_no_failures():
     assert bench.ledger.reason == ""
 
 
-def test_a_stop_function_is_called_after_each_trial_with_those_that_have_ended():
+def test_a_stop_function_is_called_after_each_trial_with_a_value_with_all_that_have_ended():
     seen = []
 
     def stop(trials):
@@ -455,15 +637,48 @@ def test_a_stop_function_is_called_after_each_trial_with_those_that_have_ended()
     bench = Bench(early_stop=stop)
     bench.ask()
     bench.run(0.5, None, 0.4)
-    assert seen == [[1], [1, 2], [1, 2, 3]]
+    assert seen == [[1], [1, 2, 3]]
     assert bench.ledger.reason == "early_stop_fn said so"
     assert bench.ledger.failure is None
+
+
+def test_a_stop_function_hears_of_earlier_trials_as_it_did():
+    """It may count, as hyperopt's no_progress_loss does."""
+    seen = []
+
+    def stop(trials):
+        seen.append([trial.number for trial in trials])
+        return len(seen) == 3
+
+    before = [done(2), done(0), done(1, None, status=FAILED)]
+    bench = Bench(early_stop=stop, before=before)
+    assert seen == [[0], [0, 1, 2]]
+    assert bench.ledger.reason == ""
+    bench.run(None, 0.4)
+    assert seen == [[0], [0, 1, 2], [0, 1, 2, 3, 4]]
+    assert bench.ledger.reason == "early_stop_fn said so"
+
+
+def test_a_search_that_its_stop_function_ended_is_over():
+    bench = Bench(early_stop=lambda trials: len(trials) >= 2, before=[done(0), done(1)])
+    assert bench.ledger.reason == "early_stop_fn said so"
+    assert bench.ledger.over
+    assert bench.ledger.ask(Worker("w")) is None
+
+
+def test_after_the_end_the_stop_function_is_not_asked():
+    seen = []
+    bench = Bench(early_stop=lambda trials: seen.append(1))
+    _, lease = bench.ask()
+    bench.ledger.stop("enough")
+    bench.finish(lease, 0.5)
+    assert seen == []
 
 
 def test_a_stop_function_that_raises_ends_the_search():
     bench = Bench(early_stop=lambda trials: 1 / 0)
     bench.run(0.5)
-    assert isinstance(bench.ledger.failure, ZeroDivisionError)
+    is_told(bench, "early_stop_fn", "<lambda>", "ZeroDivisionError: division by zero")
     assert bench.numbers == [0]
 
 
@@ -490,8 +705,7 @@ def test_trials_that_were_out_at_the_end_have_what_they_came_to():
     for sign in (1.0, -1.0):
         bench = Bench(sign=sign)
         (_, one), (two, _) = bench.ask(), bench.ask()
-        for loss in (0.5, 0.2, 0.3):
-            bench.ledger.report(one, sign * loss)
+        bench.report(one, *(sign * loss for loss in (0.5, 0.2, 0.3)))
         bench.clock.pass_by(7)
         bench.ledger.stop("enough")
         bench.ledger.end_running()
@@ -500,16 +714,62 @@ def test_trials_that_were_out_at_the_end_have_what_they_came_to():
         assert (first.status, first.value, first.best_epoch) == (STOPPED, *((0.2, 2) if sign > 0 else (0.5, 1)))
         assert (second.number, second.status, second.value, second.best_epoch) == (two, STOPPED, None, None)
         assert first.seconds == second.seconds == 7
-        assert bench.ended == [first, second]
+        assert bench.ended == []  # they are tried again when the search goes on
         refused(bench.ledger.renew, one)
 
 
 def test_a_stopped_trial_keeps_the_value_that_its_worker_told():
     bench = Bench()
     _, lease = bench.ask()
-    bench.ledger.report(lease, 0.2)
+    bench.report(lease, 0.2)
+    bench.ledger.stop("enough")
     bench.finish(lease, 0.9, STOPPED, best_epoch=4)
     assert (bench.ledger.finished[0].value, bench.ledger.finished[0].best_epoch) == (0.9, 4)
+
+
+@pytest.mark.parametrize("value", [None, 0.5])
+def test_a_trial_that_was_stopped_although_the_search_goes_on_is_lost(value):
+    """Its machine is to be taken away, say: another worker shall try it."""
+    bench = Bench(max_evals=1)
+    _, lease = bench.ask("a")
+    bench.report(lease, 0.5)
+    bench.finish(lease, value, STOPPED)
+    assert bench.ledger.finished == bench.ended == []
+    assert not bench.ledger.over
+    assert bench.ledger.has_value() is False
+    _, again = bench.ask("b")
+    trial = bench.running()
+    assert (trial.attempts, trial.losses, trial.status, trial.value) == (2, (), RUNNING, None)
+    bench.finish(again, 0.25)
+    assert [trial.value for trial in bench.ledger.finished] == [0.25]
+
+
+def test_a_trial_that_is_told_to_end_again_and_again_has_failed():
+    bench = Bench(max_evals=1)
+    for _ in range(ATTEMPTS):
+        bench.finish(bench.ask()[1], None, STOPPED)
+    bench.ledger.ask(Worker("w"))
+    assert (
+        bench.ledger.finished[0].error == f"its worker was lost {ATTEMPTS} times, at last since its process was told to end"
+    )
+
+
+def test_trials_that_were_stopped_with_the_search_are_not_written():
+    bench = Bench()
+    (_, one), (_, two), (_, three) = bench.ask(), bench.ask(), bench.ask()
+    bench.ledger.stop("enough")
+    bench.finish(one, 0.5, STOPPED)
+    bench.finish(two, 0.4)
+    bench.finish(three, 0.3, PRUNED)
+    assert [(trial.number, trial.status) for trial in bench.ended] == [(1, OK), (2, PRUNED)]
+    assert sorted(bench.numbers) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("values", "expected"), [([], False), ([None, None], False), ([None, 0.0], True)])
+def test_whether_a_trial_has_come_to_a_value(values, expected):
+    bench = Bench()
+    bench.run(*values)
+    assert bench.ledger.has_value() is expected
 
 
 # Suggestions that do not come
@@ -518,8 +778,19 @@ def test_a_stopped_trial_keeps_the_value_that_its_worker_told():
 def test_a_suggest_function_that_raises_ends_the_search():
     bench = Bench(suggest=lambda number, trials: 1 / 0)
     assert bench.ledger.ask(Worker("w")) is None
-    assert isinstance(bench.ledger.failure, ZeroDivisionError)
+    is_told(bench, "search algorithm", "suggest", "ZeroDivisionError: division by zero")
     assert bench.ledger.over
+
+
+def test_words_of_our_own_are_told_as_they_are():
+    error = ConfigurationError("there is something in the space that cannot travel")
+
+    def suggest(number, trials):
+        raise error
+
+    bench = Bench(suggest=suggest)
+    assert bench.ledger.ask(Worker("w")) is None
+    assert bench.ledger.failure is error
 
 
 def test_a_search_whose_algorithm_has_nothing_left_ends_with_what_runs():
@@ -545,6 +816,21 @@ def test_a_trial_that_cannot_be_noted_ends_the_search():
     bench.run(0.5)
     assert bench.ledger.reason == "OSError: no space left"
     assert bench.numbers == [0]
+
+
+def test_after_a_failure_nothing_is_noted():
+    calls = []
+
+    def full(trial):
+        calls.append(trial.number)
+        raise OSError("no space left")
+
+    bench = Bench(on_end=full)
+    (_, one), (_, two) = bench.ask(), bench.ask()
+    bench.finish(one, 0.5)
+    bench.finish(two, 0.5)
+    assert calls == [0]
+    assert bench.numbers == [0, 1]
 
 
 # Going on
@@ -587,7 +873,7 @@ def test_a_search_that_goes_on_sees_earlier_trials():
     pruner = Recorder()
     bench = Bench(before=[done(0, losses=[0.5, 0.4])], pruner=pruner)
     _, lease = bench.ask()
-    bench.ledger.report(lease, 0.9)
+    bench.report(lease, 0.9)
     assert bench.asked[0][1] == [done(0, losses=[0.5, 0.4])]
     assert pruner.asked == [((0.9,), [(0.5, 0.4)])]
 
@@ -621,13 +907,13 @@ def test_every_trial_ends_exactly_once_however_workers_behave():
         chance, late = random.Random(seed), []
         try:
             while not ledger.over:
-                assignment = ledger.ask(f"w{seed}")
+                assignment = ledger.ask(Worker(f"w{seed}"))
                 if assignment is None:
                     clock.pass_by(1)
                     continue
                 fate = chance.random()
                 with suppress(RefusedError):
-                    ledger.report(assignment.lease, chance.random())
+                    ledger.report(assignment.lease, 1, chance.random())
                     if fate < 0.1:
                         ledger.lose(assignment.lease, "it crashed")
                     elif fate < 0.2:

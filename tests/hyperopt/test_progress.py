@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
+from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger, Worker
 from sparkkeras.hyperopt.progress import SHOWN, SearchProgress, duration, table, told_params
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 
@@ -24,9 +24,9 @@ class Bench:
 
     def end(self, value=None, status=OK, seconds=2.0, **told):
         """A trial that takes two seconds."""
-        lease = self.ledger.ask("w").lease
+        lease = self.ledger.ask(Worker("w")).lease
         self.now += seconds
-        self.ledger.finish(lease, replace(self.ledger.running_under(lease), value=value, status=status, **told))
+        self.ledger.finish(lease, replace(self.ledger.hand_over(lease), value=value, status=status, **told))
         self.progress.tick()
 
 
@@ -82,7 +82,11 @@ def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
     bench.end(0.5)
     bench.end(0.75, PRUNED, seconds=75)
     bench.end(None, FAILED, error="it raised")
-    bench.end(None, STOPPED)
+    lease = bench.ledger.ask(Worker("w")).lease
+    bench.now += 2
+    bench.ledger.stop("enough")
+    bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), status=STOPPED))
+    bench.progress.tick()
     bench.progress.tick()
     assert lines(capsys) == [
         "trial 0 val_loss 0.5 lr=0.001 (2.0s)",
@@ -94,10 +98,10 @@ def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
 
 def test_trials_that_end_between_two_looks_are_each_told_once(capsys):
     bench = Bench(1)
-    leases = [bench.ledger.ask("w").lease for _ in range(3)]
+    leases = [bench.ledger.ask(Worker("w")).lease for _ in range(3)]
     for lease, value in zip(leases, (0.5, 0.9, 0.1), strict=True):
         bench.now += 1
-        bench.ledger.finish(lease, replace(bench.ledger.running_under(lease), value=value, status=OK))
+        bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=value, status=OK))
     bench.progress.tick()
     bench.progress.tick()
     assert [line.split()[1] for line in lines(capsys)] == ["0", "2"]
@@ -158,9 +162,13 @@ def test_on_a_terminal_lines_of_trials_are_plain(capsys, terminal):
 
 def test_the_summary_counts():
     bench = Bench(max_evals=None)
-    for value, status in ((0.5, OK), (0.3, PRUNED), (None, FAILED), (None, STOPPED), (0.25, STOPPED)):
+    for value, status in ((0.5, OK), (0.3, PRUNED), (None, FAILED)):
         bench.end(value, status)
-    bench.ledger.ask("w")
+    leases = [bench.ledger.ask(Worker("w")).lease for _ in range(3)]
+    bench.now += 4
+    bench.ledger.stop("enough")
+    for lease, value in zip(leases[:2], (None, 0.25), strict=True):
+        bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=value, status=STOPPED))
     assert (
         bench.progress.summary()
         == "5 trials - 1 running - 1 pruned - 2 stopped - 1 failed - best val_loss 0.25 (trial 4) - 10.0s"
@@ -206,8 +214,8 @@ def test_the_end_has_a_table_of_the_best(capsys):
 
 def test_the_end_tells_what_was_not_told_yet_and_why_it_ended(capsys):
     bench = Bench(1)
-    lease = bench.ledger.ask("w").lease
-    bench.ledger.finish(lease, replace(bench.ledger.running_under(lease), value=0.5, status=OK))
+    lease = bench.ledger.ask(Worker("w")).lease
+    bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=0.5, status=OK))
     bench.ledger.stop("somebody said so")
     bench.progress.end()
     told = lines(capsys)
@@ -253,7 +261,7 @@ def a_function():
         ("relu", "relu"),
         (a_function, "a_function"),
         (dict, "dict"),
-        ((1, "x"), "(1, 'x')"),
+        ((1, "x"), "(1, x)"),
         ({"f": a_function}, "f=a_function"),
     ],
     ids=repr,

@@ -9,19 +9,21 @@ import pytest
 
 from sparkkeras.hyperopt import report as public_report
 from sparkkeras.hyperopt import reporting
+from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.ledger import GO_ON, PRUNE, STOP
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd, report, unknown_metric
 from sparkkeras.hyperopt.trials import OK, PRUNED, STOPPED
 
 
 class Driver:
-    """Writes down the losses that it is told, and answers in turn."""
+    """Writes down the losses that it is told, and their epochs, and answers in turn."""
 
     def __init__(self, *answers):
-        self.told, self._answers = [], list(answers)
+        self.told, self.epochs, self._answers = [], [], list(answers)
 
-    def __call__(self, loss):
+    def __call__(self, epoch, loss):
         self.told.append(loss)
+        self.epochs.append(epoch)
         return self._answers.pop(0) if self._answers else GO_ON
 
 
@@ -85,6 +87,8 @@ def test_losses_go_to_the_driver_and_figures_to_the_history(trial):
     report(0.5, accuracy=0.75)
     report(np.float32(0.25), accuracy=1)
     assert reporter._tell.told == [0.5, 0.25]
+    assert reporter._tell.epochs == [1, 2]
+    assert reporter.epoch == 2
     assert reporter.history == {"loss": [0.5, 0.25], "accuracy": [0.75, 1.0]}
     assert all(type(value) is float for values in reporter.history.values() for value in values)
     assert reporter.status == OK
@@ -135,7 +139,7 @@ def test_a_value_that_is_not_finite_ends_the_trial_and_stays_here(trial, value):
     with pytest.raises(TrialEnd):
         report(value)
     assert reporter._tell.told == [0.5]
-    assert reporter.diverged_at == 2
+    assert (reporter.diverged_at, reporter.epoch) == (2, 2)
     assert (reporter.best, reporter.best_epoch, reporter.status) == (0.5, 1, OK)
     assert len(reporter.history["loss"]) == 2
 
@@ -150,10 +154,34 @@ def test_a_trial_that_diverges_at_once_has_no_best_value(trial):
 @pytest.mark.parametrize("answer", [PRUNE, STOP])
 def test_who_has_come_to_the_last_epoch_is_not_ended(answer):
     reporter = Reporter(Driver(answer, answer), 1.0)
+    reporter.log({"loss": 0.5})
     assert reporter.take(0.5, is_last=True)
     assert reporter.status == OK
+    reporter.log({"loss": 0.5})
     assert not reporter.take(0.5)
     assert reporter.status != OK
+
+
+@pytest.mark.parametrize(("answer", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
+def test_the_end_that_a_trial_was_told_keeps_its_status(answer, status):
+    reporter = Reporter(Driver(answer), 1.0)
+    reporter.log({})
+    reporter.take(0.5)
+    reporter.end(TrialEnd())
+    assert reporter.status == status
+    diverged = Reporter(Driver(), 1.0)
+    diverged.take(math.nan)
+    diverged.end(TrialEnd())
+    assert diverged.status == OK
+
+
+def test_another_end_means_that_it_was_stopped():
+    reporter = Reporter(Driver(), 1.0)
+    reporter.log({"loss": 0.5})
+    reporter.take(0.5)
+    reporter.end(StopWork())
+    assert reporter.status == STOPPED
+    assert (reporter.best, reporter.should_end) == (0.5, True)
 
 
 # Reports of fit
@@ -216,6 +244,8 @@ def test_epochs_without_validation_are_passed_over(trial):
     reporter = trial()
     ran(ReportCallback(), {"loss": 1.0, "val_loss": 0.5}, {"loss": 0.9}, {"loss": 0.8, "val_loss": 0.4})
     assert reporter._tell.told == [0.5, 0.4]
+    assert reporter._tell.epochs == [1, 3]
+    assert (reporter.best_epoch, reporter.epoch) == (3, 3)
     assert reporter.history == {"loss": [1.0, 0.9, 0.8], "val_loss": [0.5, 0.4]}
 
 
@@ -225,6 +255,7 @@ def test_validation_may_begin_later(trial, often):
     reporter = trial()
     ran(ReportCallback("val_loss", often), *epochs)
     assert reporter._tell.told == [0.5, 0.4]
+    assert reporter._tell.epochs == [2, 4]
     trial()
     with pytest.raises(SearchMistakeError, match="metric='val_acc' is not among"):
         ran(ReportCallback("val_acc", often), *epochs)

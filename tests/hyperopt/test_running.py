@@ -1,6 +1,8 @@
 """A whole search without Spark: tasks over a local dataset, calls within the process, trials in this process."""
 
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +11,15 @@ from hyperopt import hp, rand
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
-from sparkkeras.errors import ConfigurationError, WorkerError
-from sparkkeras.hyperopt import running
+from sparkkeras.errors import ConfigurationError, ParameterServerError, WorkerError
+from sparkkeras.hyperopt import running, service
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger, Worker
+from sparkkeras.hyperopt.ledger import GO_ON, STOP, Limits, Suggested, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Call
 from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
-from sparkkeras.hyperopt.trials import OK
+from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
 from sparkkeras.parameter.transport import Endpoint, RefusedError, make_transport
 from sparkkeras.parameter.wire import Secret
 
@@ -42,8 +44,8 @@ def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, 
         work = Work(
             Call(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, read, False
         )
-        service = SearchService(ledger, journal, SPACE.encode)
-        with make_transport("inprocess").serve(service, ENDPOINT, Secret.fresh()) as address:
+        handler = SearchService(ledger, journal, SPACE.encode)
+        with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
             task = SearchTask(LocalShared(work), LocalShared(data), address)
             supervise(LocalDataset((None,) * workers), task, ledger, start, lambda: None)
     return ledger
@@ -119,8 +121,8 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
 
     ledger = ledger_of(max_evals=10_000)
     work = Work(Call(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, None, False)
-    service = SearchService(ledger, Journal(None, None, 1.0), SPACE.encode)
-    with make_transport("inprocess").serve(service, ENDPOINT, Secret.fresh()) as address:
+    handler = SearchService(ledger, Journal(None, None, 1.0), SPACE.encode)
+    with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
         task = SearchTask(LocalShared(work), LocalShared(None), address)
         with pytest.raises(KeyboardInterrupt):
             supervise(LocalDataset((None,)), task, ledger, LocalRunning, tick)
@@ -163,6 +165,115 @@ def test_a_last_word_may_come_twice(served):
     assert [trial.value for trial in ledger.finished] == [3.0]
 
 
+def test_epochs_that_were_reported_come_to_the_ledger_once(served):
+    ledger, _, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        lease = client.ask().lease
+        assert [client.report(lease, epoch, loss) for epoch, loss in ((1, 0.5), (1, 0.5), (3, 0.25))] == [GO_ON] * 3
+        assert [trial.losses for trial in ledger.running] == [(0.5, 0.5, 0.25)]
+        ledger.stop("enough")
+        assert client.report(lease, 4, 0.1) == STOP
+
+
+def test_a_copy_of_a_worker_waits_until_that_has_ended(served, monkeypatch):
+    ledger, _, address = served
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            for assignment in assignments:
+                first.finish(assignment.lease, Outcome(OK, 1.0))
+
+    monkeypatch.setattr(service.time, "sleep", wait)
+    with (
+        SearchClient(address, Worker("a/0", task=0, attempt=0)) as first,
+        SearchClient(address, Worker("b/0", task=0, attempt=1)) as copy,
+        SearchClient(address, Worker("c/1", task=1)) as other,
+    ):
+        assignments = [first.ask() for _ in range(6)]
+        assert other.ask() is None
+        assert waits == []
+        assert copy.ask() is None
+        assert waits == [service.WAIT_SECONDS] * 2
+    assert len(ledger.finished) == 6
+
+
+def test_a_copy_of_a_worker_takes_over_what_that_lost(served, monkeypatch):
+    ledger, _, address = served
+    monkeypatch.setattr(service.time, "sleep", lambda seconds: first.lose(assignments[3].lease, "it was killed"))
+    with SearchClient(address, Worker("a/0")) as first, SearchClient(address, Worker("b/0", attempt=1)) as copy:
+        assignments = [first.ask() for _ in range(6)]
+        assert copy.ask().number == 3
+    assert len(ledger.running) == 6
+
+
+def test_a_mistake_ends_the_search_where_no_trial_has_a_value_yet(served):
+    ledger, _, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        client.finish(client.ask().lease, Outcome(FAILED, error="it raised"))
+        assert ledger.reason == ""
+        client.finish(client.ask().lease, Outcome(FAILED, error="no such metric", traceback="Tr", is_mistake=True))
+        assert client.ask() is None
+    assert isinstance(ledger.failure, ConfigurationError)
+    assert str(ledger.failure) == "no such metric\n\nTr"
+
+
+def test_a_mistake_of_one_trial_among_good_ones_is_its_failure(served):
+    ledger, _, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        client.finish(client.ask().lease, Outcome(OK, 0.5))
+        client.finish(client.ask().lease, Outcome(FAILED, error="no such metric", is_mistake=True))
+        assert client.ask().number == 2
+    assert ledger.failure is None
+    assert [trial.status for trial in ledger.finished] == [OK, FAILED]
+
+
+def test_drafts_go_when_their_trial_has_ended(served):
+    _, journal, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        for outcome in (
+            Outcome(OK, 0.5, model=b"kept", suffix="npz"),
+            Outcome(OK, 0.25, model=b"odd", suffix="exe"),
+            Outcome(OK, 0.75, model=b"kept", suffix="keras"),
+        ):
+            lease = client.ask().lease
+            with suppress(ParameterServerError):
+                client.finish(lease, outcome)
+            assert not journal.draft(lease).exists()
+
+
+def test_a_trial_that_is_told_to_end_though_the_search_goes_on_leaves_no_model(served):
+    """It is tried again, and may come to another value then."""
+    ledger, journal, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        for value in (0.5, 0.4):
+            client.finish(client.ask().lease, Outcome(OK, value, model=b"good", suffix="npz"))
+        lost = client.ask()
+        client.finish(lost.lease, Outcome(STOPPED, 0.1, model=b"half", suffix="npz"))
+        assert [journal.has_model(number) for number in range(3)] == [True, True, False]
+        again = client.ask()
+        assert again.number == lost.number
+        client.finish(again.lease, Outcome(OK, 0.9, model=b"bad", suffix="npz"))
+        assert [journal.has_model(number) for number in range(3)] == [True, True, False]
+    assert [trial.value for trial in ledger.finished] == [0.5, 0.4, 0.9]
+
+
+def test_a_trial_that_was_stopped_with_the_search_takes_no_other_ones_model(served):
+    """It is not written down, so who goes on here has the others."""
+    ledger, journal, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        for value in (0.5, 0.4):
+            client.finish(client.ask().lease, Outcome(OK, value, model=b"good", suffix="npz"))
+        lease = client.ask().lease
+        ledger.stop("enough")
+        client.finish(lease, Outcome(STOPPED, 0.1, model=b"half", suffix="npz"))
+    assert journal.model_file(2) == ("00002.npz", b"half")
+    names = [path.name for path in (Path(journal.folder) / "trials").iterdir()]
+    assert sorted(names) == ["00000.json", "00001.json"]
+    assert [journal.has_model(number) for number in range(2)] == [True, True]
+
+
 def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
     ledger, _, address = served
     first = SearchClient(address, Worker("here/0"))
@@ -186,7 +297,14 @@ def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
 def test_calls_that_are_none(served):
     *_, address = served
     with SearchClient(address, Worker("here/0")) as client:
-        for name, fields in [("report", {"lease": 1}), ("report", {"lease": "x", "epoch": 1, "loss": 1}), ("ask", {}), ("nothing", {})]:
+        for name, fields in [
+            ("report", {"lease": 1}),
+            ("report", {"lease": 1, "loss": 1}),
+            ("report", {"lease": "x", "epoch": 1, "loss": 1}),
+            ("ask", {}),
+            ("ask", {"worker": "here/0"}),
+            ("nothing", {}),
+        ]:
             with pytest.raises(RefusedError):
                 client._caller.call(name, fields)
 

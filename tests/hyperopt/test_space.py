@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import hyperopt
 import numpy as np
@@ -16,7 +19,7 @@ from hyperopt import anneal, hp, rand, tpe
 from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.encoding import decode
+from sparkkeras.hyperopt.encoding import decode, encode
 from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
@@ -44,6 +47,11 @@ class Kind(enum.IntEnum):
 class Padding(enum.StrEnum):
     SAME = "same"
     VALID = "valid"
+
+
+class Pair(NamedTuple):
+    one: int
+    two: int
 
 
 THING, ARRAY = Optimizer(0.1), np.arange(3)
@@ -178,6 +186,24 @@ def test_structures_travel_as_they_are(value):
     assert repr(travelled) == repr(value)
 
 
+class Settings(dict):
+    """A dict that can do more."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [MappingProxyType({"a": 1}), Settings(a=1), OrderedDict(a=1), Pair(1, 2), Kind.SGD, Padding.SAME, {"x"}, THING, b"x"],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_is_not_just_a_dict_or_a_number_is_an_object(value):
+    """JSON would make something plainer of it."""
+    told = encode({"a": [value, 1]}, [THING, value])
+    assert told == {"dict": [["a", {"list": [{"object": 0 if value is THING else 1}, 1]}]]}
+    assert decode(json.loads(json.dumps(told)), [THING, value])["a"][0] is value
+    with pytest.raises(ConfigurationError, match="is computed within the space"):
+        encode({"a": value}, [])
+
+
 # Digests
 
 
@@ -191,8 +217,9 @@ print(Space(test_space.nested()).digest, Space(test_space.objects_of_all_kinds()
 
 
 def objects_of_all_kinds():
+    names = {f"name {number}" for number in range(20)}  # of their order, each process has its own
     return {
-        "a": hp.choice("a", [THING, one_way, Optimizer, {"x": ARRAY}, lambda x: x]),
+        "a": hp.choice("a", [THING, one_way, Optimizer, {"x": ARRAY}, lambda x: x, names, frozenset(names), {1, "a"}]),
         "b": hp.pchoice("b", [(1.0, Kind.ADAM)]),
     }
 
@@ -222,6 +249,9 @@ def test_other_spaces_have_other_digests():
         {"a": hp.choice("a", ["1", 2])},
         {"a": hp.choice("a", [one_way, 2])},
         {"a": hp.choice("a", [another_way, 2])},
+        {"a": hp.choice("a", [{"x", "y"}, 2])},
+        {"a": hp.choice("a", [{"x", "z"}, 2])},
+        {"a": hp.choice("a", [{"x": "y"}, 2])},
         {"a": hp.uniform("a", 0, 1), "c": 1},
         [hp.uniform("a", 0, 1)],
     ]

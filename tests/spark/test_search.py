@@ -3,10 +3,12 @@
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -304,6 +306,32 @@ class TestEarlyEnds:
         assert {trial.status for trial in search.trials} == {"stopped"}
         assert all(trial.value == trial.params["x"] for trial in search.trials)
 
+    def test_a_fit_that_is_stopped_hands_its_best_model_over(self, sc, digits):
+        """Its second epoch would take for ever."""
+
+        class Slow(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                time.sleep(0 if epoch == 0 else 300)
+
+        x, y, *_ = digits
+        search = HyperParamModel(sc)
+        begin = time.monotonic()
+        best = search.minimize(
+            model=build,
+            data=(x, y),
+            space=SPACE,
+            max_evals=9,
+            epochs=2,
+            validation_split=0.2,
+            callbacks=[Slow()],
+            timeout=8,
+            seed=1,
+            verbose=0,
+        )
+        assert time.monotonic() - begin < 100
+        assert {(trial.status, trial.epochs) for trial in search.trials} == {("stopped", 1)}
+        assert best.evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(search.best_value, rel=1e-4)
+
     def test_loss_threshold_and_early_stop(self, sc):
         search = search_of(sc, objective=parabola, loss_threshold=1000, max_evals=50)
         assert len(search.trials) < 5
@@ -368,7 +396,9 @@ class TestFailures:
     def test_a_metric_that_is_none(self, sc, digits):
         x, y, *_ = digits
         with pytest.raises(ConfigurationError, match="'val_los' is not among.*Did you mean 'val_loss'"):
-            search_of(sc, model=build, data=(x, y), space=SPACE, metric="val_los", validation_split=0.2, max_evals=99)
+            search_of(
+                sc, model=build, data=(x, y), space=SPACE, metric="val_los", mode="min", validation_split=0.2, max_evals=99
+            )
         with pytest.raises(ConfigurationError, match="need rows to validate on"):
             search_of(sc, model=build, data=(x, y), space=SPACE, max_evals=99)
 
@@ -414,6 +444,19 @@ class TestFailures:
         assert all(trial.status == "ok" for trial in search.trials)
         assert max(trial.attempts for trial in search.trials) == 2
 
+    def test_a_trial_that_always_kills_its_worker(self, sc):
+        def objective(params, data):
+            if params["x"] < 0:
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(60)
+            return params["x"]
+
+        search = search_of(sc, objective=objective, max_evals=3, num_workers=1, seed=8)
+        failed = [trial for trial in search.trials if trial.params["x"] < 0]
+        assert failed
+        assert all((trial.status, trial.attempts) == ("failed", 3) for trial in failed)
+        assert len(search.trials) == 3
+
     @pytest.mark.cluster
     def test_a_killed_executor(self, sc, tmp_path):
         mark = tmp_path / "killed"
@@ -435,7 +478,7 @@ class TestFailures:
     def test_nothing_is_left(self, sc, digits):
         x, y, *_ = digits
         search_of(sc, objective=parabola)  # the workers are there
-        before = {thread.name for thread in __import__("threading").enumerate()}
+        before = len(threading.enumerate())
         children = len(psutil.Process().children(recursive=True))
         descriptors = psutil.Process().num_fds()
         search = search_of(sc, model=build, data=(x, y), space=SPACE, epochs=1, metric="loss", max_evals=3)
@@ -444,7 +487,7 @@ class TestFailures:
         del search
         gc.collect()
         assert not folder.exists()
-        assert {thread.name for thread in __import__("threading").enumerate()} <= before
+        assert len(threading.enumerate()) <= before
         assert len(psutil.Process().children(recursive=True)) <= children
         assert psutil.Process().num_fds() <= descriptors + 3
         assert sc.statusTracker().getActiveJobsIds() == []
@@ -489,6 +532,57 @@ class TestResume:
         assert third.trials == second.trials
         with pytest.raises(ConfigurationError, match="holds another search.*metric"):
             search_of(sc, max_evals=5, **{**arguments, "metric": "loss"})
+
+    def test_what_was_stopped_or_mistaken_is_run_anew(self, sc, tmp_path, digits):
+        x, y, *_ = digits
+
+        def objective(params, data):
+            if slow.exists():
+                report(params["x"])
+                time.sleep(60)
+            return params["x"]
+
+        slow = tmp_path / "slow"
+        slow.touch()
+        arguments = {"objective": objective, "save_to": tmp_path / "search", "max_evals": 4}
+        assert {trial.status for trial in search_of(sc, timeout=2, **arguments).trials} == {"stopped"}
+        slow.unlink()
+        search = search_of(sc, **arguments)
+        assert [trial.status for trial in search.trials] == ["ok"] * 4
+        arguments = {"model": build, "data": (x, y), "space": SPACE, "max_evals": 1, "save_to": tmp_path / "other"}
+        with pytest.raises(ConfigurationError, match="is not among"):
+            search_of(sc, metric="val_loss", **arguments)
+        assert len(search_of(sc, metric="loss", **arguments).trials) == 1
+
+    def test_an_early_stop_is_remembered(self, sc, tmp_path):
+        def ended(max_evals):
+            return search_of(
+                sc,
+                objective=lambda params, data: 1.0,
+                early_stop_fn=no_progress_loss(3),
+                save_to=tmp_path / "search",
+                max_evals=max_evals,
+                num_workers=1,
+            )
+
+        first = ended(20)
+        assert len(first.trials) < 8
+        assert ended(30).trials == first.trials
+
+    def test_a_call_that_is_refused_changes_nothing(self, sc, tmp_path):
+        arguments = {"objective": parabola, "space": LINE, "max_evals": 3, "seed": 1, "verbose": 0}
+        search = HyperParamModel(sc)
+        search.minimize(**arguments, save_to=tmp_path / "search")
+        before = search.best_trial
+        with pytest.raises(ConfigurationError, match="mode differs"):
+            search.minimize(**arguments, mode="max", save_to=tmp_path / "search")
+        assert search.best_trial == before
+
+    def test_other_folders_are_left_alone(self, sc, tmp_path):
+        (tmp_path / "thesis.tex").touch()
+        with pytest.raises(ConfigurationError, match=r"holds other things .thesis\.tex"):
+            search_of(sc, objective=parabola, save_to=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_a_killed_driver(self, sc, tmp_path):
         script = tmp_path / "driver.py"
@@ -549,10 +643,20 @@ class TestBadInput:
             ({"objective": parabola, "pruner": "medain"}, "Did you mean 'median'"),
             ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
             ({"objective": parabola, "keep_models": -1}, "keep_models=-1"),
-            ({"objective": parabola, "space": {}}, "cannot be searched"),
+            ({"objective": parabola, "space": {}}, "leaves nothing to choose"),
             ({"objective": parabola, "space": {"x": [1, 2]}}, "leaves nothing to choose"),
             ({"objective": parabola, "seed": -3}, "seed=-3"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
+            ({"objective": parabola, "epochs": 3}, "epochs= goes with model="),
+            ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
+            ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
+            ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
+            ({"objective": parabola, "features": "a"}, "data is no DataFrame"),
+            ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
+            ({"model": build, "metric": "val_niceness"}, "does not tell whether it shall be small or large"),
+            ({"model": build, "data": list, "validation_data": 3}, "let the function return a dict"),
+            ({"model": build, "callbacks": [1]}, "expected keras.callbacks.Callback objects"),
+            ({"model": build, "class_weight": "balanced"}, "class_weight='balanced': expected a dict"),
         ],
     )
     def test_is_told_before_anything_starts(self, sc, arguments, message):
@@ -568,6 +672,7 @@ class TestBadInput:
             ((x, None), "no labels"),
             ({"x": x, "labels": y}, "the key 'labels'"),
             ((np.full_like(x, np.nan), y), "NaN|finite"),
+            ((x[:0], y[:0]), "no rows"),
         ]:
             with pytest.raises(DataError, match=message):
                 search_of(sc, model=build, data=data, space=SPACE)
@@ -576,8 +681,59 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="is a model; expected a function"):
             search_of(sc, model=build({"units": 8, "lr": 0.1}), data=(x, y), space=SPACE)
 
+    def test_data_that_does_not_fit_the_model(self, sc, digits):
+        """Only a trial can tell, and the first one does."""
+        x, y, *_ = digits
+        for data, message in [((x, y + 100), "has the label 109|labels"), ((x[:, :5], y), "shape")]:
+            search = HyperParamModel(sc)
+            with pytest.raises(ConfigurationError, match=message):
+                search.minimize(model=build, data=data, space=SPACE, max_evals=50, metric="loss", seed=1, verbose=0)
+            assert len(search.trials) <= 2
+
+    def test_pruners_and_stop_functions_that_raise(self, sc):
+        class Broken:
+            def should_prune(self, losses, others):
+                return 1 / 0
+
+        def objective(params, data):
+            report(1.0)
+            return 1.0
+
+        with pytest.raises(ConfigurationError, match="the pruner .*ZeroDivisionError"):
+            search_of(sc, objective=objective, pruner=Broken())
+        with pytest.raises(ConfigurationError, match="early_stop_fn .*ZeroDivisionError"):
+            search_of(sc, objective=objective, early_stop_fn=lambda trials: 1 / 0)
+
+    def test_an_objective_gets_data_if_there_are_any(self, sc):
+        def objective(params, folds=3):
+            return folds
+
+        assert search_of(sc, objective=objective, max_evals=1).best_value == 3
+        assert search_of(sc, objective=objective, data=5, max_evals=1).best_value == 5
+        assert search_of(sc, objective=lambda params: 7.0, data=5, max_evals=1).best_value == 7
+
+    @pytest.mark.parametrize(
+        ("metric", "is_large_good"),
+        [
+            ("val_accuracy", True),
+            ("val_auc_1", True),
+            ("val_mean_io_u", True),
+            ("f1_score", True),
+            ("val_top_k_categorical_accuracy", True),
+            ("val_account_mae", False),
+            ("accuracy_loss", False),
+            ("val_mean_squared_error", False),
+            ("val_false_positives", False),
+        ],
+    )
+    def test_what_a_metrics_name_tells(self, metric, is_large_good):
+        from sparkkeras.hyperopt.search import _sign
+
+        assert (_sign(metric, "auto") < 0) == is_large_good
+        assert _sign(metric, "max") < 0 < _sign(metric, "min")
+
     def test_what_cannot_travel(self, sc):
-        lock = __import__("threading").Lock()
+        lock = threading.Lock()
         with pytest.raises(CustomObjectError, match="objective cannot be sent"):
             search_of(sc, objective=lambda params, data: lock.locked())
 
@@ -609,8 +765,9 @@ class TestBadInput:
         for ask in (lambda: search.best_params, lambda: search.best_model):
             with pytest.raises(SearchError, match="call minimize first"):
                 ask()
-        with pytest.raises(ConfigurationError, match="nothing to draw"):
-            search.plot("search.png")
+        for ask in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
+            with pytest.raises(SearchError, match="call minimize first"):
+                ask()
 
 
 class TestHyperoptsFmin:
@@ -631,6 +788,19 @@ class TestHyperoptsFmin:
         assert trials.best_trial["result"]["note"] == "here"
         assert trials.argmin == best
         assert trials.search.best_params == best
+
+    def test_going_on_and_pickling(self, sc, tmp_path):
+        def found(max_evals):
+            trials = SparkTrials(parallelism=2, save_to=tmp_path / "search")
+            hyperopt.fmin(lambda params: params["x"], LINE, hyperopt.rand.suggest, max_evals, trials=trials, verbose=False)
+            return trials
+
+        first, second = found(3), found(5)
+        assert len(second.trials) == 5
+        assert {trial["misc"]["vals"]["x"][0] for trial in first.trials} <= {
+            trial["misc"]["vals"]["x"][0] for trial in second.trials
+        }
+        assert pickle.loads(pickle.dumps(second)).losses() == second.losses()
 
     def test_failures_do_not_end_it(self, sc):
         def objective(params):
