@@ -122,9 +122,10 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
 
     try:
         message = ("done", work(ask))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         message = ("raised", _portable(error))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):  # before the last word, since the worker waits for nothing behind it
         with suppress(Exception):
             stream.flush()

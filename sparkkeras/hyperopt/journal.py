@@ -48,6 +48,7 @@ class Journal:
         self.folder = (folder or str(self._drafts / "search")).rstrip("/")
         self._kept: dict[int, float] = {}
         self._files: dict[int, str] = {}
+        self._written: set[int] = set()
 
     @contextmanager
     def opened(self, settings: Mapping[str, Any], params: Callable[[Mapping[str, Any]], Any]) -> Iterator[list[Trial]]:
@@ -61,7 +62,8 @@ class Journal:
             ConfigurationError: Another search has been here, or one is going on here now.
             StorageError: The folder cannot be read or written.
         """
-        others = [name for name in storage.names_in(self.folder) if name not in (_SEARCH, _LOCK)]
+        names = [name for name in storage.names_in(self.folder) if not name.startswith(".")]  # drafts do
+        others = [name for name in names if name not in (_SEARCH, _LOCK)]
         if others and not self.settings():
             raise ConfigurationError(
                 f"save_to={self.folder!r} holds other things ({', '.join(others[:3])}): give a folder that is new, empty, "
@@ -83,7 +85,8 @@ class Journal:
 
     def wants(self, value: float) -> bool:
         """Whether the model of a trial with this value may have to be kept; of equal ones that of the earlier trial is."""
-        return self._keep is None or sum(kept < self._sign * value for kept in self._kept.values()) < self._keep
+        better = [number for number in self._written & self._kept.keys() if self._kept[number] < self._sign * value]
+        return self._keep is None or len(better) < self._keep
 
     def draft(self, lease: int) -> Path:
         """Where the model of a trial is put together on this machine, piece by piece."""
@@ -96,9 +99,10 @@ class Journal:
         self._kept[number], self._files[number] = self._sign * value, name
 
     def drop_surplus(self) -> None:
-        """Let go of the worst models, if they are too many."""
-        while self._keep is not None and len(self._kept) > self._keep:
-            self._drop(max(self._kept, key=lambda kept: (self._kept[kept], kept)))
+        """Let go of the worst models, if they are too many; trials that are not written down take no other one's place."""
+        written = sorted(self._written & self._kept.keys(), key=lambda number: (self._kept[number], number))
+        for number in [] if self._keep is None else written[self._keep :]:
+            self._drop(number)
 
     def has_model(self, number: int) -> bool:
         """Whether the model of a trial is kept."""
@@ -113,6 +117,7 @@ class Journal:
         told = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
         told["params"] = repr(trial.params)  # for people; the space makes them of what was chosen
         storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(told, indent=1).encode())
+        self._written.add(trial.number)
 
     def _check(self, settings: Mapping[str, Any]) -> None:
         told = {"format": _FORMAT, **settings}
@@ -154,6 +159,7 @@ class Journal:
 
     def _find_models(self, trials: Sequence[Trial]) -> None:
         """Learn which models are here, and remove those that nobody would ask for."""
+        self._written = {trial.number for trial in trials}
         values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
         for name in storage.names_in(f"{self.folder}/models"):
             number = int(name.partition(".")[0]) if name.partition(".")[0].isdigit() else None

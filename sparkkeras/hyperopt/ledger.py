@@ -325,7 +325,7 @@ class TrialLedger:
         """The search itself cannot go on."""
         with self._lock:
             self.failure = self.failure or error
-            self.stop(f"{type(error).__name__}: {error}")
+            self.stop(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     def look(self) -> None:
         """See whether the time is over."""

@@ -30,7 +30,7 @@ from typing import Any
 from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger, Worker
-from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.trials import STOPPED, Trial
 from sparkkeras.parameter.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
 from sparkkeras.parameter.wire import Body
 
@@ -170,9 +170,10 @@ class SearchService:
         if call.fields["is_mistake"] and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
         draft = self._journal.draft(lease)
+        is_lost = trial.status == STOPPED and not self._ledger.reason  # as the ledger will say: it is tried again
         try:
             with self._keeping:
-                if draft.exists() and trial.value is not None:
+                if draft.exists() and trial.value is not None and not is_lost:
                     self._keep(trial, draft, str(call.fields["suffix"]))
                 self._ledger.finish(lease, trial)
                 self._journal.drop_surplus()

@@ -126,12 +126,15 @@ def test_a_pruner_of_ones_own_is_taken_as_it_is():
     assert make_pruner(own) is own
 
 
-@pytest.mark.parametrize(
-    "given", ["medain", "", 3, MedianPruner, object(), lambda losses, others: True, ["median"]], ids=repr
-)
+@pytest.mark.parametrize("given", ["medain", "", 3, str, object(), lambda losses, others: True, ["median"]], ids=repr)
 def test_what_is_no_pruner_is_refused(given):
     with pytest.raises(ConfigurationError, match="is not known. Give None, a name, or an object.*Known: 'asha', 'median'"):
         make_pruner(given)
+
+
+def test_a_class_instead_of_a_pruner_is_told_as_one():
+    with pytest.raises(ConfigurationError, match=r"MedianPruner'> is a class; expected an object: MedianPruner\(\)"):
+        make_pruner(MedianPruner)
 
 
 def test_the_name_that_was_perhaps_meant_is_told():

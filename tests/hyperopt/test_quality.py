@@ -50,7 +50,7 @@ def compared(seeds, count):
 
 
 def test_tpe_beats_random_search():
-    found = compared(seeds=10, count=100)
+    found = compared(seeds=10, count=80)
     assert np.mean(found["tpe"]) < 0.6 * np.mean(found["random"])
     assert sum(tpe < random for tpe, random in zip(*found.values(), strict=True)) >= 8
 
