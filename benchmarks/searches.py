@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -45,9 +46,11 @@ def search(effort: Effort) -> Samples:
     import hyperopt
     import numpy as np
     from contestants import WORKERS, spark
+    from pyspark import cloudpickle
 
     from sparkkeras.hyperopt import HyperParamModel, SparkTrials
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # SparkTrials sends functions of modules by name
     x, y = _digits()
     trials = max(4, effort.rows(TRIALS))
 
@@ -93,7 +96,6 @@ def search(effort: Effort) -> Samples:
 def search_idle(effort: Effort) -> Samples:
     """Trials that sleep for 1 to 5 units of half a second: does anybody wait for the slowest?"""
     import os
-    import sys
 
     from hyperopt import hp
     from pyspark.sql import SparkSession
