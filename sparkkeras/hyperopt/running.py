@@ -7,6 +7,7 @@ job ends while trials are out (a worker was lost, and Spark does not try it agai
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import traceback
@@ -60,7 +61,7 @@ class Work:
     sign: float
     seed: int
     read: ByValue[Callable[[], Any]] | None = None
-    in_children: bool = True
+    in_children: bool = hasattr(os, "fork")
 
 
 @dataclass(frozen=True)
