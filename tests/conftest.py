@@ -1,6 +1,7 @@
 """One Spark at a time: a local one for most tests, two executor processes for those that need them."""
 
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -14,6 +15,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 import numpy as np
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started by a shell in the background; tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import pickle
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +15,6 @@ import numpy as np
 
 from sparkkeras import arguments, device
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import as_callbacks
 from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.frame import Columns, Named, is_frame
@@ -25,16 +22,18 @@ from sparkkeras.data.rdd import without_rows
 from sparkkeras.data.rows import warn_of_slots
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
+from sparkkeras.hyperopt import checks
+from sparkkeras.hyperopt.checks import FitOptions
 from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
 from sparkkeras.hyperopt.found import Found
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger
-from sparkkeras.hyperopt.objective import Call, Fit, Objective
+from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
+from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
-from sparkkeras.hyperopt.pruners import Pruner, make_pruner
+from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
-from sparkkeras.hyperopt.space import Algorithm, Space, history_of, is_finite, make_algorithm
+from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.job import Server
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -44,12 +43,6 @@ from sparkkeras.strategy.reach import check_reach, endpoint
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
-
-_MINIMIZED = re.compile(r"loss|error|mae|mse|rmse|mape|msle|hinge|crossentropy|divergence|poisson|logcosh|log_cosh|false|kl")
-_MAXIMIZED = re.compile(
-    r"acc|accuracy|auc|precision|recall|f1|fbeta|iou|io_u|r2|sensitivity|specificity|similarity|correlation|true"
-)
-"""Words in the names of metrics that are better the smaller, or the larger, they are."""
 
 
 class HyperParamModel:
@@ -201,63 +194,41 @@ class HyperParamModel:
         """
         if (model is None) == (objective is None):
             raise ConfigurationError("give one of model= (a function that builds models) and objective= (one that trains).")
-        _check_function("model" if objective is None else "objective", model or objective)
+        function = checks.check_function("model" if objective is None else "objective", model or objective)
+        fitting = FitOptions(epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight)
         algorithm, searched = make_algorithm(algo), Space(space)
-        sign = _sign(metric if objective is None else "loss", mode)
-        limits = Limits(
-            max_evals=arguments.optional_number("max_evals", max_evals),
-            sign=sign,
-            pruner=make_pruner(pruner),
-            timeout=_positive("timeout", timeout),
-            loss_threshold=_finite("loss_threshold", loss_threshold),
-            max_failures=arguments.optional_number("max_failures", max_failures, low=0),
-            early_stop=_early_stop(early_stop_fn, sign, searched),
+        told = metric if objective is None else "loss"
+        sign = checks.sign_of(told, mode)
+        limits = checks.limits_of(
+            searched,
+            sign,
+            max_evals=max_evals,
+            pruner=pruner,
+            timeout=timeout,
+            loss_threshold=loss_threshold,
+            early_stop_fn=early_stop_fn,
+            max_failures=max_failures,
             lease_seconds=self._server.options.lease_seconds,
         )
-        if max_evals is None and timeout is None:
-            raise ConfigurationError("give max_evals=, the number of trials, or timeout=, in seconds, or both.")
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         keep = None if keep_models == "all" else arguments.whole_number("keep_models", keep_models, low=0)
         arguments.optional_number("seed", seed, low=0)
         cluster = Cluster(self._context, _search_environment)
         named = Named(features, label, sample_weight=sample_weight)
         read = ByValue.dump(data, "data") if callable(data) else None
-        if model is not None:
-            given = {
-                "epochs": arguments.whole_number("epochs", epochs),
-                "batch_size": arguments.whole_number("batch_size", batch_size),
-                "callbacks": as_callbacks("callbacks", callbacks),
-                "class_weight": arguments.class_weight(class_weight),
-            }
-            arguments.fraction("validation_split", validation_split)
-            if validation_split:
-                given["validation_split"] = validation_split
-            if read is not None and validation_data is not None:
-                raise ConfigurationError(
-                    "validation_data beside a function that reads the data: let the function return a dict with it, "
-                    '{"x": ..., "y": ..., "validation_data": (x, y)}.'
-                )
-            chosen: Objective = Fit(ByValue.dump(model, "model"), ByValue.dump(given, "callbacks"), metric, read is None)
-            shared = None if read is not None else self._fit_data(cluster, data, validation_data, validation_split, named)
+        chosen: Objective
+        if objective is None:
+            chosen = fitting.fit(function, data)
+            shared = None if read is not None else _fit_data(cluster, data, fitting, named)
         else:
-            assert objective is not None
-            _refuse_beside_objective(
-                epochs=epochs != 1,
-                batch_size=batch_size != 32,
-                metric=metric != "val_loss",
-                validation_split=bool(validation_split),
-                validation_data=validation_data is not None,
-                callbacks=callbacks is not None,
-                class_weight=class_weight is not None,
-            )
-            chosen = Call(ByValue.dump(objective, "objective"), _takes_data(objective, data))
+            fitting.refuse()
+            chosen = checks.call_of(function, data)
             shared = None if read is not None else _any_data(cluster, data, named)
         if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
             raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
         journal = Journal(None if save_to is None else arguments.path("save_to", save_to), keep, sign)
         drawn = _seed(seed, journal)
         work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read)
-        told = metric if objective is None else "loss"
         settings = {
             "parameters": sorted(searched.labels),
             "space": searched.digest,
@@ -373,18 +344,6 @@ class HyperParamModel:
             raise SearchError("there are no trials yet: call minimize first.")
         return self._found
 
-    def _fit_data(
-        self, cluster: Cluster, data: Any, validation_data: Any, validation_split: float, named: Named
-    ) -> dict[str, Any]:
-        if is_distributed(data):
-            data = collected(data, cluster, named)
-        if validation_data is not None and is_distributed(validation_data):
-            validation_data = collected(validation_data, cluster, named)
-        read = fit_data(data, validation_data)
-        if "validation_data" in read and validation_split:
-            raise ConfigurationError("give one of validation_split and validation_data.")
-        return read
-
     def _search(self, cluster: Cluster, work: Work, data: Any, found: Found, max_evals: int | None, verbose: int) -> None:
         ledger = found.ledger
         workers = min(self.num_workers or cluster.free_slots, cluster.free_slots)
@@ -444,82 +403,16 @@ def _context_of(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _refuse_beside_objective(**given: bool) -> None:
-    for name, is_given in given.items():
-        if is_given:
-            raise ConfigurationError(f"{name}= goes with model=; an objective trains as it likes, so say it there.")
-
-
-def _check_function(name: str, given: Any) -> None:
-    if isinstance(given, keras.Model):
-        raise ConfigurationError(
-            f"{name}={given!r} is a model; expected a function that builds one: build(params) -> compiled keras.Model."
-        )
-    if not callable(given) or isinstance(given, type):
-        raise ConfigurationError(f"{name}={given!r}: expected a function.")
-    if name == "model" and not _takes(given, 1):
-        raise ConfigurationError(f"model={given!r}: expected a function of the hyper-parameters, build(params).")
-
-
-def _sign(metric: str, mode: str) -> float:
-    arguments.one_of("mode", mode, ("auto", "min", "max"))
-    if not isinstance(metric, str) or not metric:
-        raise ConfigurationError(f"metric={metric!r}: expected the name of a figure of fit, such as 'val_loss'.")
-    if mode != "auto":
-        return 1.0 if mode == "min" else -1.0
-    words = [re.search(rf"(?:^|_)(?:{each.pattern})(?:_|\d|$)", metric.lower()) for each in (_MINIMIZED, _MAXIMIZED)]
-    if not any(words):
-        raise ConfigurationError(
-            f'metric={metric!r}: its name does not tell whether it shall be small or large; give mode="min" or mode="max".'
-        )
-    return 1.0 if words[0] else -1.0
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and (not is_finite(value) or value <= 0):
-        raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, or None.")
-    return value
-
-
-def _finite(name: str, value: float | None) -> float | None:
-    if value is not None and not is_finite(value):
-        raise ConfigurationError(f"{name}={value!r}: expected a number, or None.")
-    return value
-
-
-def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) -> Callable[[Sequence[Trial]], bool] | None:
-    """A stop function of hyperopt's kind, which hands its arguments on from call to call."""
-    if function is None:
-        return None
-    if not callable(function):
-        raise ConfigurationError(f"early_stop_fn={function!r}: expected a function, or None.")
-    handed_on: list[Any] = []
-
-    def stop(trials: Sequence[Trial]) -> bool:
-        valued = [trial for trial in trials if trial.value is not None]
-        said, handed_on[:] = function(history_of(valued, sign, space.labels), *handed_on) if valued else (False, handed_on)
-        return bool(said)
-
-    return stop
-
-
-def _takes_data(objective: Callable[..., Any], data: Any) -> bool:
-    """Whether an objective is called with data, too: if there are any, or it does not work without."""
-    for count in (1, 2) if data is None else (2, 1):
-        if _takes(objective, count):
-            return count == 2
-    raise ConfigurationError(f"objective={objective!r}: expected a function of (params, data) or of (params).")
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments; true where nobody can tell."""
-    try:
-        inspect.signature(function).bind(*(None,) * count)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        return True
-    return True
+def _fit_data(cluster: Cluster, data: Any, fitting: FitOptions, named: Named) -> dict[str, Any]:
+    validation_data = fitting.validation_data
+    if is_distributed(data):
+        data = collected(data, cluster, named)
+    if validation_data is not None and is_distributed(validation_data):
+        validation_data = collected(validation_data, cluster, named)
+    read = fit_data(data, validation_data)
+    if "validation_data" in read and fitting.validation_split:
+        raise ConfigurationError("give one of validation_split and validation_data.")
+    return read
 
 
 def _any_data(cluster: Cluster, data: Any, named: Named) -> Any:

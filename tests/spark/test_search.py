@@ -727,10 +727,10 @@ class TestBadInput:
         ],
     )
     def test_what_a_metrics_name_tells(self, metric, is_large_good):
-        from sparkkeras.hyperopt.search import _sign
+        from sparkkeras.hyperopt.checks import sign_of
 
-        assert (_sign(metric, "auto") < 0) == is_large_good
-        assert _sign(metric, "max") < 0 < _sign(metric, "min")
+        assert (sign_of(metric, "auto") < 0) == is_large_good
+        assert sign_of(metric, "max") < 0 < sign_of(metric, "min")
 
     def test_what_cannot_travel(self, sc):
         lock = threading.Lock()
