@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from sparkkeras.data.tables import from_data_frame, to_data_frame
     from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
-    from sparkkeras.ensemble import EnsembleModel, greedy_ensemble, load_ensemble_model
+    from sparkkeras.ensemble import EnsembleModel, load_ensemble_model
     from sparkkeras.errors import (
         ClusterError,
         ConfigurationError,
@@ -140,7 +140,8 @@ _HOMES = {
     ],
     "sparkkeras.data.tables": ["from_data_frame", "to_data_frame"],
     "sparkkeras.data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
-    "sparkkeras.ensemble": ["EnsembleModel", "greedy_ensemble", "load_ensemble_model"],
+    "sparkkeras.ensemble": ["EnsembleModel", "load_ensemble_model"],
+    "sparkkeras.greedy": ["greedy_ensemble"],
     "sparkkeras.ml.image_featurizer": ["ImageFeaturizer"],
     "sparkkeras.mllib_model": ["SparkMLlibModel"],
     "sparkkeras.parameter.options": ["ParameterServerOptions"],

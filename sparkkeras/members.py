@@ -1,4 +1,4 @@
-"""Which models may be one ensemble, and what their outputs mean to a vote."""
+"""Which models may be one ensemble, what they say, and what that means to a vote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras import model as models
-from sparkkeras.data.block import describe
+from sparkkeras.data.block import Block, describe
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.labels import losses_of
@@ -79,6 +79,21 @@ def input_order(model: keras.Model, first: keras.Model) -> list[int]:
     """Which input of ``first`` each input of a model is: the one of its name, or where names differ, of its place."""
     mine, theirs = ([slot.name for slot in models.schema_of(each).inputs] for each in (model, first))
     return [theirs.index(name) for name in mine] if set(mine) == set(theirs) else list(range(len(mine)))
+
+
+def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
+    """The first member that says what to measure it by."""
+    return next((model for model in members if model.compiled), None)
+
+
+def predicted(model: keras.Model, rows: Block, batch_size: int) -> Any:
+    """What a member predicts for rows, in this process."""
+    return model.predict(as_input(rows.x), batch_size, verbose=0)
+
+
+def as_input(x: Any) -> Any:
+    """Features as Keras takes them: several are a list, since it takes a tuple for (x, y)."""
+    return list(x) if isinstance(x, tuple) else x
 
 
 def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:

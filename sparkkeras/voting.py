@@ -91,6 +91,7 @@ class Vote(keras.layers.Layer):  # type: ignore[misc]
 
 
 def as_one_model(
+    like: keras.Model,
     members: Sequence[keras.Model],
     shares: Sequence[float],
     majority: bool,
@@ -98,17 +99,18 @@ def as_one_model(
     input_order: Sequence[Sequence[int]],
     output_names: Sequence[str],
 ) -> keras.Model:
-    """One model that calls all members and votes. It takes its inputs and names its outputs as the first member does.
+    """One model that calls all members and votes.
 
     Args:
+        like: A model whose inputs and outputs it has the structure of.
         members: Models that nobody else needs: they get other names, and are not trained any more.
         shares: The weight of each.
         majority: As of `Vote`.
         exclusive: As of `Vote`, for each output.
-        input_order: Which input of the first member each input of a member is.
+        input_order: Which input of ``like`` each input of a member is.
         output_names: What the outputs are called.
     """
-    first = graph_of(members[0])
+    first = graph_of(like)
     inputs = [
         keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
     ]

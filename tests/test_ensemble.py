@@ -245,6 +245,15 @@ def test_other_names_go_by_place():
     assert len(ensemble.predict((X[:, :2], X))) == 2
 
 
+def test_a_first_member_that_does_not_count_still_names_the_inputs():
+    models = [two_inputs("ab"), two_inputs("ba", seed=1)]
+    ensemble = EnsembleModel(models, "average", weights=[0, 1])
+    assert [tensor.name for tensor in ensemble.model.inputs] == ["a", "b"]
+    found, expected = ensemble.predict((X[:, :2], X)), models[1].predict([X, X[:, :2]], verbose=0)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_dicts_of_inputs_and_outputs():
     def model(seed):
         keras.utils.set_random_seed(seed)

@@ -37,6 +37,7 @@ FLOORS = {
     "scoring": COORDINATION,
     "strategy": COORDINATION,
     "ensemble": FACES,
+    "greedy": FACES,
     "hyperopt": FACES,
     "members": FACES,
     "ml": FACES,
@@ -59,7 +60,7 @@ DOORS = {
     "pyarrow": {"data", "ml", "probe", "scoring"},
     "pyspark": {"cluster", "custom_code", "data", "ml", "remote"},
     "keras": {
-        "callbacks", "custom_code", "device", "ensemble", "hyperopt", "inference", "job", "labels", "members",
+        "callbacks", "custom_code", "device", "ensemble", "greedy", "hyperopt", "inference", "job", "labels", "members",
         "metrics", "ml", "model", "persistence", "scoring", "spark_ensemble", "spark_model", "sql", "strategy",
         "voting", "worker",
     },
