@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -245,7 +246,19 @@ def active_context() -> SparkContext:
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
+    if conf.get("spark.master", "").startswith("local") and _is_installed(os.environ["PYSPARK_PYTHON"]):
+        conf.setIfMissing("spark.python.daemon.module", "sparkkeras.daemon")
     return SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+
+
+def _is_installed(python: str) -> bool:
+    """Whether a Python finds this very package by itself: Spark's daemon is there before files come from the driver."""
+    code = "import importlib.util; print(importlib.util.find_spec('sparkkeras').origin)"
+    try:
+        said = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), check=False)
+    except OSError:  # there is no such Python: Spark says so
+        return False
+    return said.stdout.strip() == str(Path(__file__).with_name("__init__.py"))
 
 
 def _running(context: SparkContext | None) -> SparkContext:

@@ -43,6 +43,13 @@ def worker_environment(cores: int) -> dict[str, str]:
     }
 
 
+def load() -> None:
+    """Import Keras and its backend, without what they write to standard error then, and run nothing."""
+    with _hushed():
+        import keras  # noqa: F401
+    _keep()
+
+
 @functools.cache
 def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> None:
     """Import Keras and its backend in this process, once, with as many threads as the task has cores.
@@ -81,7 +88,11 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             import torch
 
             torch.set_num_threads(cores)
-    # PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays.
+    _keep()
+
+
+def _keep() -> None:
+    """PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays."""
     gc.collect()
     gc.freeze()
 

@@ -75,6 +75,8 @@ class Contexts:
             "spark.sql.shuffle.partitions": "4",
         }.items():
             conf.set(key, value)
+        if not master.startswith("local-cluster"):  # there workers load Keras by themselves, as they do by default
+            conf.set("spark.python.daemon.module", "sparkkeras.daemon")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             context = SparkContext(conf=conf)

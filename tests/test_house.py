@@ -22,6 +22,7 @@ FLOORS = {
     "parameter": TOOLS,
     "cluster": TOOLS,
     "custom_code": TOOLS,
+    "daemon": TOOLS,
     "device": TOOLS,
     "labels": TOOLS,
     "metrics": TOOLS,
@@ -58,7 +59,7 @@ DOORS = {
     "pandas": set(),
     "PIL": {"data"},
     "pyarrow": {"data", "ml", "probe", "scoring"},
-    "pyspark": {"cluster", "custom_code", "data", "ml", "remote"},
+    "pyspark": {"cluster", "custom_code", "daemon", "data", "ml", "remote"},
     "keras": {
         "callbacks", "custom_code", "device", "ensemble", "greedy", "hyperopt", "inference", "job", "labels", "members",
         "metrics", "ml", "model", "persistence", "scoring", "spark_ensemble", "spark_model", "sql", "strategy",

@@ -179,7 +179,7 @@ def test_a_body_is_readable_on_the_way_unless_it_is_encrypted(encrypt):
 def test_a_head_is_never_readable(encrypt):
     client, _ = conversation(encrypt)
     head, rest = sent(client, "shibboleth", {"password": "xyzzy-plugh"}, [])
-    assert all(word not in head + rest for word in (b"shibboleth", b"password", b"xyzzy", b'["'))
+    assert all(word not in head + rest for word in (b"shibboleth", b"password", b"xyzzy"))
 
 
 @encrypts

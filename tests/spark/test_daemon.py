@@ -1,0 +1,85 @@
+"""Workers forked from a daemon that has Keras loaded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from sparkkeras import cluster, device
+from sparkkeras.cluster import Cluster
+
+
+def looks(_):
+    daemon = os.getppid()
+    return "keras" in sys.modules, "sparkkeras.daemon" in Path(f"/proc/{daemon}/cmdline").read_text(), daemon, os.getpid()
+
+
+def used(_):
+    device.prepare(1)
+    before = device.is_untouched()
+    device.wake()
+    return before, device.is_untouched(), os.getpid()
+
+
+def run(sc, function):
+    """What a function of a row says in each of two workers that train."""
+    with Cluster(sc, device.worker_environment).training_workers():
+        return sc.parallelize(range(2), 2).map(function).collect()
+
+
+needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@needs_proc
+def test_workers_that_train_begin_with_keras_and_others_do_not(sc):
+    assert [each[:2] for each in run(sc, looks)] == [(True, True)] * 2
+    assert [each[:2] for each in sc.parallelize(range(2), 2).map(looks).collect()] == [(False, True)] * 2
+
+
+@needs_proc
+def test_after_a_worker_is_lost_the_next_one_is_of_the_same_daemon(sc):
+    before = run(sc, looks)
+    with pytest.raises(Exception, match="crashed"):
+        run(sc, lambda _: os._exit(1))
+    after = run(sc, looks)
+    assert {each[3] for each in before}.isdisjoint(each[3] for each in after)
+    assert {each[2] for each in before} == {each[2] for each in after}
+    assert all(each[0] for each in after)
+
+
+def test_every_fork_can_use_the_backend(sc):
+    with pytest.raises(Exception, match="crashed"):
+        run(sc, lambda _: os._exit(1))
+    assert [each[:2] for each in run(sc, used)] == [(True, False)] * 2
+    with pytest.raises(Exception, match="crashed"):
+        run(sc, lambda _: os._exit(1))
+    assert [each[:2] for each in run(sc, used)] == [(True, False)] * 2
+
+
+def test_a_backend_that_cannot_be_loaded_is_left_to_the_workers_to_tell_of():
+    environment = {**os.environ, "SPARKKERAS_WORKER": "1", "KERAS_BACKEND": "nonsense"}
+    command = [sys.executable, "-m", "sparkkeras.daemon", "pyspark.worker"]
+    daemon = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert daemon.returncode == 0  # its input is at an end, which is how Spark ends it
+    assert len(daemon.stdout) == 4, daemon.stdout  # the port, and nothing else
+
+
+def test_our_own_context_has_it_where_its_workers_can(monkeypatch):
+    given = []
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(pyspark.SparkContext, "getOrCreate", lambda conf: given.append(conf))
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+
+    def module():
+        cluster.active_context()
+        return given.pop().get("spark.python.daemon.module")
+
+    assert module() == "sparkkeras.daemon"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
+    assert module() is None
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setattr(cluster, "__file__", "/another/copy/sparkkeras/cluster.py")  # which Python does not find by itself
+    assert module() is None
