@@ -253,12 +253,12 @@ def active_context() -> SparkContext:
 
 def _is_installed(python: str) -> bool:
     """Whether a Python finds this very package by itself: Spark's daemon is there before files come from the driver."""
-    code = "import importlib.util; print(importlib.util.find_spec('sparkkeras').origin)"
+    code = "import sys, importlib.util as util; sys.stdout.write(util.find_spec('sparkkeras').origin)"
     try:
         said = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), check=False)
     except OSError:  # there is no such Python: Spark says so
         return False
-    return said.stdout.strip() == str(Path(__file__).with_name("__init__.py"))
+    return said.stdout == str(Path(__file__).with_name("__init__.py"))
 
 
 def _running(context: SparkContext | None) -> SparkContext:
