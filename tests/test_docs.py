@@ -23,6 +23,8 @@ def test_snippets_run(page, tmp_path):
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     if page.name == "connect.md":
         environment["SPARK_TESTING"] = "1"  # a Connect server on any free port
+    else:
+        environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.daemon.module=sparkkeras.daemon pyspark-shell"
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
     )

@@ -24,10 +24,16 @@ def spark(local_dir):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     builder = SparkSession.builder.remote("local[2,2]").appName("sparkkeras tests")
-    for key, value in (cases.SETTINGS | {"spark.connect.grpc.binding.port": port, "spark.local.dir": local_dir}).items():
+    settings = {
+        "spark.connect.grpc.binding.port": port,
+        "spark.local.dir": local_dir,
+        "spark.python.daemon.module": "sparkkeras.daemon",
+    }
+    for key, value in (cases.SETTINGS | settings).items():
         builder = builder.config(key, str(value))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        patch.setenv("SPARKKERAS_WORKER", "1")  # of the server: all its Python workers begin with Keras
         patch.setattr(DefaultChannelBuilder, "default_port", staticmethod(lambda: port))  # else 15002, which may be taken
         session = builder.getOrCreate()
     server().setLogLevel("OFF")
