@@ -6,7 +6,10 @@ import sys
 import warnings
 from pathlib import Path
 
+from tests.processes import SHORT_LIVED_JAVA
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Executors of their own import the package from here, as they would an installed one.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -71,6 +74,7 @@ class Contexts:
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
+            "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
             "spark.task.maxFailures": "2",
             "spark.sql.shuffle.partitions": "4",
         }.items():

@@ -1,12 +1,13 @@
 """The examples run as they stand, with small settings, and say and draw what they promise."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import clean_environment
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,9 +55,8 @@ CASES = {
 
 
 def run(name, arguments, folder):
-    # What a SparkContext of this process has put into the environment is not the example's.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK", "PYSPARK"))}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    del environment["PYSPARK_PYTHON"]  # an example finds its Python itself
     if name == "connect.py":
         environment["SPARK_TESTING"] = "1"  # its server takes any port that is free
     return subprocess.run(

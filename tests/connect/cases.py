@@ -5,7 +5,6 @@ Run as a program, it trains all of them in an ordinary session: ``python -m test
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from sparkkeras import SparkModel, to_data_frame
 from tests.conftest import SOAK
 from tests.models import classifier
+from tests.processes import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH, CLASSES, ROWS = 8, 4, 240
@@ -128,7 +128,7 @@ class Classic:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.connect.cases", str(folder)],
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_GATEWAY"))},
+            env=clean_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,7 +1,6 @@
 """Values too large for a function, and results too large for the driver, behind Spark Connect."""
 
 import gc
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from sparkkeras import ClusterError, SparkModel, keras_udf
 from sparkkeras.data.remote_values import write_files
 from tests.connect import cases
 from tests.connect.conftest import server, stored
+from tests.processes import clean_environment
 
 
 @pytest.fixture
@@ -103,11 +103,10 @@ def values(folder):
 
 def test_an_executor_that_is_killed(tmp_path):
     """In a process of its own, since this one has its session."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_GATEWAY"))}
     done = subprocess.run(
         [sys.executable, "-m", "tests.connect.executors", str(tmp_path)],
         cwd=cases.ROOT,
-        env=kept,
+        env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.processes import clean_environment
+
 ROOT = Path(__file__).parent.parent.parent
 HOSTS = ("127.0.0.2", "127.0.0.3")
 START_SECONDS = 90
@@ -104,9 +106,8 @@ class Standalone:
 
 
 def _environment(address):
-    """This process's environment, for a Spark at an address."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
-    return kept | {"SPARK_LOCAL_IP": address}
+    """The environment of a Spark at an address."""
+    return clean_environment() | {"SPARK_LOCAL_IP": address, "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"]}
 
 
 def main(task):
@@ -118,6 +119,7 @@ def main(task):
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.task.maxFailures": "2",
     } | task["settings"]

@@ -336,7 +336,7 @@ class TestEarlyEnds:
         search = search_of(sc, objective=parabola, loss_threshold=1000, max_evals=50)
         assert len(search.trials) < 5
         stopped = search_of(sc, objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
-        assert 5 <= len(stopped.trials) < 9
+        assert 4 <= len(stopped.trials) < 9  # and those that were running
         assert "early_stop_fn" in stopped.reason
 
 

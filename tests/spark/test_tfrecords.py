@@ -25,6 +25,7 @@ from sparkkeras import ConfigurationError, DataError, StorageError, WorkerError
 from sparkkeras.data import tfrecords
 from sparkkeras.data.records import framed
 from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
+from tests.processes import clean_environment
 
 SCHEMA = (
     "id bigint, flag boolean, tiny tinyint, small smallint, number int, single float, wide double, text string, "
@@ -428,8 +429,7 @@ def test_through_spark_connect(tmp_path):
         spark.stop()
         print("all of it")
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
-    environment["SPARK_TESTING"] = "1"  # any port that is free
+    environment = {**clean_environment(), "SPARK_TESTING": "1"}  # its server takes any port that is free
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=240
     )
