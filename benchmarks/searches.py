@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -40,9 +41,14 @@ def _space() -> dict[str, Any]:
 @benchmark(
     Figure("search call -> best, 24 short trials, against hyperopt.SparkTrials", "search", "spark_trials", 0.7),
     Figure("fmin with our SparkTrials, the same objective, against hyperopt's", "adapter", "spark_trials"),
+    once=True,
 )
 def search(effort: Effort) -> Samples:
-    """24 trials of some seconds on two workers: the same networks on the same rows for as many epochs."""
+    """24 trials of some seconds on two workers: the same networks on the same rows for as many epochs.
+
+    A few trials of each come first, for what is loaded once: by ours, Keras in each worker. ``hyperopt.SparkTrials`` has a
+    new worker process load it for every trial.
+    """
     import hyperopt
     import numpy as np
     from contestants import WORKERS, spark
@@ -52,19 +58,18 @@ def search(effort: Effort) -> Samples:
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # SparkTrials sends functions of modules by name
     x, y = _digits()
-    trials = max(4, effort.rows(TRIALS))
 
     def objective(params: dict[str, Any]) -> float:
         model = _build(params)
         history = model.fit(x, y, epochs=EPOCHS, batch_size=32, validation_split=0.2, verbose=0)
         return float(min(history.history["val_loss"]))
 
-    def fmin(kind: Callable[[], Any]) -> None:
+    def fmin(kind: Callable[[], Any], trials: int) -> None:
         hyperopt.fmin(
             objective, _space(), hyperopt.rand.suggest, trials, trials=kind(), rstate=np.random.default_rng(0), verbose=False
         )
 
-    def ours() -> None:
+    def ours(trials: int) -> None:
         HyperParamModel(session, WORKERS).minimize(
             model=_build,
             data=(x, y),
@@ -78,16 +83,19 @@ def search(effort: Effort) -> Samples:
         )
 
     with spark() as session:
-        calls: dict[str, Callable[[], None]] = {
-            "spark_trials": lambda: fmin(lambda: hyperopt.SparkTrials(WORKERS)),
+        calls: dict[str, Callable[[int], None]] = {
+            "spark_trials": functools.partial(fmin, lambda: hyperopt.SparkTrials(WORKERS)),
             "search": ours,
-            "adapter": lambda: fmin(lambda: SparkTrials(WORKERS)),
+            "adapter": functools.partial(fmin, lambda: SparkTrials(WORKERS)),
         }
+        for call in calls.values():
+            call(WORKERS)
+        trials = max(4, effort.rows(TRIALS))
         samples: Samples = {name: [] for name in calls}
-        for _ in range(effort.turns + 1):  # the first turn also loads Keras, on each side
+        for _ in range(2):
             for name, call in calls.items():
-                samples[name].append(timed(call, 1))
-        return {name: turns[1:] for name, turns in samples.items()}
+                samples[name].append(timed(functools.partial(call, trials), 1))
+        return samples
 
 
 @benchmark(
