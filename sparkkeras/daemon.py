@@ -12,14 +12,17 @@ The backend is loaded here, and runs nothing, so that every fork can use it.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 
 from pyspark import daemon
 
-from sparkkeras import device
-
 if __name__ == "__main__":
     if os.environ.get("SPARKKERAS_WORKER"):
+        from sparkkeras import device
+
         with suppress(Exception):  # a worker that has to load it says what is wrong
             device.load()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sparkkeras"]:
+        del sys.modules[name]  # the driver may ship its own version to the workers
     daemon.manager()

@@ -40,6 +40,7 @@ def worker_environment(cores: int) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # else the import begins with CUDA, and no fork could use it
     }
 
 

@@ -89,8 +89,14 @@ def greedy_ensemble(
     schema.check_features(block.spec)
     if sample_weight is not None and np.min(np.asarray(sample_weight)) < 0:
         raise DataError("sample_weight has negative weights; expected a weight of 0 or more for each sample.")
-    predictions = [members.predicted(model, block, arguments.whole_number("batch_size", batch_size)) for model in given]
+    batch_size = arguments.whole_number("batch_size", batch_size)
     exclusive = members.exclusive(given)[0]
+    if voting == "hard" and any(members.exclusive([model])[0] != exclusive for model in given):
+        raise ConfigurationError(
+            'voting="hard": to some of the models one class is right, to others several may be (a sigmoid for each), so the '
+            "votes would count otherwise by who is chosen: choose among models of one kind."
+        )
+    predictions = [members.predicted(model, block, batch_size, given[0]) for model in given]
     score = _score(metric, mode, given, block, predictions[0])
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -86,9 +86,15 @@ def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
     return next((model for model in members if model.compiled), None)
 
 
-def predicted(model: keras.Model, rows: Block, batch_size: int) -> Any:
-    """What a member predicts for rows, in this process."""
-    return model.predict(as_input(rows.x), batch_size, verbose=0)
+def predicted(model: keras.Model, rows: Block, batch_size: int, like: keras.Model) -> Any:
+    """What a member predicts, in this process, for rows whose inputs are those of another one."""
+    if isinstance(rows.x, Mapping):
+        inputs = [rows.x[slot.name] for slot in models.schema_of(like).inputs]
+    else:
+        inputs = list(rows.x) if isinstance(rows.x, tuple) else [rows.x]
+    structure = models.graph_of(model)._inputs_struct
+    own = keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, like)])
+    return model.predict(as_input(own), batch_size, verbose=0)
 
 
 def as_input(x: Any) -> Any:

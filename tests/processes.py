@@ -5,7 +5,7 @@ import os
 SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java as it is best for programs of a minute: with the compiler that is quick, not the one whose code is."""
 
-KEPT = {"PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS"}
+KEPT = {"PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS"}
 
 
 def clean_environment():

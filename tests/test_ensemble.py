@@ -254,6 +254,32 @@ def test_a_first_member_that_does_not_count_still_names_the_inputs():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def one_output(order, names=("a", "b"), swapped=False, seed=0):
+    """The sum of one input's columns; both have the same shape, so that nothing but the order tells them apart."""
+    inputs = {key: keras.Input((3,), name=name) for key, name in zip("ab", names, strict=True)}
+    outputs = keras.layers.Dense(1, kernel_initializer="ones")(inputs["b" if swapped else "a"])
+    model = keras.Model([inputs[key] for key in order], outputs)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_the_greedy_choice_gives_each_model_its_inputs(form):
+    a, b = X, X + 5
+    right, wrong = one_output("ba"), one_output("ab", swapped=True)
+    given = (b, a) if form == "tuple" else {"a": a, "b": b}
+    y = a.sum(axis=1, keepdims=True)
+    models = [one_output("ba", swapped=True), one_output("ab"), wrong]
+    found = greedy_ensemble(models, given, y, "loss", 1, voting="average")
+    assert found.models == (models[1],)
+    assert greedy_ensemble([wrong, right], given if form == "dict" else (a, b), y, "loss", 1, voting="average").models == (
+        right,
+    )
+    other_names = [one_output("ab", swapped=True), one_output("ab", ("left", "right"))]
+    ordered = given if form == "dict" else (a, b)
+    assert greedy_ensemble(other_names, ordered, y, "loss", 1, voting="average").models == (other_names[1],)
+
+
 def test_dicts_of_inputs_and_outputs():
     def model(seed):
         keras.utils.set_random_seed(seed)

@@ -118,12 +118,17 @@ def sign_of(metric: str, mode: str) -> float:
         raise ConfigurationError(f"metric={metric!r}: expected the name of a figure of fit, such as 'val_loss'.")
     if mode != "auto":
         return 1.0 if mode == "min" else -1.0
-    words = [re.search(rf"(?:^|_)(?:{each.pattern})(?:_|\d|$)", metric.lower()) for each in (_MINIMIZED, _MAXIMIZED)]
-    if not any(words):
+    small, large = (_last(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
+    if small == large:
         raise ConfigurationError(
             f'metric={metric!r}: its name does not tell whether it shall be small or large; give mode="min" or mode="max".'
         )
-    return 1.0 if words[0] else -1.0
+    return 1.0 if small > large else -1.0  # the name of an output, which may be any word, comes first
+
+
+def _last(words: re.Pattern[str], name: str) -> int:
+    """Where the last of some words in a name ends; -1 where it has none."""
+    return max((found.end(1) for found in re.finditer(rf"(?<![^_])({words.pattern})(?![^_\d])", name)), default=-1)
 
 
 def limits_of(

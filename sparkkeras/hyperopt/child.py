@@ -103,7 +103,7 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
 
 
 def run_here(work: Work[T], answer: Answer, beat: Callable[[], bool], every: float) -> T:
-    """The plain twin of `run_in_child`: in this process."""
+    """The plain twin of `run_in_child`: in this process, which gives no sign of life meanwhile."""
     return work(answer)
 
 

@@ -74,6 +74,8 @@ def fit_data(given: Any, validation_data: Any = None) -> dict[str, Any]:
                 raise DataError(f"data has the key {name!r}. {known_names(name, SIDES)}")
         if "x" not in given or "y" not in given:
             raise DataError(f"data is a dict with the keys {list(given)}; expected 'x' and 'y' among them.")
+        if validation_data is not None and given.get("validation_data") is not None:
+            raise DataError("validation_data is in the dict of data and beside it: give one of them.")
         validation_data = validation_data if validation_data is not None else given.get("validation_data")
         given = (given["x"], given["y"], given.get("sample_weight"))
     read = _read("data", given)

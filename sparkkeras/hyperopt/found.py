@@ -9,13 +9,28 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras.custom_code import ByValue
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
+from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import built, unpacked_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
 from sparkkeras.model import load_bytes, optimizer_variables
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models that an objective returned are loaded.
+
+    Attributes:
+        custom_objects: Custom classes and functions by name.
+        safe_mode: Whether Python code in the models is refused.
+    """
+
+    custom_objects: Mapping[str, Any]
+    safe_mode: bool
 
 
 @dataclass(frozen=True)
@@ -30,8 +45,7 @@ class Found:
         sign: 1 where small values are good, -1 where large ones are.
         build: Gives a compiled model for hyper-parameters; ``None`` where an objective made the models.
         sample: Features of some rows, to build a model by.
-        custom_objects: Custom classes and functions by name, for models that an objective returned.
-        safe_mode: Whether Python code in these is refused.
+        objects: The person's objects in the space, as they were before the search: each model gets its own.
     """
 
     ledger: TrialLedger
@@ -41,8 +55,7 @@ class Found:
     sign: float
     build: Callable[[Any], Any] | None = None
     sample: Any = None
-    custom_objects: Mapping[str, Any] = field(default_factory=dict)
-    safe_mode: bool = True
+    objects: ByValue[list[Any]] = field(default_factory=lambda: ByValue.dump([], "space"))
 
     @property
     def trials(self) -> list[Trial]:
@@ -54,7 +67,7 @@ class Found:
         """The trials that have a value, the best first."""
         return ranked(self.trials, self.sign)
 
-    def models(self, count: int) -> list[keras.Model]:
+    def models(self, count: int, loading: Loading) -> list[keras.Model]:
         """As `HyperParamModel.best_models`."""
         best = self.ranked[:count]
         kept = [trial for trial in best if self.journal.has_model(trial.number)]
@@ -63,9 +76,9 @@ class Found:
                 f"nb_models={count}, but {len(kept)} of these models were kept: search with keep_models={count} or "
                 'keep_models="all". An objective has to return its model, and a trial that was stopped early may have none.'
             )
-        return [self.model_of(trial.number) for trial in kept]
+        return [self.model_of(trial.number, loading) for trial in kept]
 
-    def model_of(self, number: int) -> keras.Model:
+    def model_of(self, number: int, loading: Loading) -> keras.Model:
         """As `HyperParamModel.model_of`."""
         if number not in [trial.number for trial in self.trials]:
             raise ConfigurationError(f"there is no trial {number!r}; they are numbered from 0, see trials.")
@@ -75,7 +88,7 @@ class Found:
             )
         name, data = self.journal.model_file(number)
         if self.build is None or name.endswith(".keras"):
-            return load_bytes(data, self.custom_objects, safe_mode=self.safe_mode)
+            return load_bytes(data, loading.custom_objects, safe_mode=loading.safe_mode)
         trial = next(trial for trial in self.trials if trial.number == number)
         return self._rebuilt(self.build, trial, unpacked_weights(data))
 
@@ -101,7 +114,7 @@ class Found:
 
     def _rebuilt(self, build: Callable[[Any], Any], trial: Trial, weights: Sequence[np.ndarray[Any, Any]]) -> keras.Model:
         """The model of a trial, built here once more, with its trained weights."""
-        model, _ = built(build, trial.params)
+        model, _ = built(build, decode(self.space.encode(trial.params), self.objects.fresh()))
         if not model.built and self.sample is not None:
             model(keras.tree.map_structure(lambda array: array[:1], self.sample))
         if not model.built:

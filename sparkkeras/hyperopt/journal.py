@@ -92,6 +92,11 @@ class Journal:
         """Where the model of a trial is put together on this machine, piece by piece."""
         return self._drafts / f"{lease}.draft"
 
+    def drop_drafts(self) -> None:
+        """Remove what is left of models that nobody will finish."""
+        for draft in self._drafts.glob("*.draft"):
+            draft.unlink(missing_ok=True)
+
     def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
         """Keep the model of a trial; once the trial is written down, `drop_surplus` lets go of another one for it."""
         name = f"{number:05d}.{suffix}"
@@ -192,7 +197,7 @@ def _lock(file: BinaryIO, folder: str) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise ConfigurationError(
             f"save_to={folder!r}: another search is going on there. Wait for its end, or give another folder."
         ) from error

@@ -13,7 +13,6 @@ thread.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,6 +144,7 @@ class TrialLedger:
         self._suggest, self._limits, self._clock, self._on_end = suggest, limits, clock, on_end
         self._lock = threading.RLock()
         self._state = _State({trial.number: trial for trial in finished})
+        self._earlier = frozenset(self._state.finished)
         self._numbers = (number for number in itertools.count() if number not in self._state.finished)
         self._leases = itertools.count(1)
         self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
@@ -205,7 +205,9 @@ class TrialLedger:
             return any(other.task == worker.task and other.attempt != worker.attempt for other in held)
 
     def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Take the loss of an epoch; whether the trial shall go on. Epochs without one count as the one before.
+        """Take the loss of an epoch; whether the trial shall go on.
+
+        Epochs without one count as the one before, and those before the first as that.
 
         Args:
             lease: The trial's.
@@ -220,7 +222,7 @@ class TrialLedger:
             trial = self._state.running[held.number]
             others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
             if epoch > len(trial.losses):
-                known = (trial.losses or (math.inf,))[-1]
+                known = (trial.losses or (loss,))[-1]
                 missing = (known,) * (epoch - 1 - len(trial.losses))
                 trial = replace(trial, losses=(*trial.losses, *missing, loss))
                 self._state.running[held.number] = trial
@@ -228,7 +230,8 @@ class TrialLedger:
                 return STOP
             pruner = self._limits.pruner
             try:
-                return PRUNE if pruner is not None and pruner.should_prune(trial.losses, others) else GO_ON
+                with self._undisturbed():
+                    return PRUNE if pruner is not None and pruner.should_prune(trial.losses, others) else GO_ON
             except Exception as error:
                 self.fail(_failed("the pruner", pruner, error))
                 return STOP
@@ -305,9 +308,10 @@ class TrialLedger:
                     self._give_up(trial, held.started)
 
     def has_value(self) -> bool:
-        """Whether a trial has come to a value."""
+        """Whether a trial of this call has come to a value."""
         with self._lock:
-            return any(trial.value is not None for trial in self._state.finished.values())
+            finished = self._state.finished.values()
+            return any(trial.value is not None for trial in finished if trial.number not in self._earlier)
 
     def end_running(self) -> None:
         """The search is over and there are no workers any more: trials that were out end where they are."""

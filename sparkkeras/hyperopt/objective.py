@@ -64,10 +64,10 @@ class Fit:
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Train; the outcome has the weights of the best epoch."""
         model, own = built(self.build.fresh(), params)
-        arguments = {**self.arguments.fresh(), **from_params(params), **_checked(own), **data}
+        arguments = {**data, **self.arguments.fresh(), **from_params(params), **_checked(own)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
         report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
-        if "validation_data" in data and arguments.get("validation_split"):
+        if arguments.get("validation_data") is not None and arguments.get("validation_split"):
             raise SearchMistakeError("give one of validation_split and validation_data.")
         if not model.built and not self.has_rows:
             raise SearchMistakeError(

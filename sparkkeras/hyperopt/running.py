@@ -8,7 +8,9 @@ job ends while trials are out (a worker was lost, and Spark does not try it agai
 from __future__ import annotations
 
 import os
+import re
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -53,7 +55,6 @@ class Work:
         sign: 1 where small values are good, -1 where large ones are.
         seed: What the seed of each trial is made from.
         read: Reads the data on the workers; ``None``: it is given.
-        in_children: Whether each trial has a process of its own.
     """
 
     objective: Objective
@@ -61,7 +62,7 @@ class Work:
     sign: float
     seed: int
     read: ByValue[Callable[[], Any]] | None = None
-    in_children: bool = hasattr(os, "fork")
+    in_children: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,20 @@ class SearchTask:
         for _ in blocks:
             pass
         work = self.work.value
+        if work.in_children and not hasattr(os, "fork"):
+            raise ClusterError(
+                "a search needs workers that can fork, since each trial has a process of its own, and this one cannot "
+                f"({sys.platform}): let executors run on Linux or macOS."
+            )
         loaded = _Loaded.of(work, self.data)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
                 with suppress(LeaseLostError):
-                    _run(work, client, assignment, loaded)
+                    if loaded.error is not None:  # no hyper-parameters are to blame, so no other trial shall suffer
+                        client.finish(assignment.lease, loaded.error)
+                        break
+                    _run(work, client, assignment, loaded.data)
         return iter(())
 
 
@@ -124,17 +133,14 @@ class _Read:
             return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_mistake=True))
 
 
-def _run(work: Work, client: SearchClient, assignment: Assignment, loaded: _Loaded) -> None:
+def _run(work: Work, client: SearchClient, assignment: Assignment, data: Data) -> None:
     """Run a trial and tell what came of it."""
     lease = assignment.lease
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
         params = decode(assignment.params, work.objects.fresh())
-        return run_trial(work.objective, params, loaded.data, seed, lambda *told: ask(told), work.sign)
+        return run_trial(work.objective, params, data, seed, lambda *told: ask(told), work.sign)
 
-    if loaded.error is not None:
-        client.finish(lease, loaded.error)
-        return
     if work.in_children and not device.is_untouched():
         raise ClusterError(
             "the backend of Keras has been used in a worker process of the search before its first trial, by what the data "
@@ -219,5 +225,7 @@ def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None])
 
 
 def _is_lost(error: SparkKerasError) -> bool:
-    """Whether a job failed since a worker went away, and not since its code raised something."""
+    """Whether a job failed since a worker went away, and not since its code raised something, or a person cancelled it."""
+    if re.search(r"Job \S+ cancelled", str(error)):
+        return False
     return isinstance(error, ParameterServerError) or (isinstance(error, WorkerError) and not error.worker_traceback)

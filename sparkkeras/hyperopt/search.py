@@ -25,7 +25,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectErro
 from sparkkeras.hyperopt import checks
 from sparkkeras.hyperopt.checks import FitOptions
 from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
-from sparkkeras.hyperopt.found import Found
+from sparkkeras.hyperopt.found import Found, Loading
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
 from sparkkeras.hyperopt.objective import Objective
@@ -240,7 +240,7 @@ class HyperParamModel:
             suggest = functools.partial(_suggested, searched, algorithm, drawn, sign)
             ledger = TrialLedger(suggest, limits, time.monotonic, before, journal.write)
             sample = None if shared is None or model is None else shared["x"]
-            found = Found(ledger, journal, searched, told, sign, model, sample, self.custom_objects, self.safe_mode)
+            found = Found(ledger, journal, searched, told, sign, model, sample, work.objects)
             self._found, self.seed = found, drawn
             self._search(cluster, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
         found.check(limits.max_failures)
@@ -290,7 +290,7 @@ class HyperParamModel:
         """The best trial's model, a new one each time; ``None`` where it was not kept."""
         number = self.best_trial.number
         found = self._known()
-        return found.model_of(number) if found.journal.has_model(number) else None
+        return found.model_of(number, self._loading) if found.journal.has_model(number) else None
 
     def best_models(self, nb_models: int = 5) -> list[keras.Model]:
         """The trained models of the best trials, the best first; fewer if there are no more trials with a value.
@@ -299,7 +299,7 @@ class HyperParamModel:
             ConfigurationError: So many were not kept.
             SearchError: There are no trials yet.
         """
-        return self._known().models(arguments.whole_number("nb_models", nb_models))
+        return self._known().models(arguments.whole_number("nb_models", nb_models), self._loading)
 
     @known_arguments
     def best_ensemble(
@@ -321,7 +321,7 @@ class HyperParamModel:
             ModelError: The function that builds models gives another one now.
             SearchError: There are no trials yet.
         """
-        return self._known().model_of(number)
+        return self._known().model_of(number, self._loading)
 
     def plot(self, path: str | Path) -> None:
         """Draw the search as a PNG: the best value over time, and the value by each hyper-parameter.
@@ -338,6 +338,10 @@ class HyperParamModel:
         _ = self.best_trial
         found = self._known()
         plot_search(found.trials, path, metric=found.metric, sign=found.sign, kinds=found.space.labels)
+
+    @property
+    def _loading(self) -> Loading:
+        return Loading(self.custom_objects, self.safe_mode)
 
     def _known(self) -> Found:
         if self._found is None:
@@ -369,6 +373,7 @@ class HyperParamModel:
                 supervise(dataset, task, ledger, cluster.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
+            found.journal.drop_drafts()
         progress.end()
 
 

@@ -91,18 +91,20 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         if others.get("trials_save_file"):
             raise ConfigurationError("trials_save_file= is for hyperopt's own trials: give SparkTrials(save_to=folder).")
         own = {"timeout": timeout, "loss_threshold": loss_threshold, "early_stop_fn": early_stop_fn}
-        self.search.minimize(
-            objective=objective,
-            space=space,
-            algo=algo,
-            max_evals=None if max_evals == sys.maxsize else max_evals,  # what fmin makes of None
-            seed=self._seed(rstate),
-            verbose=1 if verbose else 0,
-            **{**self._given, **{name: value for name, value in own.items() if value is not None}},
-        )
-        by_number = sorted(self.search.trials, key=lambda trial: trial.number)
-        self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
-        self.refresh()
+        try:
+            self.search.minimize(
+                objective=objective,
+                space=space,
+                algo=algo,
+                max_evals=None if max_evals == sys.maxsize else max_evals,  # what fmin makes of None
+                seed=self._seed(rstate),
+                verbose=1 if verbose else 0,
+                **{**self._given, **{name: value for name, value in own.items() if value is not None}},
+            )
+        finally:
+            by_number = sorted(self.search.trials, key=lambda trial: trial.number)
+            self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
+            self.refresh()
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -39,6 +39,17 @@ def test_workers_that_train_begin_with_keras_and_others_do_not(sc):
     assert [each[:2] for each in sc.parallelize(range(2), 2).map(looks).collect()] == [(False, True)] * 2
 
 
+def test_the_driver_may_ship_another_version_of_this_package(sc):
+    def ours(_):  # travels by value, and imports nothing of ours
+        import sys
+
+        return [name for name in sys.modules if name.startswith("sparkkeras.")]
+
+    with pytest.raises(Exception, match="crashed"):
+        run(sc, lambda _: os._exit(1))  # the next workers are new
+    assert run(sc, ours) == [[], []]
+
+
 @needs_proc
 def test_after_a_worker_is_lost_the_next_one_is_of_the_same_daemon(sc):
     before = run(sc, looks)
@@ -50,6 +61,7 @@ def test_after_a_worker_is_lost_the_next_one_is_of_the_same_daemon(sc):
     assert all(each[0] for each in after)
 
 
+@pytest.mark.core
 def test_every_fork_can_use_the_backend(sc):
     with pytest.raises(Exception, match="crashed"):
         run(sc, lambda _: os._exit(1))

@@ -533,6 +533,43 @@ class TestResume:
         with pytest.raises(ConfigurationError, match="holds another search.*metric"):
             search_of(sc, max_evals=5, **{**arguments, "metric": "loss"})
 
+    def test_data_that_cannot_be_read_any_more_costs_no_trials(self, sc, tmp_path, digits):
+        x, y, *_ = digits
+        file = tmp_path / "there"
+        file.touch()
+
+        def read():
+            file.read_bytes()
+            return x, y
+
+        arguments = {"model": build, "data": read, "space": SPACE, "metric": "loss", "save_to": tmp_path / "search"}
+        search_of(sc, max_evals=2, **arguments)
+        file.unlink()
+        with pytest.raises(ConfigurationError, match="the function that reads the data failed: FileNotFoundError"):
+            search_of(sc, max_evals=9, **arguments)
+        file.touch()
+        assert [trial.status for trial in search_of(sc, max_evals=4, **arguments).trials] == ["ok"] * 4
+
+    def test_objects_of_the_space_are_each_models_own(self, sc, digits, tmp_path):
+        x, y, *_ = digits
+        layer = keras.layers.PReLU()
+
+        def build(params):
+            model = keras.Sequential([keras.Input((64,)), params["layer"], keras.layers.Dense(10, "softmax")])
+            model.compile(keras.optimizers.SGD(params["lr"]), "sparse_categorical_crossentropy")
+            return model
+
+        def space(layer):
+            return {"layer": hp.choice("layer", [layer]), "lr": hp.uniform("lr", 0.01, 0.5)}
+
+        arguments = {"model": build, "data": (x, y), "epochs": 2, "metric": "loss", "save_to": tmp_path / "search"}
+        search = search_of(sc, space=space(layer), max_evals=2, **arguments)
+        one, other = search.best_models(2)
+        assert not layer.built
+        assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
+        again = search_of(sc, space=space(keras.layers.PReLU()), max_evals=3, **arguments)  # whose name is another one
+        assert len(again.trials) == 3
+
     def test_what_was_stopped_or_mistaken_is_run_anew(self, sc, tmp_path, digits):
         x, y, *_ = digits
 
@@ -724,6 +761,9 @@ class TestBadInput:
             ("accuracy_loss", False),
             ("val_mean_squared_error", False),
             ("val_false_positives", False),
+            ("val_error_accuracy", True),
+            ("val_false_alarm_auc", True),
+            ("precision_loss", False),
         ],
     )
     def test_what_a_metrics_name_tells(self, metric, is_large_good):
