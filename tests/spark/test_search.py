@@ -552,7 +552,7 @@ class TestResume:
 
     def test_objects_of_the_space_are_each_models_own(self, sc, digits, tmp_path):
         x, y, *_ = digits
-        layer = keras.layers.PReLU()
+        layer = keras.layers.Dense(8, "relu")
 
         def build(params):
             model = keras.Sequential([keras.Input((64,)), params["layer"], keras.layers.Dense(10, "softmax")])
@@ -567,7 +567,7 @@ class TestResume:
         one, other = search.best_models(2)
         assert not layer.built
         assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
-        again = search_of(sc, space=space(keras.layers.PReLU()), max_evals=3, **arguments)  # whose name is another one
+        again = search_of(sc, space=space(keras.layers.Dense(8, "relu")), max_evals=3, **arguments)  # whose name is another one
         assert len(again.trials) == 3
 
     def test_what_was_stopped_or_mistaken_is_run_anew(self, sc, tmp_path, digits):
