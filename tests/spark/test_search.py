@@ -567,7 +567,8 @@ class TestResume:
         one, other = search.best_models(2)
         assert not layer.built
         assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
-        again = search_of(sc, space=space(keras.layers.Dense(8, "relu")), max_evals=3, **arguments)  # whose name is another one
+        another = keras.layers.Dense(8, "relu")  # it has another name
+        again = search_of(sc, space=space(another), max_evals=3, **arguments)
         assert len(again.trials) == 3
 
     def test_what_was_stopped_or_mistaken_is_run_anew(self, sc, tmp_path, digits):
