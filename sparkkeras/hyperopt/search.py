@@ -60,7 +60,8 @@ class HyperParamModel:
         server_options: Further settings of what listens on the driver: ``host``, ``bind``, ``encrypt``, ``timeout`` and
             ``lease_seconds``, after which a worker that gives no sign of life is taken for lost.
         custom_objects: Custom classes and functions by name, for models that an objective returns.
-        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns.
+        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns. Like ``custom_objects`` it is
+            an attribute, too, which counts whenever a model is loaded: a search that is done need not be repeated for it.
 
     Attributes:
         seed: What the suggestions and the trials' random numbers were drawn from; ``None`` before the first search.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         max_failures: Likewise.
         save_to: Likewise.
         keep_models: Likewise, for objectives that return their model.
+        custom_objects: As of `HyperParamModel`.
+        safe_mode: Likewise.
 
     Attributes:
         search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models; ``None`` in a copy
@@ -55,11 +57,13 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         max_failures: int | None = None,
         save_to: str | Path | None = None,
         keep_models: int | str = 10,
+        custom_objects: Mapping[str, Any] | None = None,
+        safe_mode: bool = True,
     ) -> None:
         super().__init__()
         optional_number("parallelism", parallelism)
         make_pruner(pruner)
-        self.search = HyperParamModel(spark_session, parallelism)
+        self.search = HyperParamModel(spark_session, parallelism, custom_objects=custom_objects, safe_mode=safe_mode)
         self._given: dict[str, Any] = {
             "timeout": timeout,
             "loss_threshold": loss_threshold,
