@@ -360,6 +360,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
         if stopped:
             return ClusterError("the SparkContext was stopped while a job was running.")
+        if re.search(r"\bJob \d+ cancelled\b", text):
+            return ClusterError("the Spark job was cancelled, by SparkContext.cancelAllJobs or the like, or in Spark's UI.")
         return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:

@@ -185,6 +185,15 @@ def test_labels_that_do_not_exclude_each_other():
         ensemble.predict_classes(X)
 
 
+def test_a_greedy_choice_by_hard_votes_is_among_models_of_one_kind():
+    one_right = unit("softmax", 4, loss="categorical_crossentropy")
+    several_right = unit(units=4, loss="binary_crossentropy")
+    y = np.eye(4)[np.arange(40) % 4]
+    with pytest.raises(ConfigurationError, match="to some of the models one class is right"):
+        greedy_ensemble([one_right, several_right], X, y, "accuracy", 2, voting="hard")
+    assert greedy_ensemble([one_right, several_right], X, y, "accuracy", 2).models
+
+
 def test_regression_averages():
     from sklearn.datasets import load_diabetes
 

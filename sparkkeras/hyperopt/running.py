@@ -8,7 +8,6 @@ job ends while trials are out (a worker was lost, and Spark does not try it agai
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import time
@@ -225,7 +224,5 @@ def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None])
 
 
 def _is_lost(error: SparkKerasError) -> bool:
-    """Whether a job failed since a worker went away, and not since its code raised something, or a person cancelled it."""
-    if re.search(r"Job \S+ cancelled", str(error)):
-        return False
+    """Whether a job failed since a worker went away, and not since its code raised something."""
     return isinstance(error, ParameterServerError) or (isinstance(error, WorkerError) and not error.worker_traceback)

@@ -56,6 +56,13 @@ def folder(tmp_path):
     return str(tmp_path / "deep" / "search")
 
 
+def test_drafts_that_nobody_finished_go(folder):
+    journal = Journal(folder, None, 1.0)
+    journal.draft(3).write_bytes(b"half")
+    journal.drop_drafts()
+    assert not journal.draft(3).exists()
+
+
 # Trials
 
 

@@ -105,6 +105,16 @@ def test_a_fit_has_the_weights_of_its_best_epoch():
     assert [set(weight.ravel()) for weight in unpacked_weights(outcome.model)] == [{0.5}, {0.5}]
 
 
+def test_what_the_builder_says_goes_before_what_the_search_was_given():
+    def with_own(params):
+        return build(params), {"validation_data": (X, X[:, :1] * 7)}
+
+    data = {**DATA, "validation_data": (X, X[:, :1])}
+    given = fitted(data=data, metric="val_loss", callbacks=[Sets(0.0, 0.0, 0.0)])
+    own = fitted(with_own, data=data, metric="val_loss", callbacks=[Sets(0.0, 0.0, 0.0)])
+    assert own.value == pytest.approx(49 * given.value, rel=1e-4)
+
+
 def test_where_large_values_are_good_those_are_kept():
     driver = Driver()
     outcome = fitted(tell=driver, sign=-1.0, callbacks=[Sets(3.0, 0.5, 2.0)])

@@ -475,6 +475,14 @@ class TestFailures:
         assert sorted(trial.number for trial in search.trials) == list(range(10))
         assert all(trial.status == "ok" for trial in search.trials)
 
+    def test_a_job_that_is_cancelled_is_not_begun_again(self, sc):
+        def objective(params, data):
+            time.sleep(60)
+
+        threading.Timer(4.0, sc.cancelAllJobs).start()
+        with pytest.raises(ClusterError, match="the Spark job was cancelled"):
+            search_of(sc, objective=objective)
+
     def test_nothing_is_left(self, sc, digits):
         x, y, *_ = digits
         search_of(sc, objective=parabola)  # the workers are there
