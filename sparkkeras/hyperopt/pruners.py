@@ -73,14 +73,15 @@ class ASHAPruner:
 
     Args:
         reduction_factor: What part of the trials survives a rung: one of so many.
-        grace_epochs: The epochs before the first rung.
+        grace_epochs: The epochs before the first rung. What a network has come to after its first epoch tells little but
+            its learning rate.
 
     Raises:
         ConfigurationError: A number is out of range.
     """
 
     reduction_factor: int = 3
-    grace_epochs: int = 1
+    grace_epochs: int = 2
 
     def __post_init__(self) -> None:
         whole_number("reduction_factor", self.reduction_factor, low=2)

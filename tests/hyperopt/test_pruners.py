@@ -63,7 +63,7 @@ def test_trials_are_ended_at_rungs_only(factor, grace, rungs):
 def test_one_of_so_many_goes_on(others, goes_on):
     """Of ``others + 1`` trials at a rung the best third goes on, and at least one."""
     losses = [[float(number)] for number in range(others + 1)]
-    on = [not ASHAPruner(3).should_prune(mine, [other for other in losses if other is not mine]) for mine in losses]
+    on = [not ASHAPruner(3, 1).should_prune(mine, [other for other in losses if other is not mine]) for mine in losses]
     assert on == [place < goes_on for place in range(others + 1)]
 
 
@@ -79,7 +79,7 @@ def test_the_best_epoch_is_held_against_the_others_by_then():
 
 
 def test_equal_trials_all_go_on():
-    assert not ASHAPruner(2).should_prune([0.5], [[0.5]] * 9)
+    assert not ASHAPruner(2, 1).should_prune([0.5], [[0.5]] * 9)
 
 
 # Both
@@ -111,7 +111,7 @@ class TestAny:
 
 def test_names():
     assert make_pruner("median") == MedianPruner(startup_trials=5, grace_epochs=2)
-    assert make_pruner("asha") == ASHAPruner(reduction_factor=3, grace_epochs=1)
+    assert make_pruner("asha") == ASHAPruner(reduction_factor=3, grace_epochs=2)
     assert make_pruner(None) is None
     assert set(PRUNERS) == {"median", "asha"}
 
