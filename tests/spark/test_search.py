@@ -21,7 +21,7 @@ import pytest
 from hyperopt import hp
 from hyperopt.early_stop import no_progress_loss
 
-from sparkkeras import to_data_frame, to_simple_rdd
+from sparkkeras import ParameterServerOptions, to_data_frame, to_simple_rdd
 from sparkkeras.errors import (
     ClusterError,
     ConfigurationError,
@@ -789,6 +789,8 @@ class TestBadInput:
     def test_unknown_arguments(self, sc):
         with pytest.raises(UnknownArgumentError, match="takes no argument 'max_eval'.*Did you mean 'max_evals'"):
             HyperParamModel(sc).minimize(objective=parabola, space=LINE, max_eval=3)
+        with pytest.raises(ConfigurationError, match="server_options: max_staleness is of asynchronous training"):
+            HyperParamModel(sc, server_options=ParameterServerOptions(max_staleness=3))
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")
 
