@@ -291,11 +291,7 @@ class _Scoring(SparkModel):
     def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
         if block is None or is_rdd(data):
             return super()._predicted(data, block, reader, options)
-        return (
-            [members.predicted(self.model, transformed(block, options), options.batch_size, self.model)]
-            if block.rows
-            else []
-        )
+        return [members.predicted(self.model, transformed(block, options).x, options.batch_size)] if block.rows else []
 
 
 def load_ensemble_model(

@@ -96,7 +96,8 @@ def greedy_ensemble(
             'voting="hard": to some of the models one class is right, to others several may be (a sigmoid for each), so the '
             "votes would count otherwise by who is chosen: choose among models of one kind."
         )
-    predictions = [members.predicted(model, block, batch_size, given[0]) for model in given]
+    features = [members.own_features(block.x, model, given[0]) for model in given]
+    predictions = [members.predicted(*each, batch_size) for each in zip(given, features, strict=True)]
     score = _score(metric, mode, given, block, predictions[0])
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]

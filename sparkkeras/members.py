@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras import model as models
-from sparkkeras.data.block import Block, describe
+from sparkkeras.data.block import describe
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.labels import losses_of
@@ -86,15 +86,19 @@ def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
     return next((model for model in members if model.compiled), None)
 
 
-def predicted(model: keras.Model, rows: Block, batch_size: int, like: keras.Model) -> Any:
-    """What a member predicts, in this process, for rows whose inputs are those of another one."""
-    if isinstance(rows.x, Mapping):
-        inputs = [rows.x[slot.name] for slot in models.schema_of(like).inputs]
-    else:
-        inputs = list(rows.x) if isinstance(rows.x, tuple) else [rows.x]
+def own_features(x: Any, model: keras.Model, first: keras.Model) -> Any:
+    """Features as a member takes them, which are given as ``first`` takes them."""
+    inputs = list(x) if isinstance(x, tuple) else [x]
+    if isinstance(x, Mapping):
+        names = [slot.name for slot in models.schema_of(first).inputs]
+        inputs = [x[name] for name in names] if set(names) <= set(x) else list(x.values())
     structure = models.graph_of(model)._inputs_struct
-    own = keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, like)])
-    return model.predict(as_input(own), batch_size, verbose=0)
+    return keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, first)])
+
+
+def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:
+    """What a model predicts in this process."""
+    return model.predict(as_input(x), batch_size, verbose=0)
 
 
 def as_input(x: Any) -> Any:

@@ -54,6 +54,7 @@ class Work:
         sign: 1 where small values are good, -1 where large ones are.
         seed: What the seed of each trial is made from.
         read: Reads the data on the workers; ``None``: it is given.
+        in_children: Whether each trial has a process of its own.
     """
 
     objective: Objective

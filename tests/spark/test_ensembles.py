@@ -95,8 +95,7 @@ def test_files_of_any_path(sc, members, digits, tmp_path):
 # Training
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("sampling", ["all", "bootstrap", "partition"])
+@pytest.mark.parametrize("sampling", ["all", pytest.param("bootstrap", marks=pytest.mark.core), "partition"])
 def test_members_train_side_by_side(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling=sampling, seed=1)
