@@ -475,11 +475,17 @@ class TestFailures:
         assert sorted(trial.number for trial in search.trials) == list(range(10))
         assert all(trial.status == "ok" for trial in search.trials)
 
-    def test_a_job_that_is_cancelled_is_not_begun_again(self, sc):
+    def test_a_job_that_is_cancelled_is_not_begun_again(self, sc, tmp_path):
         def objective(params, data):
+            (tmp_path / "begun").touch()
             time.sleep(60)
 
-        threading.Timer(4.0, sc.cancelAllJobs).start()
+        def cancel():
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.05)
+            sc.cancelAllJobs()
+
+        threading.Thread(target=cancel, daemon=True).start()
         with pytest.raises(ClusterError, match="the Spark job was cancelled"):
             search_of(sc, objective=objective)
 
