@@ -201,3 +201,5 @@ def _lock(file: BinaryIO, folder: str) -> None:
         raise ConfigurationError(
             f"save_to={folder!r}: another search is going on there. Wait for its end, or give another folder."
         ) from error
+    except OSError as error:  # a network's file system without locks, perhaps
+        raise StorageError(f"save_to={folder!r} cannot be locked ({error}): give one on another file system.") from error
