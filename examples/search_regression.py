@@ -57,6 +57,7 @@ def main() -> None:
     trials.search.plot(options.output / "search_regression.png")
 
     params = hyperopt.space_eval(SPACE, chosen)
+    keras.utils.set_random_seed(SEED)
     model = fitted(params, x[train], y[train])
     trivial = np.var(y[test])
     error = float(np.mean((model.predict(x[test], verbose=0)[:, 0] - y[test]) ** 2))

@@ -96,10 +96,24 @@ def contexts():
     contexts.stop()
 
 
+def settle(sc):
+    """Wait until what has ended no longer stands in Spark's books."""
+    sc._jsc.sc().listenerBus().waitUntilEmpty()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same initial weights in every run: what a test says of learning holds for these."""
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)
+
+
 @pytest.fixture
 def sc(request, contexts):
     """A SparkContext: ``local[2]``, or two executor processes for tests marked ``cluster``."""
-    return contexts.get("local-cluster[2,1,1024]" if request.node.get_closest_marker("cluster") else "local[2]")
+    context = contexts.get("local-cluster[2,1,1024]" if request.node.get_closest_marker("cluster") else "local[2]")
+    settle(context)
+    return context
 
 
 @pytest.fixture

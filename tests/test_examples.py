@@ -1,15 +1,14 @@
 """The examples run as they stand, with small settings, and say and draw what they promise."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.processes import clean_environment
+from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
-ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 CASES = {
     "quickstart.py": (["--epochs", "2"], r"Accuracy +\d+\.\d% of 450 digits", ["digits.png", "digits.keras"]),
@@ -54,40 +53,44 @@ CASES = {
 """For each example: what it is called with, what it says, and what it leaves in its output folder."""
 
 
-def run(name, arguments, folder):
-    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+@pytest.fixture(scope="module")
+def ran(request, tmp_path_factory):
+    """The examples that were asked for, after their run. Those without Connect share a process."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.originalname == "test_an_example_runs"]
+    scripts = {
+        name: Script(EXAMPLES / name, tmp_path_factory.mktemp(Path(name).stem), tuple(CASES[name][0])) for name in names
+    }
+    environment = clean_environment()
     del environment["PYSPARK_PYTHON"]  # an example finds its Python itself
-    if name == "connect.py":
-        environment["SPARK_TESTING"] = "1"  # its server takes any port that is free
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    found = {}
+    for together in ([name for name in names if name != "connect.py"], [name for name in names if name == "connect.py"]):
+        if together:
+            if together == ["connect.py"]:
+                environment["SPARK_TESTING"] = "1"  # its server takes any port that is free
+            found |= zip(together, run_scripts([scripts[name] for name in together], environment), strict=True)
+    return {name: (scripts[name].folder, done) for name, done in found.items()}
 
 
+@pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("name", CASES)
-def test_an_example_runs(name, tmp_path):
-    arguments, said, files = CASES[name]
-    done = run(name, arguments, tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_an_example_runs(name, ran):
+    _, said, files = CASES[name]
+    folder, done = ran[name]
+    assert done.failure == "", done.stderr[-3000:]
     assert re.search(said, done.stdout, re.DOTALL), done.stdout
     assert done.stderr == ""
     for file in files:
-        path = tmp_path / "artifacts" / file
+        path = folder / "artifacts" / file
         assert path.exists(), file
         assert path.suffix != ".png" or path.read_bytes().startswith(b"\x89PNG"), file
 
 
 def test_all_examples_are_run():
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {*CASES, "surroundings.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*CASES, "surroundings.py"}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_docstrings_name_all_options(name):
-    source = (ROOT / "examples" / name).read_text()
+    source = (EXAMPLES / name).read_text()
     usage = source.split("::\n\n", 1)[1].split("\n\n")[0]
     assert set(re.findall(r"--[a-z-]+", usage)) == set(re.findall(r'"(--[a-z-]+)"', source))

@@ -61,7 +61,11 @@ def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every:
     context = get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=_main, args=(work, ours, theirs, os.getpid()), name="sparkkeras-trial")
-    child.start()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child knows what to do with it
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     assert child.pid is not None
     theirs.close()
     patience = STOP_SECONDS
@@ -121,6 +125,7 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
             return pipe.recv()
 
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         message = ("done", work(ask))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except BaseException as error:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyspark
@@ -25,9 +26,18 @@ def used(_):
 
 
 def run(sc, function):
-    """What a function of a row says in each of two workers that train."""
-    with Cluster(sc, device.worker_environment).training_workers():
-        return sc.parallelize(range(2), 2).map(function).collect()
+    """What a function of a row says in each of two workers that train, once both are there."""
+
+    def together(number):  # travels by value
+        import time
+
+        Path(folder, str(number)).touch()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
+        return function(number)
+
+    with tempfile.TemporaryDirectory() as folder, Cluster(sc, device.worker_environment).training_workers():
+        return sc.parallelize(range(2), 2).map(together).collect()
 
 
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -38,6 +38,7 @@ def test_predict_keeps_the_order(sc, digits, spark_model):
 def test_predict_starts_one_stage_and_no_shuffle(sc, digits, spark_model):
     x, *_ = digits
     rdd = sc.parallelize(list(x), 3)
+    spark_model.predict(rdd)  # the first job of all looks at the cluster
     sc.setJobGroup("predict", "counting stages")
     try:
         spark_model.predict(rdd)

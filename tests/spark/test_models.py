@@ -1,7 +1,5 @@
 """Kinds of models that train over Spark."""
 
-import subprocess
-import sys
 import textwrap
 
 import keras
@@ -9,6 +7,8 @@ import numpy as np
 import pytest
 
 from sparkkeras import SparkModel, to_simple_rdd
+from tests.processes import clean_environment
+from tests.scripts import Script, run_scripts
 
 
 @pytest.fixture
@@ -125,34 +125,15 @@ def test_float64_models(sc, generator):
         keras.config.set_floatx("float32")
 
 
-def run(tmp_path, body, **files):
-    """Run a script as a person would, with modules beside it that are in no installed package."""
-    for name, text in files.items():
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, sys
-            os.environ["PYSPARK_PYTHON"] = sys.executable
-            import numpy as np
-            from pyspark import SparkConf, SparkContext
-            sc = SparkContext(conf=SparkConf().setMaster(os.environ["MASTER"]).set("spark.ui.enabled", "false"))
-            sc.setLogLevel("OFF")
-            """
-        )
-        + textwrap.dedent(body)
-    )
-    import os
-
-    environment = {**os.environ, "MASTER": "local-cluster[2,1,1024]", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
+START = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+import numpy as np
+from pyspark import SparkConf, SparkContext
+settings = SparkConf().setMaster("local-cluster[2,1,1024]").set("spark.ui.enabled", "false")
+sc = SparkContext.getOrCreate(settings)
+sc.setLogLevel("OFF")
+"""
 CUSTOM = """
     import keras
     from keras import ops
@@ -192,13 +173,20 @@ CUSTOM = """
         def get_config(self):
             return {**super().get_config(), "units": self.units}
 """
+FROM_MODULES = """
+    from mine import *
+    from mine import Whole
+    import helper
+    def transform(x, y): return x * helper.one(), y
+"""
 TRAIN = """
     from sparkkeras import SparkModel
     model = Whole()
     model(np.zeros((1, 3), np.float32))
+    model.out.set_weights([np.full((3, 1), -0.3), np.zeros(1)])
     model.compile(keras.optimizers.SGD(Halving(0.05)), tilted, metrics=[bias])
     x = np.random.default_rng(0).random((80, 3)).astype(np.float32)
-    spark_model = SparkModel(model, num_workers=2)
+    spark_model = SparkModel(model, num_workers=2, seed=1)
     history = spark_model.fit(x, x.sum(1, keepdims=True), epochs=2, verbose=0)
     print("losses", history.history["loss"], sorted(history.history))
     assert history.history["loss"][1] < history.history["loss"][0]
@@ -209,18 +197,17 @@ TRAIN = """
 """
 
 
-def test_custom_code_in_a_script(tmp_path):
-    assert "done" in run(tmp_path, textwrap.dedent(CUSTOM) + textwrap.dedent(TRAIN))
-
-
-def test_custom_code_in_a_module_beside_the_script(tmp_path):
-    files = {"helper": "FACTOR = 1.0\ndef one(): return FACTOR\n", "mine": "import helper\n" + textwrap.dedent(CUSTOM)}
+def test_custom_code_of_a_script_and_of_modules_beside_it(tmp_path):
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    for folder in (alone, beside):
+        folder.mkdir()
+    (alone / "script.py").write_text(START + textwrap.dedent(CUSTOM) + textwrap.dedent(TRAIN))
     # Executors start in a folder of their own and cannot import either module.
-    body = """
-    from mine import *
-    from mine import Whole
-    import helper
-    def transform(x, y): return x * helper.one(), y
-    """
-    body = textwrap.dedent(body) + textwrap.dedent(TRAIN).replace("epochs=2", "epochs=2, transform=transform")
-    assert "done" in run(tmp_path, body, **files)
+    (beside / "helper.py").write_text("FACTOR = 1.0\ndef one(): return FACTOR\n")
+    (beside / "mine.py").write_text("import helper\n" + textwrap.dedent(CUSTOM))
+    train = textwrap.dedent(TRAIN).replace("epochs=2", "epochs=2, transform=transform")
+    (beside / "script.py").write_text(START + textwrap.dedent(FROM_MODULES) + train)
+    environment = clean_environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    for done in run_scripts([Script(folder / "script.py", folder) for folder in (alone, beside)], environment):
+        assert done.failure == "", f"{done.failure}\n{done.stderr[-3000:]}"
+        assert done.stdout.endswith("done\n")

@@ -13,7 +13,7 @@ import pytest
 
 from sparkkeras import DataError, SparkModel, WorkerError
 from sparkkeras.strategy import gather
-from tests.conftest import SOAK
+from tests.conftest import SOAK, settle
 from tests.models import classifier
 
 
@@ -170,6 +170,8 @@ class Fail(keras.callbacks.Callback):
 def leftovers(sc):
     home = Path(worker_folder(sc))
     temporary = Path(sc._temp_dir)
+    settle(sc)
+    sc._jvm.java.lang.System.gc()  # Spark holds cached RDDs that nobody else does weakly
     return {
         "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
         "closures": len(list(temporary.iterdir())),
