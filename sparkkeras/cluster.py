@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _DEFAULT_RESULT_SIZE = "1g"
 _INLINE_BYTES = 64 * 1024
 _PROBED_SLOTS = 64
-_LOOKS, _LOOK_SECONDS = 5, 0.05
+_LOOKS, _LOOK_SECONDS = 20, 0.05
 
 
 class Cluster:

@@ -77,10 +77,9 @@ class Contexts:
             "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
             "spark.task.maxFailures": "2",
             "spark.sql.shuffle.partitions": "4",
+            "spark.python.daemon.module": "sparkkeras.daemon",  # scripts of test_models do without
         }.items():
             conf.set(key, value)
-        if not master.startswith("local-cluster"):  # there workers load Keras by themselves, as they do by default
-            conf.set("spark.python.daemon.module", "sparkkeras.daemon")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             context = SparkContext(conf=conf)

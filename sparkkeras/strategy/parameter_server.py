@@ -232,7 +232,9 @@ class TrainTask:
                     run.train()
                     if standing.epoch < self.plan.epochs.stop:
                         yield Slots(self.plan.shares[context.worker], run.state.optimizer)
-                    client.finish()  # a copy of this task that waits must not end before the slots are on their way
+                # A copy of this task that waits must not end before the slots are on their way. Nobody renews any more: a
+                # renewal behind it would be refused. The lease is long enough for this one call.
+                client.finish()
             except ParameterServerError:
                 raise  # who cannot be reached, or has given the partition to another, need not be told
             except FilesMissing:

@@ -3,7 +3,6 @@
 Run as a program, it trains all of them in an ordinary session: ``python -m tests.connect.cases FOLDER``.
 """
 
-import functools
 import json
 import subprocess
 import sys
@@ -13,13 +12,16 @@ import keras
 import numpy as np
 
 from sparkkeras import SparkModel, to_data_frame
+from sparkkeras.ml import KerasTransformer
 from tests.conftest import SOAK
 from tests.models import classifier
 from tests.processes import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH, CLASSES, ROWS = 8, 4, 240
-SECONDS = 240
+SECONDS = 900
+CLASSIC = "SPARKKERAS_TESTS_CLASSIC"
+"""Names the environment variable with the folder of outcomes that are there already."""
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -98,6 +100,7 @@ def stopping():
 
 CASES = {
     "plain": Case(lambda spark: (frame(spark), {})),
+    "three_epochs": Case(lambda spark: (frame(spark), {"epochs": 3})),
     "often": Case(lambda spark: (frame(spark), {}), frequency=3),
     "again": Case(lambda spark: (frame(spark), {"epochs": 1}), fits=2),
     "rule": Case(lambda spark: (frame(spark), {}), rule="slowmo"),
@@ -121,30 +124,39 @@ CASES = {
 
 
 class Classic:
-    """The outcomes of an ordinary session, trained by another process meanwhile."""
+    """The outcomes of an ordinary session, in the folder that `train_all` has written.
+
+    Attributes:
+        folder: That folder; there is a transformer in ``transformer``.
+    """
 
     def __init__(self, folder):
-        self._folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.connect.cases", str(folder)],
-            cwd=ROOT,
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    @functools.cached_property
-    def _histories(self):
-        output, _ = self._process.communicate(timeout=SECONDS)
-        assert self._process.returncode == 0, output
-        return json.loads((self._folder / "histories.json").read_text())
+        self.folder = folder
+        self._histories = json.loads((folder / "histories.json").read_text())
 
     def of(self, name):
         """The weights and the histories of a case."""
         histories = self._histories[name]
-        with np.load(self._folder / f"{name}.npz") as found:
+        with np.load(self.folder / f"{name}.npz") as found:
             return [found[key] for key in found.files], histories
+
+
+def train_all(spark, folder):
+    """Train all cases, and save a transformer, in an ordinary session."""
+    histories = {}
+    for name, case in CASES.items():
+        trained, histories[name] = case.train(spark)
+        np.savez(folder / f"{name}.npz", *trained.model.get_weights())
+    (folder / "histories.json").write_text(json.dumps(histories))
+    KerasTransformer(model=classifier(4, 5, 3)).save(str(folder / "transformer"))
+
+
+def train_elsewhere(folder):
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "tests.connect.cases", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Classic(folder)
 
 
 def main(folder):
@@ -155,11 +167,7 @@ def main(folder):
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    histories = {}
-    for name, case in CASES.items():
-        trained, histories[name] = case.train(spark)
-        np.savez(Path(folder) / f"{name}.npz", *trained.model.get_weights())
-    (Path(folder) / "histories.json").write_text(json.dumps(histories))
+    train_all(spark, Path(folder))
     spark.stop()
 
 

@@ -1,11 +1,13 @@
 """A real server of Spark Connect, started by this process, and a session on it; see tests/spark/test_connect.py."""
 
-import socket
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 
 from tests.connect import cases
+from tests.processes import free_port
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +22,7 @@ def spark(local_dir):
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     builder = SparkSession.builder.remote("local[2,2]").appName("sparkkeras tests")
     settings = {
         "spark.connect.grpc.binding.port": port,
@@ -69,5 +69,6 @@ def stored(local_dir):
 
 @pytest.fixture(scope="session")
 def classic(tmp_path_factory):
-    """What the cases come to in an ordinary session: by name, weights and histories. Another process trains them."""
-    return cases.Classic(tmp_path_factory.mktemp("classic"))
+    """What the cases come to in an ordinary session."""
+    given = os.environ.get(cases.CLASSIC)
+    return cases.Classic(Path(given)) if given else cases.train_elsewhere(tmp_path_factory.mktemp("classic"))

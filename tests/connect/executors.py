@@ -1,6 +1,6 @@
 """Large values where an executor is killed, behind a server of Spark Connect with executors of their own.
 
-``python -m tests.connect.executors FOLDER`` trains twice, the second time with a kill, and says what differs.
+``python -m tests.connect.executors FOLDER CLASSIC`` trains, and fails where that differs from an ordinary session's outcome.
 """
 
 import sys
@@ -16,13 +16,7 @@ from tests.connect import cases
 from tests.spark.test_recovery import Kill
 
 
-def fitted(spark, **named):
-    trained = SparkModel(cases.model(), batch_size=16, seed=7)
-    trained.fit(cases.frame(spark), epochs=3, verbose=0, **named)
-    return trained.model.get_weights()
-
-
-def main(folder):
+def main(folder, classic):
     from pyspark.sql import SparkSession
 
     sparkkeras.data.remote.INLINE_BYTES = 0
@@ -33,14 +27,16 @@ def main(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spark = builder.getOrCreate()
-    expected = fitted(spark)
     mark = Path(folder) / "mark"
-    found = fitted(spark, worker_callbacks=[Kill(str(mark), 1, 3, executor=True)])
+    trained = SparkModel(cases.model(), batch_size=16, seed=7)
+    kill = Kill(str(mark), 1, 3, executor=True)
+    trained.fit(cases.frame(spark), epochs=3, verbose=0, worker_callbacks=[kill])
     assert mark.exists()
-    for one, other in zip(found, expected, strict=True):
+    expected, _ = cases.Classic(Path(classic)).of("three_epochs")
+    for one, other in zip(trained.model.get_weights(), expected, strict=True):
         np.testing.assert_array_equal(one, other)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

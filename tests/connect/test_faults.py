@@ -171,7 +171,7 @@ def test_who_interrupts_gets_the_cluster_back(spark, tmp_path, local_dir):
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         fitted(spark, worker_callbacks=Sleep(tmp_path))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while server().statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not server().statusTracker().getActiveJobsIds()

@@ -101,12 +101,12 @@ def values(folder):
     return {path.name.rsplit("-", 1)[0] for path in folder.rglob("value-*")}
 
 
-def test_an_executor_that_is_killed(tmp_path):
+def test_an_executor_that_is_killed(classic, tmp_path):
     """In a process of its own, since this one has its session."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.connect.executors", str(tmp_path)],
+        [sys.executable, "-m", "tests.connect.executors", str(tmp_path), str(classic.folder)],
         cwd=cases.ROOT,
-        env=clean_environment(),
+        env=clean_environment() | {"SPARK_TESTING": "1"},  # its server takes any port that is free
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -132,7 +132,7 @@ def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):
 def test_the_server_lets_go_of_values(spark, small_bounds):
     before = _kept()
     SparkModel(cases.model(), frequency=2).fit(cases.frame(spark), verbose=0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _kept() - before and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not _kept() - before

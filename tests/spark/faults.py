@@ -57,7 +57,7 @@ def rdd(sc, x, y, parts=WORKERS):
     return sc.parallelize(list(zip(x, y, strict=True)), parts)
 
 
-def await_slots(sc, seconds=60):
+def await_slots(sc, seconds=180):
     """Wait until lost executors have been replaced."""
     scala = sc._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
@@ -141,7 +141,7 @@ def claim(folder, name, text=""):
     return True
 
 
-def await_mark(path, seconds=60):
+def await_mark(path, seconds=180):
     """Wait for a mark; an assertion fails where it does not come."""
     deadline = time.monotonic() + seconds
     while not Path(path).exists():

@@ -1,6 +1,7 @@
 """Spark Connect: the tests of tests/connect, in a process of their own.
 
 A process cannot hold a SparkContext and a session of Connect; and what is done behind Connect must do without the former.
+What an ordinary session comes to is found here, where there is one.
 """
 
 import os
@@ -10,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.connect import cases
+
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 900
+SECONDS = 2400
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_behind_connect():
+def test_behind_connect(spark, tmp_path):
     pytest.importorskip("grpc", reason="pyspark[connect] is not installed")
+    cases.train_all(spark, tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
+    environment[cases.CLASSIC] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/connect", "-q", "--tb=short", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "tests/connect", "-q", "--tb=short", "-p", "no:cacheprovider", "--timeout=900"],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

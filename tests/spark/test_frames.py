@@ -534,7 +534,7 @@ def test_a_stream_can_be_predicted(spark, tmp_path):
     scored = spark_model.predict(stream)
     assert scored.isStreaming
     query = scored.writeStream.format("memory").queryName("scored").trigger(availableNow=True).start()
-    query.awaitTermination(60)
+    assert query.awaitTermination(240)
     found = predictions(spark.table("scored"))
     np.testing.assert_allclose(found, spark_model.model.predict(X, verbose=0).ravel(), rtol=1e-6, atol=1e-6)
 

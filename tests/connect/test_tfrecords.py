@@ -1,0 +1,34 @@
+"""TFRecord files behind Spark Connect."""
+
+import pytest
+
+from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
+from sparkkeras.errors import DataError, StorageError
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.createDataFrame([(1, "a", [1.0, 2.0]), (2, None, [])], "id int, s string, x array<double>")
+
+
+def test_rows_come_back(spark, frame, tmp_path):
+    path = str(tmp_path / "rows")
+    save_as_tfrecords(frame, path, compression="gzip")
+    back = load_tfrecords(spark, path, schema="id int, s string, x array<double>")
+    assert sorted(back.collect()) == sorted(frame.collect())
+    assert load_tfrecords(spark, path).dtypes == [("id", "bigint"), ("s", "string"), ("x", "array<float>")]
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+
+
+def test_what_is_wrong_is_told(spark, frame, tmp_path):
+    path = str(tmp_path / "rows")
+    save_as_tfrecords(frame, path)
+    with pytest.raises(StorageError, match="no such file"):
+        load_tfrecords(spark, f"{path}/nowhere")
+    with pytest.raises(DataError, match="no feature 'y'"):
+        load_tfrecords(spark, f"{path}/*", binary_features=["y"])
+    with pytest.raises(StorageError, match="is there already"):
+        save_as_tfrecords(frame, path)
+    with pytest.raises(DataError, match="with a null"):
+        save_as_tfrecords(spark.sql("select array(1, null) as x"), f"{path}2")
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
