@@ -46,13 +46,23 @@ def members(digits):
     ]
     for number, model in enumerate(models):
         rows = np.random.default_rng(number).choice(1000, 300)
-        model.fit(x[rows], y[rows], epochs=8, verbose=0)
+        model.fit(x[rows], y[rows], batch_size=30, epochs=8, verbose=0)
     return models
 
 
 @pytest.fixture(scope="module")
 def outputs(members, digits):
     return np.stack([model.predict(digits[2], verbose=0) for model in members])
+
+
+@pytest.fixture(scope="module")
+def soft(members):
+    return EnsembleModel(members)
+
+
+@pytest.fixture(scope="module")
+def hard(members):
+    return EnsembleModel(members, "hard")
 
 
 # Votes
@@ -69,18 +79,15 @@ def test_soft_is_the_weighted_mean_of_probabilities(members, outputs, digits):
     assert ensemble.predict_classes(digits[2]).shape == (len(digits[2]),)
 
 
-def test_hard_is_one_hot_and_follows_the_majority(members, outputs, digits):
-    ensemble = EnsembleModel(members, "hard")
-    found = ensemble.predict(digits[2])
+def test_hard_is_one_hot_and_follows_the_majority(hard, outputs, digits):
+    found = hard.predict(digits[2])
     votes = np.stack([np.bincount(row, minlength=10) for row in outputs.argmax(-1).T])
     expected = np.where(votes == votes.max(-1, keepdims=True), outputs.mean(0), -1).argmax(-1)
     assert (votes == votes.max(-1, keepdims=True)).sum(-1).max() > 1  # there are ties
     assert np.array_equal(found, np.eye(10, dtype=np.float32)[expected])
     assert found.dtype == np.float32
-    assert np.array_equal(ensemble.predict_classes(digits[2]), expected)
-    assert ensemble.evaluate(digits[2], digits[3], return_dict=True)["accuracy"] == pytest.approx(
-        (expected == digits[3]).mean()
-    )
+    assert np.array_equal(hard.predict_classes(digits[2]), expected)
+    assert hard.evaluate(digits[2], digits[3], return_dict=True)["accuracy"] == pytest.approx((expected == digits[3]).mean())
 
 
 def test_one_member_is_itself(members, digits):
@@ -113,22 +120,21 @@ def test_the_ensemble_follows_its_members(digits):
     assert np.abs(after - before).max() > 1e-3
 
 
-def test_evaluate_gives_what_keras_would_without_penalties(members, outputs, digits):
+def test_evaluate_gives_what_keras_would_without_penalties(members, soft, outputs, digits):
     _, _, x, y = digits
-    ensemble = EnsembleModel(members)
     mean = outputs.mean(0)
     loss = -np.log(mean[np.arange(len(y)), y])
     right = mean.argmax(-1) == y
-    assert ensemble.evaluate(x, y) == pytest.approx([loss.mean(), right.mean()], rel=1e-4)
-    found = ensemble.evaluate(x, y, sample_weight=np.arange(len(y)), return_dict=True, batch_size=7)
+    assert soft.evaluate(x, y) == pytest.approx([loss.mean(), right.mean()], rel=1e-4)
+    found = soft.evaluate(x, y, sample_weight=np.arange(len(y)), return_dict=True, batch_size=7)
     assert found["loss"] == pytest.approx((loss * np.arange(len(y))).mean(), rel=1e-4)
     assert EnsembleModel(members[:1]).evaluate(x, y)[0] < members[0].evaluate(x, y, verbose=0)[0] - 0.01
 
 
-def test_better_than_the_mean_member(members, digits):
+def test_better_than_the_mean_member(members, soft, digits):
     _, _, x, y = digits
     alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
-    assert EnsembleModel(members).evaluate(x, y)[1] > np.mean(alone)
+    assert soft.evaluate(x, y)[1] > np.mean(alone)
 
 
 def test_arrays_start_no_spark(members, digits):
@@ -141,27 +147,24 @@ def test_arrays_start_no_spark(members, digits):
     assert SparkContext._active_spark_context is before
 
 
-def test_transform_and_rows_that_are_not_finite(members, digits):
+def test_transform_and_rows_that_are_not_finite(soft, digits):
     x, y = digits[2][:20].copy(), digits[3][:20]
-    ensemble = EnsembleModel(members)
-    expected = ensemble.predict(x)
+    expected = soft.predict(x)
 
     def scaled(features, labels):
         features /= 16.0
         return features, labels
 
     raw = x * 16
-    np.testing.assert_allclose(ensemble.predict(raw, transform=scaled), expected, atol=1e-6)
-    assert ensemble.evaluate(raw, y, transform=scaled) == pytest.approx(ensemble.evaluate(x, y), rel=1e-5)
+    np.testing.assert_allclose(soft.predict(raw, transform=scaled), expected, atol=1e-6)
+    assert soft.evaluate(raw, y, transform=scaled) == pytest.approx(soft.evaluate(x, y), rel=1e-5)
     assert np.array_equal(raw, x * 16)
     x[3, 0] = np.nan
     with pytest.raises(DataError, match="NaN"):
-        ensemble.predict(x)
-    assert np.isnan(ensemble.predict(x, on_nan="allow")[3]).all()
-    assert ensemble.evaluate(x, y, on_nan="drop") == pytest.approx(
-        ensemble.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5
-    )
-    assert ensemble.predict(x[:0]).shape == (0, 10)
+        soft.predict(x)
+    assert np.isnan(soft.predict(x, on_nan="allow")[3]).all()
+    assert soft.evaluate(x, y, on_nan="drop") == pytest.approx(soft.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5)
+    assert soft.predict(x[:0]).shape == (0, 10)
 
 
 def test_sigmoid_units():
@@ -205,15 +208,16 @@ def test_regression_averages():
         model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8 + seed, "relu"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
         rows = np.random.default_rng(seed).choice(300, 150)
-        model.fit(x[rows], y[rows], epochs=15, verbose=0)
+        model.fit(x[rows], y[rows], batch_size=50, epochs=3, verbose=0)
         models.append(model)
     ensemble = EnsembleModel(models, "average", weights=[1, 2, 1])
     outputs = np.stack([model.predict(x[300:], verbose=0) for model in models])
     mean = np.average(outputs, axis=0, weights=[1, 2, 1])
     np.testing.assert_allclose(ensemble.predict(x[300:]), mean, atol=1e-5)
-    assert ensemble.evaluate(x[300:], y[300:])[0] == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
+    loss = ensemble.evaluate(x[300:], y[300:])[0]
+    assert loss == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
     # The square is convex: the mean is better than its members are on average.
-    assert ensemble.evaluate(x[300:], y[300:])[0] < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
+    assert loss < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
     with pytest.raises(ConfigurationError, match="does not decide between classes"):
         ensemble.predict_classes(x)
 
@@ -352,26 +356,23 @@ def test_custom_code_and_adapted_layers(digits):
 # Checks
 
 
-def bad_models():
-    unbuilt = keras.Sequential([keras.layers.Dense(3)])
-    counted = keras.Sequential([keras.Input((3,)), Largest()])
-    return {
-        "none": ([], ModelError, "models is empty"),
-        "a single one": (unit(), ModelError, "expected a list of built Keras models"),
-        "no model": ([unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received builtins.int"),
-        "not built": ([unit(), unbuilt], ModelError, r"models\[1\]: .* not built"),
-        "other inputs": ([unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
-        "more inputs": ([unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),
-        "other outputs": ([unit(), unit(units=2)], ModelError, r"gives .*\(2,\).*outputs of the same shapes"),
-        "whole numbers": ([counted], ModelError, "whole numbers .* no mean"),
-    }
+BAD_MODELS = {
+    "none": (list, ModelError, "models is empty"),
+    "a single one": (unit, ModelError, "expected a list of built Keras models"),
+    "no model": (lambda: [unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received builtins.int"),
+    "not built": (lambda: [unit(), keras.Sequential([keras.layers.Dense(3)])], ModelError, r"models\[1\]: .* not built"),
+    "other inputs": (lambda: [unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
+    "more inputs": (lambda: [unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),
+    "other outputs": (lambda: [unit(), unit(units=2)], ModelError, r"gives .*\(2,\).*outputs of the same shapes"),
+    "whole numbers": (lambda: [keras.Sequential([keras.Input((3,)), Largest()])], ModelError, "whole numbers .* no mean"),
+}
 
 
-@pytest.mark.parametrize("case", list(bad_models()))
-def test_models_that_cannot_vote_together(case):
-    models, error, told = bad_models()[case]
+@pytest.mark.parametrize(("models", "error", "told"), BAD_MODELS.values(), ids=BAD_MODELS)
+def test_models_that_cannot_vote_together(models, error, told):
+    given = models()
     with pytest.raises(error, match=told):
-        EnsembleModel(models, "average")
+        EnsembleModel(given, "average")
 
 
 @pytest.mark.parametrize(
@@ -466,13 +467,12 @@ def test_what_it_is_measured_by_is_saved(digits, tmp_path):
     assert set(found) == {"loss", "sparse_top_k_categorical_accuracy"}
 
 
-def test_keras_saves_the_ensemble_as_one_model(members, digits, tmp_path):
-    ensemble = EnsembleModel(members, "hard")
-    ensemble.model.save(tmp_path / "one.keras")
+def test_keras_saves_the_ensemble_as_one_model(hard, digits, tmp_path):
+    hard.model.save(tmp_path / "one.keras")
     model = keras.saving.load_model(tmp_path / "one.keras")
-    assert np.array_equal(model.predict(digits[2], verbose=0), ensemble.predict(digits[2]))
+    assert np.array_equal(model.predict(digits[2], verbose=0), hard.predict(digits[2]))
     with pytest.raises(ConfigurationError, match="single model to Keras"):
-        ensemble.save(tmp_path / "ensemble.keras")
+        hard.save(tmp_path / "ensemble.keras")
 
 
 def test_custom_objects_are_asked_for(digits, tmp_path):
@@ -551,14 +551,21 @@ def test_single_models_and_paths_that_are_not_there(tmp_path):
 # The greedy choice
 
 
-@pytest.mark.parametrize("voting", ["soft", "hard"])
-@pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_never_worse_than_the_best_member_on_validation_data(members, digits, metric, voting):
+@pytest.fixture(scope="module", params=["soft", "hard"])
+def judged(request, members, digits):
+    """A way to vote, and the figures of each member by it."""
     x, y = digits[0][1000:], digits[1][1000:]
+    return request.param, [EnsembleModel([model], request.param).evaluate(x, y, return_dict=True) for model in members]
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_never_worse_than_the_best_member_on_validation_data(members, judged, digits, metric):
+    x, y = digits[0][1000:], digits[1][1000:]
+    voting, figures = judged
     ensemble = greedy_ensemble(members, x, y, metric, size=10, voting=voting)
     sign = -1 if metric == "loss" else 1
-    alone = [EnsembleModel([model], voting).evaluate(x, y, return_dict=True)[metric] for model in members]
-    assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= sign * max(alone, key=lambda v: sign * v) - 1e-5
+    best = max(sign * each[metric] for each in figures)
+    assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= best - 1e-5
     assert all(any(model is member for member in members) for model in ensemble.models)
     assert all(weight > 0 for weight in ensemble.weights)
     assert sum(ensemble.weights) == pytest.approx(1.0)

@@ -387,7 +387,7 @@ def store(objects, together=1, status=404):
         def do_GET(self):
             if next(asked) >= together:
                 enough.set()
-            self.answer(body=True, joined=enough.wait(2))
+            self.answer(body=True, joined=enough.wait(20))
 
         def answer(self, body, joined=True):
             data = objects.get(self.path) if joined else None

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError
@@ -87,16 +87,19 @@ def test_equal_trials_all_go_on():
 
 @pytest.mark.parametrize("pruner", [MedianPruner(1, 1), ASHAPruner(2, 1)])
 class TestAny:
+    @settings(deadline=None)
     @given(LOSSES, st.lists(LOSSES, max_size=8))
     def test_the_best_of_all_goes_on(self, pruner, losses, others):
         best = min([*losses, *(min(other) for other in others)])
         assert pruner.should_prune([*losses[:-1], best], others) is False
 
+    @settings(deadline=None)
     @given(LOSSES, st.lists(LOSSES, max_size=8), st.randoms(use_true_random=False))
     def test_the_order_of_the_others_does_not_matter(self, pruner, losses, others, random):
         shuffled = random.sample(others, len(others))
         assert pruner.should_prune(losses, others) is pruner.should_prune(losses, shuffled)
 
+    @settings(deadline=None)
     @given(LOSSES, st.lists(LOSSES, max_size=8), st.floats(0, 10))
     def test_a_better_trial_is_not_ended_where_a_worse_one_goes_on(self, pruner, losses, others, better):
         if not pruner.should_prune(losses, others):

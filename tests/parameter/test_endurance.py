@@ -24,7 +24,7 @@ from sparkkeras.parameter.transport import Endpoint, TransportError, make_transp
 from sparkkeras.parameter.wire import HEAD_BYTES, HELLO_BYTES, Greeting, Head, Reception, Secret, Session, WireError
 from sparkkeras.weights import Flat
 from tests.conftest import SOAK
-from tests.parameter.test_transports import MB, Last, Relay, answer_to, calling, encrypts, over_tcp
+from tests.parameter.test_transports import MB, Last, Relay, answer_to, calling, encrypts, eventually, over_tcp, patient
 
 FLOATS = MB // 4
 
@@ -109,10 +109,20 @@ def look_on(address, size, stop):
     return len(set(seen))
 
 
-def check_load(name, workers, pushes, size, encrypt=False, onlookers=0):
+def spawned(workers):
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Processes for all transports, since each takes seconds to begin."""
+    with spawned(3) as processes:
+        yield processes
+
+
+def check_load(name, processes, workers, pushes, size, encrypt=False, onlookers=0):
     server, stop = Server(size, workers, pushes), threading.Event()
-    processes = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    with server.at(name, members=workers, encrypt=encrypt) as address, processes, ThreadPoolExecutor(8) as threads:
+    with server.at(name, members=workers, encrypt=encrypt) as address, ThreadPoolExecutor(8) as threads:
         watching = [threads.submit(look_on, address, size, stop) for _ in range(onlookers)]
         started = time.monotonic()
         try:
@@ -140,21 +150,23 @@ def check_load(name, workers, pushes, size, encrypt=False, onlookers=0):
 
 
 @over_tcp
-def test_updates_of_many_processes_count_once_each(name):
-    check_load(name, 3, 10, 2 * FLOATS, onlookers=1)
+def test_updates_of_many_processes_count_once_each(name, three):
+    check_load(name, three, 3, 10, 2 * FLOATS, onlookers=1)
 
 
 @encrypts
 @pytest.mark.soak
 @over_tcp
 def test_8_processes_push_10_mb_a_hundred_times(name, encrypt):
-    check_load(name, 8, 100, 10 * FLOATS, encrypt)
+    with spawned(8) as processes:
+        check_load(name, processes, 8, 100, 10 * FLOATS, encrypt)
 
 
 @pytest.mark.soak
 @over_tcp
 def test_32_processes_push_1_mb_two_hundred_times_while_others_look_on(name):
-    check_load(name, 32, 200, FLOATS, onlookers=4)
+    with spawned(32) as processes:
+        check_load(name, processes, 32, 200, FLOATS, onlookers=4)
 
 
 @over_tcp
@@ -164,7 +176,8 @@ def test_updates_count_once_over_a_line_that_keeps_breaking(name):
     server, draw = Server(size, workers, pushes), random.Random(0)
 
     def change(way, before, data):
-        return Last(data[: draw.randrange(len(data))]) if draw.random() < 0.1 else data
+        often = 0.2 if way == "back" and len(data) < 1000 else 0.1  # answers to pushes are short
+        return Last(data[: draw.randrange(len(data))]) if draw.random() < often else data
 
     with server.at(name, timeout=30.0) as address, Relay(address, change) as relay, ThreadPoolExecutor(workers) as threads:
         training = [threads.submit(train, relay.address, size, worker, pushes) for worker in range(workers)]
@@ -272,7 +285,7 @@ def direct_push(caller, server):
 def open_to_fuzz(name):
     """A server with a lease, its address, and a check that nothing has happened to it."""
     server = Server(1000, 1, 10)
-    with server.at(name, timeout=1.0, members=4) as address, calling(address) as caller:
+    with server.at(name, timeout=1.0, members=4) as address, calling(patient(address)) as caller:
         assert caller.call("lease", {"worker": 0, "attempt": 1})[0]["lease"] == 1
 
         def check():
@@ -285,7 +298,7 @@ def open_to_fuzz(name):
                     direct_push(caller, server)
                     break
             assert server.state == (before + 1, before + 1)
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 10
 
         check()
         yield server, address, check
@@ -297,7 +310,7 @@ def test_damaged_bytes_of_a_stranger_change_nothing(name, cases):
     """It has heard a member talk, and says that again with changes."""
     draw = random.Random(2)
     with open_to_fuzz(name) as (server, address, check):
-        with Relay(address) as relay, calling(relay.address) as caller:
+        with Relay(address) as relay, calling(patient(relay.address)) as caller:
             caller.call("health", {})
             direct_push(caller, server)
             caller.call("parameters", {})
@@ -318,8 +331,8 @@ def test_damaged_bytes_of_a_stranger_change_nothing(name, cases):
         assert psutil.Process().num_fds() <= files + 2
 
 
-def threads_later(count):
-    deadline = time.monotonic() + 5
+def threads_later(count, seconds=5):
+    deadline = time.monotonic() + seconds
     while threading.active_count() > count and time.monotonic() < deadline:
         time.sleep(0.01)
     return threading.enumerate()
@@ -338,7 +351,7 @@ def test_damaged_bytes_of_a_member_are_no_updates(name, cases):
 
     with open_to_fuzz(name) as (server, address, check), Relay(address, change) as relay:
         plan.update(way="there", at=2**40)
-        with calling(relay.address) as caller:
+        with calling(patient(relay.address)) as caller:
             direct_push(caller, server)
         lengths = {way: len(carried) for way, carried in relay.carried.items()}
         failures, started = 0, time.monotonic()
@@ -469,8 +482,8 @@ def test_members_are_served_beside_idle_and_slow_connections(name, idle, slow, s
             "%s: %d idle, %d slow: slowest exchange %.3f s, entered in %.3f s, %d threads, %.1f MB more, %d came again",
             name, idle, slow, max(took), entered, most_threads, grown / MB, drip.again,
         )  # fmt: skip
-        assert max(took) < 5
-        assert entered < 5
+        assert max(took) < 20
+        assert entered < 20
         assert grown < 100 * MB
         assert most_threads < idle // 2 + 150
 
@@ -505,27 +518,23 @@ def test_a_flood_of_connections_that_come_and_go(name):
         most = 0
         for turn in range(20 if SOAK else 4):
             strangers = [socket.create_connection((address.host, address.port), 5) for _ in range(200)]
-            most = max(most, threading.active_count() - threads)
+            most = max(most, len(threads_later(threads + 100, 2)) - threads)
             started = time.monotonic()
             push(client, FLOATS, 1, client.pull().version, turn + 1)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             for stranger in strangers:
                 stranger.close()
         _log.info("%s: %d threads more", name, most)
         assert most < 150
-        threads_later(threads)
-        assert threading.active_count() <= threads
-        deadline = time.monotonic() + 5
-        while psutil.Process().num_fds() > files and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert psutil.Process().num_fds() <= files
+        assert eventually(lambda: threading.active_count() <= threads)
+        assert eventually(lambda: psutil.Process().num_fds() <= files)
         assert server.value == (20 if SOAK else 4)
 
 
 @over_tcp
 def test_a_server_that_had_no_files_left_goes_on_when_there_are_some(name):
     server = Server(FLOATS, 1, 10)
-    with server.at(name, timeout=5.0) as address, ParameterClient(address, server.contents, 0, 1) as client:
+    with server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
         client.lease()
         push(client, FLOATS, 1, 0, 1)
         strangers = [socket.socket() for _ in range(30)]
@@ -549,5 +558,5 @@ def test_a_server_that_had_no_files_left_goes_on_when_there_are_some(name):
         with ParameterClient(address, server.contents, 0, 1) as another:
             another.lease()
             push(another, FLOATS, 1, another.pull().version, 3)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
     assert server.value == 3

@@ -361,7 +361,7 @@ def test_a_takeover_waits_for_the_push_that_is_being_folded():
         thread.join(0.1)
         assert thread.is_alive()
         bench.ledger.pushed(0, epoch=0, batch=2, steps=2, rows=8, metrics=(), ended=None)
-    thread.join(10)
+    thread.join(120)
     assert (standings[0].sequence, standings[0].batch) == (1, 2)
     refused(LEASE_LOST, bench.push, 0, lease, 2)
 
@@ -375,7 +375,7 @@ def test_no_partition_ends_while_its_push_is_being_folded(call):
         thread.join(0.1)
         assert thread.is_alive()
         bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
-    thread.join(10)
+    thread.join(120)
     assert bench.ledger.steps == {0: 1}
 
 
@@ -387,7 +387,7 @@ def test_the_same_push_at_the_same_time_is_folded_once():
         thread, again = aside(lambda: bench.push(0, lease, 1))
         thread.join(0.1)
         bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
-    thread.join(10)
+    thread.join(120)
     assert again == [False]
     assert bench.ledger.steps == {0: 1}
 
@@ -539,9 +539,9 @@ def test_epochs_go_on_from_the_first_that_was_asked_for():
 def test_waiting_ends_with_an_epoch():
     bench = Bench(1)
     lease = bench.take(0)
-    thread, found = aside(lambda: bench.ledger.wait(30))
+    thread, found = aside(lambda: bench.ledger.wait(300))
     bench.end(0, lease, 0)
-    thread.join(10)
+    thread.join(120)
     assert found[0].epoch == 0
 
 
@@ -557,11 +557,11 @@ def test_waiting_ends_with_an_epoch():
 def test_waiting_ends_early(end):
     bench = Bench(1)
     lease = bench.take(0)
-    waiting, found = aside(lambda: bench.ledger.wait(30))
+    waiting, found = aside(lambda: bench.ledger.wait(300))
     while not bench.ledger._lock._waiters:
         waiting.join(0.001)
     end(bench, lease)
-    waiting.join(10)
+    waiting.join(120)
     assert found == [None]
 
 

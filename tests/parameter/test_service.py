@@ -57,7 +57,7 @@ class Bench:
 
 
 @contextmanager
-def serving(*shares, rule=None, epochs=3, timeout=5.0, lease_seconds=10.0, at_once=1):
+def serving(*shares, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_once=1, clock=time.monotonic):
     """A service of partitions of three batches that all validate."""
     shares = dict(enumerate(shares or [Share(3, validates=True)] * 3))
     store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(shares))
@@ -68,9 +68,9 @@ def serving(*shares, rule=None, epochs=3, timeout=5.0, lease_seconds=10.0, at_on
         validates=lambda epoch: True,
         max_staleness=None,
         lease_seconds=lease_seconds,
-        start_seconds=10.0,
+        start_seconds=600.0,
         on_epoch=lambda epoch: store.snapshot(),
-        clock=time.monotonic,
+        clock=clock,
     )
     service = ParameterService(store, ledger, CONTENTS)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
@@ -469,8 +469,8 @@ def test_a_client_waits_for_a_partition_that_another_one_holds(bench):
     client = bench.client(attempt=1)
     push(client)
     timer = threading.Timer(0.05, client.release)
-    timer.start()
     began = time.monotonic()
+    timer.start()
     assert bench.client(attempt=2, leased=False).lease().sequence == 1
     assert time.monotonic() - began >= 0.04
     timer.join()
@@ -493,8 +493,8 @@ def test_proceeding_waits_as_long_as_it_is_told_to():
         push(client)
         assert client.renew().wait
         timer = threading.Timer(0.05, push, [other])
-        timer.start()
         began = time.monotonic()
+        timer.start()
         assert client.proceed() == Directive()
         assert time.monotonic() - began >= 0.04
         timer.join()
@@ -599,15 +599,18 @@ def lease_threads():
 
 
 def test_a_lease_lives_while_it_is_renewed_from_aside():
-    with serving(lease_seconds=0.6) as bench:
+    with serving(lease_seconds=600.0) as bench:
         client = bench.client(0, 1)
-        with client.renewing(0.05):
+        lease = bench.ledger._partitions[0].lease
+        with client.renewing(0.01):
             assert len(lease_threads()) == 1
-            deadline = time.monotonic() + 1.2
-            while time.monotonic() < deadline:
-                assert bench.ledger.lease(0, 2) == "wait"
-                time.sleep(0.02)
+            for _ in range(3):
+                before, limit = lease.expires, time.monotonic() + 60
+                while lease.expires <= before:
+                    assert time.monotonic() < limit, "nobody renewed it"
+                    time.sleep(0.001)
         assert lease_threads() == []
+        assert bench.ledger.lease(0, 2) == "wait"
         push(client)
         client.finish()
 
@@ -622,10 +625,12 @@ def test_a_lease_is_not_in_doubt_when_renewing_it_from_aside_ends(bench):
 
 
 def test_a_lease_that_nobody_renews_runs_out():
-    with serving(lease_seconds=0.1) as bench:
+    seconds = 0.0
+    with serving(lease_seconds=10.0, clock=lambda: seconds) as bench:
         bench.client(0, 1)
+        seconds = 9.9
         assert bench.ledger.lease(0, 2) == "wait"
-        time.sleep(0.15)
+        seconds = 10.1
         assert bench.ledger.lease(0, 2) != "wait"
 
 
@@ -639,9 +644,9 @@ def test_renewing_ends_with_the_work_however_it_ended(bench):
 def test_renewing_gives_up_when_the_lease_is_lost(bench):
     client = bench.client(0, 1)
     with client.renewing(0.001):
-        bench.ledger.release(0, client._lease)
         (thread,) = lease_threads()
-        thread.join(10)
+        bench.ledger.release(0, client._lease)
+        thread.join(120)
         assert not thread.is_alive()
     with pytest.raises(ParameterServerError, match="taken over"):
         client.renew()
@@ -652,8 +657,8 @@ def test_renewing_gives_up_when_the_server_is_gone():
         client = bench.client()
         renewing = client.renewing(0.001)
         renewing.__enter__()
-    (thread,) = lease_threads()
-    thread.join(10)
+        (thread,) = lease_threads()
+    thread.join(120)
     assert not thread.is_alive()
     renewing.__exit__(None, None, None)
 
@@ -668,7 +673,7 @@ def test_a_server_that_is_gone_is_told_of_in_time(ask):
     began = time.monotonic()
     with pytest.raises(ParameterServerError) as caught:
         ask(client)
-    assert 0.1 < time.monotonic() - began < 1.5
+    assert 0.1 < time.monotonic() - began < 20
     words = str(caught.value)
     assert "worker 1 has had no answer from the parameter server at inprocess://127.0.0.1:0 for 0.3 seconds" in words
     assert "nobody answers in this process" in words
@@ -676,12 +681,12 @@ def test_a_server_that_is_gone_is_told_of_in_time(ask):
 
 
 def test_giving_up_says_nothing_where_nobody_hears_it():
-    with serving() as bench:
+    with serving(timeout=60.0) as bench:
         client = bench.client()
     began = time.monotonic()
     client.release()
     client.__exit__(None, None, None)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30
 
 
 def test_giving_up_says_nothing_where_it_is_refused(bench):

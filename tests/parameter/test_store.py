@@ -453,7 +453,7 @@ def test_no_snapshot_is_taken_in_the_middle_of_a_locked_fold(read):
 
 
 def test_hogwild_folds_do_not_wait_for_each_other():
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=120)
 
     class Meeting(Momentum):
         """Folds only when two fold at the same time."""

@@ -26,6 +26,11 @@ def linear(seed=0, optimizer=None, **compiled):
     return model
 
 
+def quick(seed=0, optimizer=None):
+    """The same without graphs, which take longer to make than a few steps, and with steps that take less time."""
+    return linear(seed, optimizer or keras.optimizers.SGD(0.05), run_eagerly=True)
+
+
 def train(
     models, dataset, sampling="all", *, epochs=2, shuffle=True, seed=1, callbacks=None, validation=None, split=0.0, **job
 ):
@@ -121,8 +126,8 @@ def test_partitions_go_to_a_member_each():
 @pytest.mark.parametrize("sampling", ["all", "bootstrap"])
 def test_members_see_rows_of_their_own_and_a_seed_repeats_them(sampling):
     def run(seed):
-        models = [linear(0), linear(0)]
-        train(models, partitions(20, 13), sampling, seed=seed)
+        models = [quick(0), quick(0)]
+        train(models, partitions(8, 5), sampling, seed=seed)
         return [weights(model) for model in models]
 
     first, again, other = run(1), run(1), run(2)
@@ -132,10 +137,10 @@ def test_members_see_rows_of_their_own_and_a_seed_repeats_them(sampling):
 
 
 def test_a_member_does_not_depend_on_the_others():
-    alone = [linear(0)]
-    train(alone, partitions(20, 13), "bootstrap")
-    several = [linear(0), linear(1), linear(2)]
-    train(several, partitions(20, 13), "bootstrap")
+    alone = [quick(0)]
+    train(alone, partitions(8, 5), "bootstrap")
+    several = [quick(0), quick(1), quick(2)]
+    train(several, partitions(8, 5), "bootstrap")
     assert np.array_equal(weights(alone[0]), weights(several[0]))
 
 
@@ -191,20 +196,20 @@ class Stop(keras.callbacks.Callback):
 
 
 def test_each_member_has_callbacks_of_its_own_for_all_epochs():
-    models = [linear(0, keras.optimizers.SGD(0.001)), linear(1, keras.optimizers.SGD(0.001))]
+    models = [quick(0, keras.optimizers.SGD(0.001)), quick(1, keras.optimizers.SGD(0.001))]
     models[1].set_weights([np.zeros((3, 1)), np.zeros(1)])
     histories = train(models, partitions(20), epochs=3, callbacks=[Stop()])
     assert [history.epoch for history in histories] == [[0, 1, 2], [0]]
 
 
 def test_early_stopping_sees_validation_and_restores_the_best():
-    model = linear(0, keras.optimizers.SGD(0.05))
+    model = quick(0, keras.optimizers.SGD(0.05))
     best = weights(model)
     worse = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     (history,) = train([model], partitions(20), epochs=9, split=0.5, callbacks=[worse])
     assert history.epoch == [0, 1]  # the loss goes down, which is no good here
     assert set(history.history) == {"loss", "mae", "val_loss", "val_mae"}
-    again = linear(0, keras.optimizers.SGD(0.05))
+    again = quick(0, keras.optimizers.SGD(0.05))
     train([again], partitions(20), epochs=1, split=0.5)
     assert np.array_equal(weights(model), weights(again))
     assert not np.array_equal(weights(model), best)
@@ -224,7 +229,7 @@ def test_moving_averages_take_the_place_of_weights_as_in_keras():
 
 
 def test_a_member_that_diverges_is_named_and_none_is_changed():
-    models = [linear(0), linear(1, keras.optimizers.SGD(1e30))]
+    models = [quick(0), quick(1, keras.optimizers.SGD(1e30))]
     before = [weights(model) for model in models]
     with pytest.raises(DivergenceError, match=r"member 1 diverged in epoch \d"):
         train(models, partitions(20), epochs=3)
@@ -237,7 +242,7 @@ class Boom(keras.callbacks.Callback):
 
 
 def test_a_failure_of_a_task_is_not_swallowed():
-    model = linear(0)
+    model = quick(0)
     before = weights(model)
     with pytest.raises(RuntimeError, match="boom"):
         train([model], partitions(20), callbacks=[Boom()])

@@ -24,6 +24,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.strategy.gather import mean_logs
 from sparkkeras.worker import BatchOptions
+from tests.parameter.test_transports import eventually
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 TRANSPORTS = ["inprocess", "socket", "http"]
@@ -50,8 +51,8 @@ def nothing_left():
     """Whatever happens in a test: no thread, port or handler stays."""
     before = set(threading.enumerate())
     yield
-    assert [thread for thread in threading.enumerate() if thread not in before] == []
-    assert [each for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
+    assert eventually(lambda: set(threading.enumerate()) <= before)
+    assert eventually(lambda: psutil.CONN_LISTEN not in [each.status for each in psutil.Process().net_connections("inet")])
     assert inprocess._served == {}
 
 
