@@ -1,6 +1,6 @@
 """`EnsembleModel`: several trained models that vote, or whose predictions are averaged, as one.
 
-The members and the vote are one Keras model, made of copies (`sparkkeras.voting`). So everything that a model can do on
+The members and the vote are one Keras model, made of copies (`sparkkeras.members`). So everything that a model can do on
 Spark, an ensemble can; `SparkModel` does the work.
 """
 
@@ -22,7 +22,6 @@ from sparkkeras.data.source import is_rdd
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.model import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
-from sparkkeras.voting import as_one_model
 from sparkkeras.weights import Array
 from sparkkeras.worker import BatchOptions, transformed
 
@@ -73,7 +72,7 @@ class EnsembleModel:
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         self._voters = [model for model, _ in voters]  # one that counts nothing must not make NaN of the others either
         self._copies = [copy_of(model, self.custom_objects) for model in self._voters]
-        self._model = as_one_model(
+        self._model = members.as_one_model(
             self.models[0],
             self._copies,
             [weight for _, weight in voters],
@@ -182,7 +181,7 @@ class EnsembleModel:
                 "the classes do not exclude each other (a sigmoid for each), so a row has no one class: take "
                 "predict(...) > 0.5."
             )
-        predicted = self.predict(data, batch_size=batch_size, transform=transform, on_nan=on_nan)
+        (predicted,) = keras.tree.flatten(self.predict(data, batch_size=batch_size, transform=transform, on_nan=on_nan))
         classes: Array = (predicted[..., 0] > 0.5).astype(np.int64) if single else predicted.argmax(axis=-1)
         return classes
 

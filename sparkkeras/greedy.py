@@ -16,7 +16,7 @@ from sparkkeras.data.schema import Reader, label_ranges
 from sparkkeras.data.source import read_on_driver
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.labels import check_labels
+from sparkkeras.labels import check_labels, losses_of
 from sparkkeras.model import schema_of
 from sparkkeras.selection import Score, forward_selection
 from sparkkeras.voting import ballot, decided
@@ -97,7 +97,7 @@ def greedy_ensemble(
             "votes would count otherwise by who is chosen: choose among models of one kind."
         )
     features = [members.own_features(block.x, model, given[0]) for model in given]
-    predictions = [members.predicted(*each, batch_size) for each in zip(given, features, strict=True)]
+    predictions = [keras.tree.flatten(members.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)]
     score = _score(metric, mode, given, block, predictions[0])
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]
@@ -176,7 +176,7 @@ def _of_keras(
                 'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '
                 "keras.losses.SparseCategoricalCrossentropy(), or compile one."
             )
-        loss = compiled.loss
+        (loss,) = losses_of(compiled, [slot.name for slot in schema_of(compiled).outputs], 1)
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
     judge = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))
@@ -184,8 +184,10 @@ def _of_keras(
     weighted = rows.sample_weight is not None
     judge.compile(None, loss, metrics=None if weighted else measured, weighted_metrics=measured if weighted else None)
 
+    (labels,) = keras.tree.flatten(rows.y)
+
     def measure(predicted: Array) -> float:
-        figures = judge.test_on_batch(predicted, rows.y, rows.sample_weight, return_dict=True)
+        figures = judge.test_on_batch(predicted, labels, rows.sample_weight, return_dict=True)
         figure = figures["loss"] if is_loss else next(value for name, value in figures.items() if name != "loss")
         return float(np.asarray(figure))
 

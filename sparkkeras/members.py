@@ -1,4 +1,4 @@
-"""Which models may be one ensemble, what they say, and what that means to a vote."""
+"""Which models may be one ensemble, what they say, what that means to a vote, and the one model that they make."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.labels import losses_of
 from sparkkeras.ml.outputs import Meaning
 from sparkkeras.scoring import outputs_of
+from sparkkeras.voting import Vote
 
 VOTING = ("soft", "hard", "average")
 """How the predictions of several models become one."""
@@ -104,6 +105,47 @@ def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:
 def as_input(x: Any) -> Any:
     """Features as Keras takes them: several are a list, since it takes a tuple for (x, y)."""
     return list(x) if isinstance(x, tuple) else x
+
+
+def as_one_model(
+    like: keras.Model,
+    members: Sequence[keras.Model],
+    shares: Sequence[float],
+    majority: bool,
+    exclusive: Sequence[bool],
+    input_order: Sequence[Sequence[int]],
+    output_names: Sequence[str],
+) -> keras.Model:
+    """One model that calls all members and votes.
+
+    Args:
+        like: A model whose inputs and outputs it has the structure of.
+        members: Models that nobody else needs: they get other names, and are not trained any more.
+        shares: The weight of each.
+        majority: As of `sparkkeras.voting.Vote`.
+        exclusive: The same, for each output.
+        input_order: Which input of ``like`` each input of a member is.
+        output_names: What the outputs are called.
+    """
+    first = models.graph_of(like)
+    inputs = [
+        keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
+    ]
+    predictions = []
+    for number, (member, order) in enumerate(zip(members, input_order, strict=True)):
+        member.name = f"ensemble_member_{number}"
+        member.trainable = False  # else their penalties on weights would be part of the ensemble's loss
+        given = keras.tree.pack_sequence_as(models.graph_of(member)._inputs_struct, [inputs[index] for index in order])
+        predictions.append(keras.tree.flatten(member(given)))
+    outputs = [
+        Vote(shares, majority, each, name=name)(list(several))
+        for name, each, several in zip(output_names, exclusive, zip(*predictions, strict=True), strict=True)
+    ]
+    return keras.Model(
+        keras.tree.pack_sequence_as(first._inputs_struct, inputs),
+        keras.tree.pack_sequence_as(first._outputs_struct, outputs),
+        name="ensemble",
+    )
 
 
 def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:

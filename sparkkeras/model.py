@@ -27,6 +27,7 @@ from sparkkeras import custom_code
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.schema import Schema, Slot
 from sparkkeras.errors import CustomObjectError, ModelError
+from sparkkeras.voting import Vote
 from sparkkeras.weights import Array, Flat, Layout
 
 KEPT_MODELS = 2
@@ -418,12 +419,17 @@ def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: boo
         return _load(path, custom_objects, safe_mode=safe_mode, compiled=compiled)
 
 
+_OURS = {keras.saving.get_registered_name(Vote): Vote}
+"""The layers of our own that saved models may have."""
+
+
 def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, compiled: bool = True) -> keras.Model:
     try:
         with warnings.catch_warnings():
             # An optimizer that had not made a step when it was saved has no slots to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
-            return keras.saving.load_model(path, dict(custom_objects), compile=compiled, safe_mode=safe_mode)
+            objects = {**_OURS, **custom_objects}
+            return keras.saving.load_model(path, objects, compile=compiled, safe_mode=safe_mode)
     except Exception as error:
         raise _load_error(error) from error
 

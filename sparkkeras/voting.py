@@ -1,4 +1,4 @@
-"""Votes of several models, the layer that counts them, and the one model that is made of both.
+"""Votes of several models, and the layer that counts them.
 
 A vote is about *exclusive* classes, the values on the last axis, of which one is right (softmax); or about values that each
 say yes or no for themselves (a sigmoid unit, or several for labels that do not exclude each other).
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-
-from sparkkeras.model import graph_of
 
 TIE = 1e-5
 """Shares of the vote that differ by no more than this are equal: weights are rounded."""
@@ -36,7 +34,7 @@ def decided(votes: Any, mean: Any, exclusive: bool) -> Any:
     ops = keras.ops
     if exclusive:
         tied = votes >= ops.max(votes, axis=-1, keepdims=True) - TIE
-        return ballot(ops.where(tied, mean, -ops.ones_like(mean)), True)
+        return ballot(ops.where(tied, mean, ops.full_like(mean, -float("inf"))), True)
     return ballot(ops.where(ops.abs(votes - 0.5) <= TIE, mean, votes), False)
 
 
@@ -88,44 +86,3 @@ class Vote(keras.layers.Layer):  # type: ignore[misc]
         config: dict[str, Any] = super().get_config()
         config.pop("trainable", None)
         return config | {"shares": self.shares, "majority": self.majority, "exclusive": self.exclusive}
-
-
-def as_one_model(
-    like: keras.Model,
-    members: Sequence[keras.Model],
-    shares: Sequence[float],
-    majority: bool,
-    exclusive: Sequence[bool],
-    input_order: Sequence[Sequence[int]],
-    output_names: Sequence[str],
-) -> keras.Model:
-    """One model that calls all members and votes.
-
-    Args:
-        like: A model whose inputs and outputs it has the structure of.
-        members: Models that nobody else needs: they get other names, and are not trained any more.
-        shares: The weight of each.
-        majority: As of `Vote`.
-        exclusive: As of `Vote`, for each output.
-        input_order: Which input of ``like`` each input of a member is.
-        output_names: What the outputs are called.
-    """
-    first = graph_of(like)
-    inputs = [
-        keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
-    ]
-    predictions = []
-    for number, (member, order) in enumerate(zip(members, input_order, strict=True)):
-        member.name = f"ensemble_member_{number}"
-        member.trainable = False  # else their penalties on weights would be part of the ensemble's loss
-        given = keras.tree.pack_sequence_as(graph_of(member)._inputs_struct, [inputs[index] for index in order])
-        predictions.append(keras.tree.flatten(member(given)))
-    outputs = [
-        Vote(shares, majority, each, name=name)(list(several))
-        for name, each, several in zip(output_names, exclusive, zip(*predictions, strict=True), strict=True)
-    ]
-    return keras.Model(
-        keras.tree.pack_sequence_as(first._inputs_struct, inputs),
-        keras.tree.pack_sequence_as(first._outputs_struct, outputs),
-        name="ensemble",
-    )

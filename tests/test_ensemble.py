@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model
+from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, DataError, ModelError, StorageError
 from tests.models import regression
 
@@ -475,6 +475,18 @@ def test_keras_saves_the_ensemble_as_one_model(hard, digits, tmp_path):
         hard.save(tmp_path / "ensemble.keras")
 
 
+def test_the_ensemble_as_one_model_is_known_to_who_has_made_none(hard, digits, tmp_path, monkeypatch):
+    """In another process Keras does not know the layer that votes."""
+    from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS
+
+    hard.model.save(tmp_path / "one.keras")
+    monkeypatch.delitem(GLOBAL_CUSTOM_OBJECTS, "sparkkeras>Vote")
+    with pytest.raises(TypeError, match="Vote"):
+        keras.saving.load_model(tmp_path / "one.keras")
+    loaded = load_spark_model(tmp_path / "one.keras")
+    assert np.array_equal(loaded.model.predict(digits[2], verbose=0), hard.predict(digits[2]))
+
+
 def test_custom_objects_are_asked_for(digits, tmp_path):
     ensemble = EnsembleModel([network(Unregistered())])
     ensemble.save(tmp_path / "e")
@@ -617,6 +629,23 @@ def test_metrics_of_all_kinds(members, digits):
     worst = greedy_ensemble(members, x, y, "accuracy", 1, mode="min")
     alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
     assert worst.models[0] is members[int(np.argmin(alone))]
+
+
+def test_an_output_with_a_name(digits):
+    x, y = digits[0][1000:], digits[1][1000:]
+    models = []
+    for seed in range(2):
+        keras.utils.set_random_seed(seed)
+        inputs = keras.Input((64,))
+        model = keras.Model(inputs, {"digit": keras.layers.Dense(10, "softmax", name="digit")(inputs)})
+        model.compile("adam", {"digit": "sparse_categorical_crossentropy"})
+        models.append(model)
+    ensemble = greedy_ensemble(models, x, y, "loss", 3)
+    found = ensemble.predict(x)["digit"]
+    losses = [model.evaluate(x, y, verbose=0) for model in models]
+    assert -np.log(found[np.arange(len(y)), y]).mean() <= min(losses) + 1e-4
+    assert greedy_ensemble(models, x, {"digit": y}, "loss", 3).weights == ensemble.weights
+    assert np.array_equal(ensemble.predict_classes(x), found.argmax(-1))
 
 
 def test_regression_chooses_by_the_mean():

@@ -35,6 +35,10 @@ def test_a_majority_beats_a_confident_minority():
     assert vote(members, majority=True).tolist() == [[1.0, 0.0, 0.0]]
 
 
+def test_outputs_far_below_zero_are_voted_on_like_others():
+    assert vote([[[-5.0, -2.0, -3.0]]] * 2, majority=True).tolist() == [[0.0, 1.0, 0.0]]
+
+
 def test_votes_weigh():
     members = [[[0.9, 0.1]], [[0.2, 0.8]], [[0.2, 0.8]]]
     assert vote(members, [0.5, 0.2, 0.3 - 1e-3], majority=True).tolist() == [[1.0, 0.0]]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import tempfile
 import weakref
@@ -29,6 +30,8 @@ from sparkkeras.hyperopt.trials import Trial, ranked
 
 _FORMAT = 1
 _SEARCH, _LOCK = "search.json", "search.lock"
+_TRIAL = re.compile(r"[0-9]{5,}\.json")
+_MODEL = re.compile(r"\.?([0-9]{5,})\.(npz|keras)(\.[0-9a-f]{32}\.tmp)?")  # drafts have a dot before, and an end
 
 
 class Journal:
@@ -62,9 +65,8 @@ class Journal:
             ConfigurationError: Another search has been here, or one is going on here now.
             StorageError: The folder cannot be read or written.
         """
-        names = [name for name in storage.names_in(self.folder) if not name.startswith(".")]  # drafts do
-        others = [name for name in names if name not in (_SEARCH, _LOCK)]
-        if others and not self.settings():
+        others = [] if self.settings() else self._others()
+        if others:
             raise ConfigurationError(
                 f"save_to={self.folder!r} holds other things ({', '.join(others[:3])}): give a folder that is new, empty, "
                 "or that of a search to go on with."
@@ -73,9 +75,7 @@ class Journal:
             storage.make_folder(self.folder + name)
         with _locked(self.folder):
             self._check(settings)
-            trials = [
-                self._read(name, params) for name in storage.names_in(f"{self.folder}/trials") if name.endswith(".json")
-            ]
+            trials = [self._read(name, params) for name in self._trials()]
             self._find_models(trials)
             yield trials
 
@@ -124,10 +124,24 @@ class Journal:
         storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(told, indent=1).encode())
         self._written.add(trial.number)
 
+    def _trials(self) -> list[str]:
+        return [name for name in storage.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
+
+    def _others(self) -> list[str]:
+        """What is in the folder, and in those that are to hold trials and models, that no search has left there."""
+        ours = [_TRIAL, *([_MODEL] if self._trials() else [])]  # a search without trials has no models
+        found = {"": {_SEARCH, _LOCK}, "trials/": set[str](), "models/": set[str]()}
+        return [
+            below + name
+            for below, known in found.items()
+            for name in storage.names_in(f"{self.folder}/{below}")
+            if name not in known and not name.startswith(".") and not (below and any(each.fullmatch(name) for each in ours))
+        ]
+
     def _check(self, settings: Mapping[str, Any]) -> None:
         told = {"format": _FORMAT, **settings}
         before = self.settings()
-        if not before or not storage.names_in(f"{self.folder}/trials"):  # nothing has come of what may be there
+        if not before or not self._trials():  # nothing has come of what may be there
             storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(told, indent=1).encode())
             return
         if before.get("format", 0) > _FORMAT:
@@ -167,9 +181,12 @@ class Journal:
         self._written = {trial.number for trial in trials}
         values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
         for name in storage.names_in(f"{self.folder}/models"):
-            number = int(name.partition(".")[0]) if name.partition(".")[0].isdigit() else None
-            value = None if number is None else values.get(number)
-            if number is None or value is None:
+            ours = _MODEL.fullmatch(name)
+            if ours is None:  # somebody else's
+                continue
+            number = int(ours[1])
+            value = None if name.startswith(".") else values.get(number)
+            if value is None:
                 storage.remove(f"{self.folder}/models/{name}")
             else:
                 self._kept[number], self._files[number] = self._sign * value, name

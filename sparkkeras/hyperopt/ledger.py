@@ -108,6 +108,8 @@ class _Lease:
     expires: float
     started: float
     doubted: bool = False
+    hands_over: bool = False
+    hopeless: bool = False
 
 
 @dataclass
@@ -181,6 +183,14 @@ class TrialLedger:
         with self._lock:
             return not self._state.running and not self._has_more()
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a worker is about to hand over what came of its trial."""
+        with self._lock:
+            now = self._clock()
+            held = self._state.leases.values()
+            return any(each.hands_over and not each.doubted and each.expires >= now for each in held)
+
     def ask(self, worker: Worker) -> Assignment | None:
         """The next trial for a worker; ``None`` where there is none for it."""
         with self._lock:
@@ -221,7 +231,8 @@ class TrialLedger:
             held = self._held(lease)
             trial = self._state.running[held.number]
             others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
-            if epoch > len(trial.losses):
+            new = range(len(trial.losses), max(epoch, len(trial.losses)))
+            if new:
                 known = (trial.losses or (loss,))[-1]
                 missing = (known,) * (epoch - 1 - len(trial.losses))
                 trial = replace(trial, losses=(*trial.losses, *missing, loss))
@@ -229,9 +240,12 @@ class TrialLedger:
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
+            ends = [number + 1 for number in new] or [len(trial.losses)]  # it sees each epoch, also those without a loss
             try:
                 with self._undisturbed():
-                    return PRUNE if pruner is not None and pruner.should_prune(trial.losses, others) else GO_ON
+                    if pruner is not None and any(pruner.should_prune(trial.losses[:end], others) for end in ends):
+                        held.hopeless = True  # who asks again, since the answer was lost, hears the same
+                    return PRUNE if held.hopeless else GO_ON
             except Exception as error:
                 self.fail(_failed("the pruner", pruner, error))
                 return STOP
@@ -256,6 +270,7 @@ class TrialLedger:
         with self._lock:
             held = self._held(lease)
             held.expires += HANDOVER_SECONDS
+            held.hands_over = True
             return self._state.running[held.number]
 
     def is_done(self, lease: int) -> bool:
@@ -380,7 +395,7 @@ class TrialLedger:
         held = self._state.leases.get(lease)
         if held is None:
             raise RefusedError(LEASE_LOST, "another worker has this trial, or it has ended.")
-        held.expires, held.doubted = self._clock() + self._limits.lease_seconds, False
+        held.expires, held.doubted, held.hands_over = self._clock() + self._limits.lease_seconds, False, False
         return held
 
     def _lost(self) -> _Lease | None:

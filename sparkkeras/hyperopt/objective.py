@@ -7,7 +7,7 @@ import io
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
@@ -82,10 +82,10 @@ class Fit:
             model.fit(**arguments, callbacks=[*callbacks, report], verbose=0)
         except (StopWork, TrialEnd) as end:
             reporter.end(end)
-            return _reported(reporter, report.best_weights)
+            return _reported(reporter, weights=report.best_weights)
         if not reporter.history or (report.best_weights is None and reporter.diverged_at is None):
             raise SearchMistakeError(reporting.unknown_metric(self.metric, reporter.history))
-        return _reported(reporter, report.best_weights)
+        return _reported(reporter, weights=report.best_weights)
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,7 @@ class Call:
                 f"the objective returned {loss!r} as its loss; expected a number, or a dict with 'loss' and 'status'."
             )
         if not np.isfinite(value):
-            if reporter.best is not None:
-                reporter.diverged_at = reporter.epoch
-                return _reported(reporter)
-            return Outcome(FAILED, history=reporter.history, error=f"the objective returned the loss {value}", extra=extra)
+            return replace(_reported(reporter, FAILED), error=f"the objective returned the loss {value}", extra=extra)
         return Outcome(
             reporter.status,
             value,
@@ -213,14 +210,13 @@ def unpacked_weights(data: bytes) -> list[np.ndarray[Any, Any]]:
         return [arrays[f"arr_{number}"] for number in range(len(arrays.files))]
 
 
-def _reported(reporter: Reporter, weights: list[np.ndarray[Any, Any]] | None = None) -> Outcome:
-    """The outcome by what was reported."""
+def _reported(reporter: Reporter, without: str = STOPPED, weights: list[np.ndarray[Any, Any]] | None = None) -> Outcome:
+    """The outcome by what was reported; one without any value has the status ``without``, or has diverged."""
     error = ""
     if reporter.diverged_at is not None:
         error = f"the value of epoch {reporter.diverged_at} is not finite: training diverged there"
     if reporter.best is None:
-        status = FAILED if error else STOPPED
-        return Outcome(status, history=reporter.history, error=error)
+        return Outcome(FAILED if error else without, history=reporter.history, error=error)
     return Outcome(
         reporter.status,
         reporter.best,

@@ -41,36 +41,49 @@ class Reporter:
     def __init__(self, tell: Callable[[int, float], str], sign: float) -> None:
         self._tell, self._sign = tell, sign
         self.epoch = 0
-        self.history: dict[str, list[float]] = {}
+        self.history: dict[str, list[Any]] = {}
         self.best: float | None = None
         self.best_epoch: int | None = None
         self.diverged_at: int | None = None
         self.status = OK
+        self._then = OK
 
     def log(self, figures: Mapping[str, Any]) -> None:
-        """Take figures of one more epoch."""
+        """Take figures of one more epoch; one that has several values, as a score for each class, stays a list."""
         self.epoch += 1
         for name, value in figures.items():
-            self.history.setdefault(name, []).append(float(value))
+            self.history.setdefault(name, []).append(np.asarray(value, np.float64).tolist())
 
-    def take(self, value: float, is_last: bool = False) -> bool:
-        """Take the value of the epoch that was logged; whether it is the best so far. `should_end` says how to go on.
+    def take(self, value: float, is_last: bool = False, keep: Callable[[], None] = lambda: None) -> None:
+        """Take the value of the epoch that was logged. `should_end` says how to go on.
 
         Args:
             value: The value.
-            is_last: Whether this was the last epoch in any case, so that there is nothing to be pruned.
+            is_last: Whether this seems to be the last epoch, so that there is nothing to be pruned; see `go_on`.
+            keep: Called if the value is the best so far, before anything else: the trial may be ended at any moment.
         """
         value = float(value)
         if not np.isfinite(value):
             self.diverged_at = self.epoch
-            return False
-        is_best = self.best is None or self._sign * value < self._sign * self.best
-        if is_best:
+            return
+        if self.best is None or self._sign * value < self._sign * self.best:
+            keep()
             self.best, self.best_epoch = value, self.epoch
         told = self._tell(self.epoch, self._sign * value)
-        if told != GO_ON and not is_last:
-            self.status = PRUNED if told == PRUNE else STOPPED
-        return is_best
+        if told != GO_ON:
+            self._then = PRUNED if told == PRUNE else STOPPED
+        if not is_last:
+            self.status = self._then
+
+    def go_on(self) -> None:
+        """Training goes on.
+
+        Raises:
+            TrialEnd: The trial was to end after what seemed to be its last epoch, or before.
+        """
+        self.status = self._then
+        if self.should_end:
+            raise TrialEnd
 
     def end(self, how: BaseException) -> None:
         """The trial ends by `TrialEnd`, which it was told, or by another signal: it was stopped."""
@@ -129,6 +142,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._metric, self._validation_freq = metric, validation_freq
         self.best_weights: list[Array] | None = None
 
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """An objective may call ``fit`` several times; the trial ends here if it shall not go on."""
+        if current is not None:
+            current.go_on()
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report, and keep the weights if they are the best."""
         if current is None:
@@ -139,10 +157,18 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if self._metric.startswith("val_") and (self._metric in current.history or not self._is_validated(epoch + 1)):
                 return
             raise SearchMistakeError(unknown_metric(self._metric, logs))
-        if current.take(float(logs[self._metric]), is_last=epoch + 1 >= self.params.get("epochs", 0) > 0):
-            self.best_weights = [np.array(weight) for weight in self.model.get_weights()]
+        value = logs[self._metric]
+        if np.ndim(value):
+            raise SearchMistakeError(
+                f"metric={self._metric!r} has {np.size(value)} values, and one is to be optimized: give the metric an "
+                'average, as keras.metrics.F1Score(average="macro") has.'
+            )
+        current.take(value, is_last=epoch + 1 >= self.params.get("epochs", 0) > 0, keep=self._keep)
         if current.should_end:
             self.model.stop_training = True
+
+    def _keep(self) -> None:
+        self.best_weights = [np.array(weight) for weight in self.model.get_weights()]
 
     def _is_validated(self, epoch: int) -> bool:
         often = self._validation_freq

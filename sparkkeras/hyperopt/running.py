@@ -8,12 +8,14 @@ job ends while trials are out (a worker was lost, and Spark does not try it agai
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,6 +180,20 @@ def supervise(
     Raises:
         SparkKerasError: The search failed, or Spark has no workers for it.
     """
+    with _interrupts_come_here():
+        _supervise(dataset, task, ledger, start, tick)
+    tick()
+    if ledger.failure is not None:
+        raise ledger.failure
+
+
+def _supervise(
+    dataset: Dataset,
+    task: SearchTask,
+    ledger: TrialLedger,
+    start: Callable[[Callable[[], Any]], Running[Any]],
+    tick: Callable[[], None],
+) -> None:
     fruitless = 0
     while not ledger.over:
         ended = len(ledger.finished)
@@ -204,19 +220,37 @@ def supervise(
             raise
         if ledger.reason:
             ledger.end_running()
-    tick()
-    if ledger.failure is not None:
-        raise ledger.failure
+
+
+@contextmanager
+def _interrupts_come_here() -> Iterator[None]:
+    """Have Ctrl-C raise here while trials can still end: PySpark's answer to it cancels all jobs first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _is_pysparks(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _is_pysparks(handler: object) -> bool:
+    return str(getattr(handler, "__module__", "")).startswith("pyspark.")
 
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
-    """Wait for a job to end; one that goes on when there is nothing more to do is cancelled after a while."""
+    """Wait for a job to end; one that goes on when there is nothing more to do is cancelled after a while.
+
+    Models that are being handed over have the time that they need.
+    """
     patience = LEAVE_SECONDS
     while not running.done:
         time.sleep(TICK_SECONDS)
         ledger.look()
         tick()
-        if ledger.reason or ledger.over:
+        if (ledger.reason or ledger.over) and not ledger.hands_over:
             patience -= TICK_SECONDS
         if patience <= 0:
             running.cancel()

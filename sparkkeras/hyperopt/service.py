@@ -176,7 +176,10 @@ class SearchService:
                 if draft.exists() and trial.value is not None and not is_lost:
                     self._keep(trial, draft, str(call.fields["suffix"]))
                 self._ledger.finish(lease, trial)
-                self._journal.drop_surplus()
+                try:
+                    self._journal.drop_surplus()
+                except StorageError as error:
+                    self._ledger.fail(error)
         finally:
             draft.unlink(missing_ok=True)
         return Reply({})
@@ -259,7 +262,11 @@ class SearchClient:
             model = memoryview(outcome.model) if told["wanted"] else memoryview(b"")
             for start in range(0, len(model), PIECE_BYTES):
                 self._call("model", {"lease": lease, "start": start}, (model[start : start + PIECE_BYTES],))
-        body = json.dumps({name: getattr(outcome, name) for name in _TOLD}).encode()
+        body = _packed(outcome)
+        if len(body) > OUTCOME_BYTES:
+            cut = f"its history and what it returned beside its loss are too large to be kept ({len(body):,} bytes)"
+            error = "; ".join(filter(None, (outcome.error[:1000], cut)))
+            body = _packed(replace(outcome, history={}, extra={}, error=error))
         self._call(
             "finish", {"lease": lease, "suffix": outcome.suffix, "is_mistake": outcome.is_mistake}, (memoryview(body),)
         )
@@ -277,6 +284,10 @@ class SearchClient:
             if error.kind == LEASE_LOST:
                 raise LeaseLostError from error
             raise ParameterServerError(str(error)) from error
+
+
+def _packed(outcome: Outcome) -> bytes:
+    return json.dumps({name: getattr(outcome, name) for name in _TOLD}).encode()
 
 
 def _lease(call: Call) -> int:

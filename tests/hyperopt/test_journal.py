@@ -223,6 +223,17 @@ def test_a_folder_with_other_things_is_left_as_it_is(folder):
     assert [path.name for path in Path(folder).iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("name", ["models/resnet.keras", "models/00001.keras", "trials/notes.json"])
+def test_folders_of_somebody_elses_that_have_the_names_of_ours_are_left_alone(folder, name):
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True)
+    path.write_text("dear")
+    with pytest.raises(ConfigurationError, match=rf"holds other things \({name}\): give a folder that is new"):
+        opened(Journal(folder, 10, 1.0))
+    assert path.read_text() == "dear"
+    assert [each for each in Path(folder).rglob("*") if each.is_file()] == [path]
+
+
 def test_a_search_that_was_ended_at_its_first_words_may_begin_again(folder):
     Path(folder).mkdir(parents=True)
     (Path(folder) / ".search.json.abc.tmp").write_text("{")
@@ -360,11 +371,13 @@ def test_models_without_a_trial_are_removed(folder):
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
         journal.write(trial(2, None, FAILED))
-    for name in ("00001.npz", "00002.keras", ".00003.npz.abc.tmp", "strange", "x.npz"):
+    others = [".00003.npz.swp", "00001.npz.bak", "resnet.keras", "strange", "²²²²².npz"]
+    for name in ("00001.npz", "00002.keras", f".00000.npz.{'5f' * 16}.tmp", *others):
         (Path(folder) / "models" / name).write_bytes(b"left behind")
     again = Journal(folder, 3, 1.0)
     opened(again)
-    assert models(again) == ["00000.npz"]
+    assert models(again) == sorted(["00000.npz", *others])
+    assert again.model_file(0) == ("00000.npz", b"weights0")
     assert not again.has_model(1)
 
 

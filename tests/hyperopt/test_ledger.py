@@ -513,6 +513,34 @@ def test_epochs_without_a_loss_have_that_of_the_one_before():
     assert (bench.ledger.finished[0].value, bench.ledger.finished[0].best_epoch) == (0.3, 7)
 
 
+def test_epochs_that_were_passed_over_are_seen_by_the_pruner():
+    """A rung may be among them."""
+
+    class AtThree:
+        def should_prune(self, losses, others):
+            return len(losses) == 3
+
+    bench = Bench(pruner=AtThree())
+    _, lease = bench.ask()
+    assert [bench.ledger.report(lease, epoch, 1.0) for epoch in (2, 4, 4)] == [GO_ON, PRUNE, PRUNE]
+
+
+def test_who_hands_a_model_over_does_so_until_the_next_sign_of_life():
+    bench = Bench()
+    _, lease = bench.ask()
+    assert not bench.ledger.hands_over
+    bench.ledger.hand_over(lease)
+    assert bench.ledger.hands_over
+    bench.ledger.renew(lease)
+    assert not bench.ledger.hands_over
+    bench.ledger.hand_over(lease)
+    bench.ledger.doubt([lease])
+    assert not bench.ledger.hands_over
+    bench.ledger.hand_over(lease)
+    bench.clock.pass_by(LEASE_SECONDS + HANDOVER_SECONDS + 1)
+    assert not bench.ledger.hands_over
+
+
 def test_a_worker_hears_what_the_pruner_decides():
     bench = Bench(pruner=Recorder(says=True))
     assert bench.report(bench.ask()[1], 1.0) == PRUNE

@@ -155,11 +155,52 @@ def test_a_trial_that_diverges_at_once_has_no_best_value(trial):
 def test_who_has_come_to_the_last_epoch_is_not_ended(answer):
     reporter = Reporter(Driver(answer, answer), 1.0)
     reporter.log({"loss": 0.5})
-    assert reporter.take(0.5, is_last=True)
+    reporter.take(0.5, is_last=True)
     assert reporter.status == OK
     reporter.log({"loss": 0.5})
-    assert not reporter.take(0.5)
+    reporter.take(0.5)
     assert reporter.status != OK
+
+
+@pytest.mark.parametrize(("answer", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])
+def test_fit_may_be_called_for_one_epoch_at_a_time(trial, answer, status):
+    reporter, callback = trial(GO_ON, answer), ReportCallback("loss")
+    callback.set_model(Weights())
+    callback.set_params({"epochs": 1})
+    for loss in (0.5, 0.4):
+        callback.on_train_begin()
+        callback.on_epoch_end(0, {"loss": loss})
+    assert (reporter.status, callback.model.stop_training) == (OK, False)  # it may have been the last one
+    with pytest.raises(TrialEnd) as end:
+        callback.on_train_begin()
+    reporter.end(end.value)
+    assert (reporter.status, reporter.best, reporter.best_epoch) == (status, 0.4, 2)
+
+
+def test_weights_are_kept_before_the_driver_is_told_since_that_may_end_the_trial(trial):
+    callback = ReportCallback("loss")
+    kept = []
+
+    def tell(epoch, loss):
+        kept.append((callback.best_weights[0].tolist(), loss))
+        if epoch == 2:
+            raise StopWork
+        return GO_ON
+
+    reporter = trial()
+    reporter._tell = tell
+    with pytest.raises(StopWork):
+        ran(callback, {"loss": 0.5}, {"loss": 0.4})
+    assert kept == [([1.0, 1.0], 0.5), ([2.0, 2.0], 0.4)]
+    assert (reporter.best, reporter.best_epoch) == (0.4, 2)
+
+
+def test_figures_with_several_values_are_lists(trial):
+    reporter = trial()
+    ran(ReportCallback("loss"), {"loss": 0.5, "f1_score": np.array([0.25, 1.0], np.float32)})
+    assert reporter.history == {"loss": [0.5], "f1_score": [[0.25, 1.0]]}
+    with pytest.raises(SearchMistakeError, match="metric='f1_score' has 2 values.*average="):
+        ran(ReportCallback("f1_score"), {"loss": 0.5, "f1_score": np.array([0.25, 1.0], np.float32)})
 
 
 @pytest.mark.parametrize(("answer", "status"), [(PRUNE, PRUNED), (STOP, STOPPED)])

@@ -1,5 +1,6 @@
 """A whole search without Spark: tasks over a local dataset, calls within the process, trials in this process."""
 
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from hyperopt import hp, rand
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
-from sparkkeras.errors import ConfigurationError, ParameterServerError, WorkerError
+from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError, WorkerError
 from sparkkeras.hyperopt import running, service
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import GO_ON, STOP, Limits, Suggested, TrialLedger, Worker
@@ -37,7 +38,7 @@ def ledger_of(journal=None, **limits):
     )
 
 
-def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, **limits):
+def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, tick=lambda: None, **limits):
     journal = Journal(None, None, 1.0)
     with journal.opened({}, SPACE.params):
         ledger = ledger_of(journal, **limits)
@@ -47,7 +48,7 @@ def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, 
         handler = SearchService(ledger, journal, SPACE.encode)
         with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
             task = SearchTask(LocalShared(work), LocalShared(data), address)
-            supervise(LocalDataset((None,) * workers), task, ledger, start, lambda: None)
+            supervise(LocalDataset((None,) * workers), task, ledger, start, tick)
     return ledger
 
 
@@ -130,6 +131,58 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     assert "interrupted" in ledger.reason
 
 
+def test_ctrl_c_is_not_pysparks_while_trials_can_end():
+    """What PySpark does at Ctrl-C is to cancel all jobs, and to raise then."""
+    seen = []
+
+    def pysparks(number, frame):
+        raise AssertionError("the jobs are cancelled")
+
+    def look():
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    pysparks.__module__ = "pyspark.core.context"
+    before = signal.signal(signal.SIGINT, pysparks)
+    try:
+        searched(lambda params, data: 1.0, tick=look)
+        assert set(seen[:-1]) == {signal.default_int_handler}
+        assert seen[-1] is signal.getsignal(signal.SIGINT) is pysparks
+        signal.signal(signal.SIGINT, look)  # somebody else's stays
+        del seen[:]
+        searched(lambda params, data: 1.0, tick=look)
+        assert set(seen) == {look}
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_model_that_is_being_handed_over_has_its_time(monkeypatch):
+    monkeypatch.setattr(running, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(running, "TICK_SECONDS", 0.05)
+    ledger = ledger_of()
+    lease = ledger.ask(Worker("here/0")).lease
+    ledger.hand_over(lease)
+    ledger.stop("enough")
+    ticks, cancelled = [], []
+
+    class Handing:
+        done = False
+
+        def cancel(self):
+            self.done = True
+            cancelled.append(len(ticks))
+
+        def result(self):
+            pass
+
+    def tick():
+        ticks.append(1)
+        if len(ticks) == 20:
+            ledger.renew(lease)
+
+    running._watch(Handing(), ledger, tick)
+    assert cancelled[0] >= 25
+
+
 @pytest.fixture
 def served(tmp_path):
     journal = Journal(str(tmp_path / "search"), 2, 1.0)
@@ -154,6 +207,28 @@ def test_models_travel_in_pieces_and_the_best_are_kept(served):
         with pytest.raises(Exception, match="not understood"):
             client.finish(odd.lease, Outcome(OK, 0.5, model=b"...", suffix="../../evil"))
     assert [trial.value for trial in ledger.finished] == [3.0, 1.0, 2.0, 5.0]
+
+
+def test_what_is_too_much_to_tell_is_left_out(served, monkeypatch):
+    monkeypatch.setattr(service, "OUTCOME_BYTES", 1000)
+    ledger, _, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        client.finish(client.ask().lease, Outcome(OK, 3.0, 1, {"loss": [0.25] * 1000}, error="diverged", extra={"a": 1}))
+    (trial,) = ledger.finished
+    assert (trial.value, trial.best_epoch, trial.history, trial.extra) == (3.0, 1, {}, {})
+    assert trial.error.startswith("diverged; its history and what it returned beside its loss are too large to be kept (6,")
+
+
+def test_a_model_that_cannot_be_let_go_of_ends_the_search(served, monkeypatch):
+    ledger, journal, address = served
+
+    def fail():
+        raise StorageError("read-only")
+
+    monkeypatch.setattr(journal, "drop_surplus", fail)
+    with SearchClient(address, Worker("here/0")) as client:
+        client.finish(client.ask().lease, Outcome(OK, 3.0, model=b"...", suffix="npz"))
+    assert str(ledger.failure) == "read-only"
 
 
 def test_a_last_word_may_come_twice(served):
