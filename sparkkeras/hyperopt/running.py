@@ -161,6 +161,25 @@ def _run(work: Work, client: SearchClient, assignment: Assignment, data: Data) -
     client.finish(lease, outcome)
 
 
+@contextmanager
+def _interrupts_come_here() -> Iterator[None]:
+    """Have Ctrl-C raise here while trials can still end: PySpark's answer to it cancels all jobs first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _is_pysparks(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _is_pysparks(handler: object) -> bool:
+    return str(getattr(handler, "__module__", "")).startswith("pyspark.")
+
+
+@_interrupts_come_here()
 def supervise(
     dataset: Dataset,
     task: SearchTask,
@@ -180,20 +199,6 @@ def supervise(
     Raises:
         SparkKerasError: The search failed, or Spark has no workers for it.
     """
-    with _interrupts_come_here():
-        _supervise(dataset, task, ledger, start, tick)
-    tick()
-    if ledger.failure is not None:
-        raise ledger.failure
-
-
-def _supervise(
-    dataset: Dataset,
-    task: SearchTask,
-    ledger: TrialLedger,
-    start: Callable[[Callable[[], Any]], Running[Any]],
-    tick: Callable[[], None],
-) -> None:
     fruitless = 0
     while not ledger.over:
         ended = len(ledger.finished)
@@ -220,24 +225,9 @@ def _supervise(
             raise
         if ledger.reason:
             ledger.end_running()
-
-
-@contextmanager
-def _interrupts_come_here() -> Iterator[None]:
-    """Have Ctrl-C raise here while trials can still end: PySpark's answer to it cancels all jobs first."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _is_pysparks(handler):
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _is_pysparks(handler: object) -> bool:
-    return str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    tick()
+    if ledger.failure is not None:
+        raise ledger.failure
 
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
