@@ -78,8 +78,6 @@ class EnsembleModel:
             [weight for _, weight in voters],
             voting == "hard",
             members.exclusive(self.models),
-            [members.input_order(model, self.models[0]) for model in self._voters],
-            [slot.name for slot in schema_of(self.models[0]).outputs],
         )
         compiled = members.first_compiled(self.models) or self.models[0]
         objects = custom_objects_of(compiled, self.custom_objects)

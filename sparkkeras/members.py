@@ -112,9 +112,7 @@ def as_one_model(
     members: Sequence[keras.Model],
     shares: Sequence[float],
     majority: bool,
-    exclusive: Sequence[bool],
-    input_order: Sequence[Sequence[int]],
-    output_names: Sequence[str],
+    is_exclusive: Sequence[bool],
 ) -> keras.Model:
     """One model that calls all members and votes.
 
@@ -123,23 +121,23 @@ def as_one_model(
         members: Models that nobody else needs: they get other names, and are not trained any more.
         shares: The weight of each.
         majority: As of `sparkkeras.voting.Vote`.
-        exclusive: The same, for each output.
-        input_order: Which input of ``like`` each input of a member is.
-        output_names: What the outputs are called.
+        is_exclusive: The same, for each output.
     """
     first = models.graph_of(like)
     inputs = [
         keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
     ]
     predictions = []
-    for number, (member, order) in enumerate(zip(members, input_order, strict=True)):
+    for number, member in enumerate(members):
+        order = input_order(member, like)
         member.name = f"ensemble_member_{number}"
         member.trainable = False  # else their penalties on weights would be part of the ensemble's loss
         given = keras.tree.pack_sequence_as(models.graph_of(member)._inputs_struct, [inputs[index] for index in order])
         predictions.append(keras.tree.flatten(member(given)))
+    names = [slot.name for slot in models.schema_of(like).outputs]
     outputs = [
         Vote(shares, majority, each, name=name)(list(several))
-        for name, each, several in zip(output_names, exclusive, zip(*predictions, strict=True), strict=True)
+        for name, each, several in zip(names, is_exclusive, zip(*predictions, strict=True), strict=True)
     ]
     return keras.Model(
         keras.tree.pack_sequence_as(first._inputs_struct, inputs),

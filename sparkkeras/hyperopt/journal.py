@@ -30,6 +30,7 @@ from sparkkeras.hyperopt.trials import Trial, ranked
 
 _FORMAT = 1
 _SEARCH, _LOCK = "search.json", "search.lock"
+_OWN, _NONE = re.compile(r"search\.(json|lock)"), re.compile(r"(?!)")
 _TRIAL = re.compile(r"[0-9]{5,}\.json")
 _MODEL = re.compile(r"\.?([0-9]{5,})\.(npz|keras)(\.[0-9a-f]{32}\.tmp)?")  # drafts have a dot before, and an end
 
@@ -129,13 +130,12 @@ class Journal:
 
     def _others(self) -> list[str]:
         """What is in the folder, and in those that are to hold trials and models, that no search has left there."""
-        ours = [_TRIAL, *([_MODEL] if self._trials() else [])]  # a search without trials has no models
-        found = {"": {_SEARCH, _LOCK}, "trials/": set[str](), "models/": set[str]()}
+        ours = {"": _OWN, "trials/": _TRIAL, "models/": _MODEL if self._trials() else _NONE}  # models go with trials
         return [
             below + name
-            for below, known in found.items()
+            for below, known in ours.items()
             for name in storage.names_in(f"{self.folder}/{below}")
-            if name not in known and not name.startswith(".") and not (below and any(each.fullmatch(name) for each in ours))
+            if not name.startswith(".") and not known.fullmatch(name)
         ]
 
     def _check(self, settings: Mapping[str, Any]) -> None:

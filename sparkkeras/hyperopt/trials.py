@@ -23,7 +23,8 @@ class Trial:
             pruned or stopped has the value of the best epoch that it came to.
         best_epoch: That epoch, counted from 1; ``None`` where nothing was reported by epochs, or where an objective returned
             a loss that is not the best that it had reported.
-        history: The figures of each epoch, as in ``keras.callbacks.History.history``; of an objective, what it reported.
+        history: The figures of each epoch, as in ``keras.callbacks.History.history``, a list for one with
+            several values; of an objective, what it reported.
         worker: Where it ran: the machine, and the number of the worker.
         seconds: How long it took.
         ended: When it ended, in seconds since the search began, pauses between resumed searches left out.
