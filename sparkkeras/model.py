@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -30,8 +31,8 @@ from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.voting import Vote
 from sparkkeras.weights import Array, Flat, Layout
 
-KEPT_MODELS = 2
-"""How many unpacked models a worker process keeps."""
+KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
+"""How many unpacked models a worker process keeps, with their compiled functions."""
 
 FULL_BYTES = 1024 * 1024
 """Archives up to this size keep their weights: they travel in a moment as they are, and to empty one is to save it again."""

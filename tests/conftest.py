@@ -10,6 +10,7 @@ from tests.processes import SHORT_LIVED_JAVA
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)
+os.environ.setdefault("SPARKKERAS_KEPT_MODELS", "16")  # of workers, which see more models than those of a person do
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Executors of their own import the package from here, as they would an installed one.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -28,18 +29,60 @@ SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
 collect_ignore = ["connect"]
 
 
+SLOW = ("tests/spark/test_connect.py", "tests/test_examples.py", "tests/test_docs.py", "tests/spark/test_deployment.py")
+"""Files of which a test takes a minute: they begin first, so that no process waits for the other one in the end."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--finished", type=Path, help="leave out the tests that this file names, and add those that pass")
+
+
+def pytest_configure(config):
+    if config.getoption("--finished") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Finished(config.getoption("--finished")))
+
+
+class Finished:
+    """Writes down which tests have passed, so that a run that was cut off goes on with the others."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.outcome != "failed":
+            with self._path.open("a") as file:
+                file.write(report.nodeid.split("@")[0] + "\n")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Run what needs no Spark first, and what needs executors of their own last: one context is started for each."""
+    """Leave out long versions, put what takes long first, and keep together what shares a SparkContext or a fixture.
+
+    With several processes (pytest-xdist) each has its own SparkContext. Tests that need executors all run in one of them,
+    and those of a file in one as well.
+    """
+    path = config.getoption("--finished")
+    finished = set(path.read_text().splitlines()) if path and path.exists() else set()
+    left_out = [item for item in items if item.nodeid in finished or (item.get_closest_marker("soak") and not SOAK)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
     def turn(item):
-        if item.get_closest_marker("cluster"):
-            return 2
-        return 1 if "sc" in getattr(item, "fixturenames", ()) else 0
+        file = item.nodeid.split("::")[0]
+        if "executors" in group(item):
+            return 0
+        if file in SLOW:
+            return 1
+        return 2 if "sc" in getattr(item, "fixturenames", ()) else 3
+
+    def group(item):
+        needs_executors = item.get_closest_marker("cluster") or "standalone" in getattr(item, "fixturenames", ())
+        return "executors" if needs_executors else item.nodeid.split("::")[0]
 
     items.sort(key=turn)
     for item in items:
-        if item.get_closest_marker("soak") and not SOAK:
-            item.add_marker(pytest.mark.skip(reason="a long version; scripts/soak runs it"))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 class Contexts:
@@ -102,9 +145,10 @@ def settle(sc):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """The same initial weights in every run: what a test says of learning holds for these."""
+    """The same initial weights in every run, and the same names of layers: workers know such a model and keep it traced."""
     if "keras" in sys.modules:
         sys.modules["keras"].utils.set_random_seed(0)
+        sys.modules["keras"].backend.reset_uids()
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from sparkkeras.parameter.store import Store
 from sparkkeras.parameter.transport import Endpoint, TransportError, make_transport, read_body
 from sparkkeras.parameter.wire import HEAD_BYTES, HELLO_BYTES, Greeting, Head, Reception, Secret, Session, WireError
 from sparkkeras.weights import Flat
-from tests.conftest import SOAK
 from tests.parameter.test_transports import MB, Last, Relay, answer_to, calling, encrypts, eventually, over_tcp, patient
 
 FLOATS = MB // 4
@@ -169,10 +168,11 @@ def test_32_processes_push_1_mb_two_hundred_times_while_others_look_on(name):
         check_load(name, processes, 32, 200, FLOATS, onlookers=4)
 
 
+@pytest.mark.parametrize("pushes", [30, pytest.param(300, marks=pytest.mark.soak)])
 @over_tcp
-def test_updates_count_once_over_a_line_that_keeps_breaking(name):
+def test_updates_count_once_over_a_line_that_keeps_breaking(name, pushes):
     """Questions and answers are lost, whole or in part: what was folded before its answer was lost is sent again."""
-    workers, pushes, size = 3, 300 if SOAK else 30, 50_000
+    workers, size = 3, 50_000
     server, draw = Server(size, workers, pushes), random.Random(0)
 
     def change(way, before, data):
@@ -509,14 +509,15 @@ def test_slow_strangers_are_hung_up_on(name):
         assert 1 < time.monotonic() - started < 8
 
 
+@pytest.mark.parametrize("turns", [4, pytest.param(20, marks=pytest.mark.soak)])
 @over_tcp
-def test_a_flood_of_connections_that_come_and_go(name):
+def test_a_flood_of_connections_that_come_and_go(name, turns):
     server = Server(FLOATS, 1, 10)
     with room_for(1000), server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
         client.lease()
         threads, files = threading.active_count(), psutil.Process().num_fds()
         most = 0
-        for turn in range(20 if SOAK else 4):
+        for turn in range(turns):
             strangers = [socket.create_connection((address.host, address.port), 5) for _ in range(200)]
             most = max(most, len(threads_later(threads + 100, 2)) - threads)
             started = time.monotonic()
@@ -528,7 +529,7 @@ def test_a_flood_of_connections_that_come_and_go(name):
         assert most < 150
         assert eventually(lambda: threading.active_count() <= threads)
         assert eventually(lambda: psutil.Process().num_fds() <= files)
-        assert server.value == (20 if SOAK else 4)
+        assert server.value == turns
 
 
 @over_tcp

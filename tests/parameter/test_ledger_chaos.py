@@ -13,7 +13,6 @@ import pytest
 
 from sparkkeras.parameter.ledger import Ledger, Share
 from sparkkeras.parameter.transport import RefusedError
-from tests.conftest import SOAK
 
 LEASE_SECONDS = 10.0
 START_SECONDS = 15.0
@@ -228,31 +227,34 @@ def check(spark):
     assert len(spark.over) == len({end.epoch for end in spark.over})
 
 
-RUNS = 5000 if SOAK else 400
+runs = pytest.mark.parametrize("runs", [100, pytest.param(5000, marks=pytest.mark.soak)])
 
 
 @pytest.mark.parametrize("bound", [None, 0, 1, 3])
 @pytest.mark.parametrize("trouble", [0.0, 0.02, 0.15])
-def test_all_is_applied_once_and_somebody_may_always_go_on(bound, trouble):
-    for seed in range(RUNS):
+@runs
+def test_all_is_applied_once_and_somebody_may_always_go_on(bound, trouble, runs):
+    for seed in range(runs):
         spark = Spark(seed, trouble, bound)
         spark.run()
         check(spark)
 
 
 @pytest.mark.parametrize("bound", [None, 0])
-def test_nor_do_those_that_leave_early_hold_the_others_up(bound):
+@runs
+def test_nor_do_those_that_leave_early_hold_the_others_up(bound, runs):
     left = 0
-    for seed in range(RUNS):
+    for seed in range(runs):
         spark = Spark(seed, 0.05, bound, early=True)
         spark.run()
         check(spark)
         left += bool(spark.left)
-    assert left > RUNS / 4
+    assert left > runs / 4
 
 
-def test_without_trouble_and_with_a_slot_for_each_all_that_can_validate_do():
-    for seed in range(RUNS):
+@runs
+def test_without_trouble_and_with_a_slot_for_each_all_that_can_validate_do(runs):
+    for seed in range(runs):
         spark = Spark(seed, 0.0, calm=True)
         spark.run()
         validators = [worker for worker, share in spark.shares.items() if share.validates and share.batches]

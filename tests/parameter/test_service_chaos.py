@@ -16,7 +16,6 @@ from sparkkeras.parameter.store import Store
 from sparkkeras.parameter.transport import Endpoint, RefusedError, TransportError, connect, make_transport
 from sparkkeras.parameter.wire import Secret
 from sparkkeras.weights import Flat
-from tests.conftest import SOAK
 
 VECTOR = np.zeros(8)
 CONTENTS = Contents.of(Flat(VECTOR, (np.array(0),)), [np.array(0.0)])
@@ -184,7 +183,7 @@ def check(batches, store, ledger, stats):
     assert all((report.rows, report.steps) == (7 * batches, batches) for end in ends for report in end.reports)
 
 
-@pytest.mark.parametrize("batches", [100] if not SOAK else [100, 667])
+@pytest.mark.parametrize("batches", [100, pytest.param(667, marks=pytest.mark.soak)])
 def test_a_bad_network_loses_and_repeats_no_push(batches):
     store, ledger, stats, networks = run(batches)
     check(batches, store, ledger, stats)

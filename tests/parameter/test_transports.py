@@ -29,7 +29,6 @@ from sparkkeras.parameter.transport import (
     make_transport,
 )
 from sparkkeras.parameter.wire import CHUNK_BYTES, Head, Secret, Session
-from tests.conftest import SOAK
 
 TRANSPORTS_UNDER_TEST = ["inprocess", "socket", "http"]
 
@@ -912,11 +911,12 @@ def test_what_can_be_read_on_the_line(name, encrypt):
                 assert word not in carried
 
 
+@pytest.mark.parametrize("turns", [50, pytest.param(1000, marks=pytest.mark.soak)])
 @encrypts
 @over_tcp
-def test_a_bit_that_flips_on_the_line_changes_nothing_that_arrives(name, encrypt):
+def test_a_bit_that_flips_on_the_line_changes_nothing_that_arrives(name, encrypt, turns):
     """Where a bit means nothing, as in a header that nobody reads, the call goes well; otherwise nothing arrives."""
-    desk, body, turns = Desk(), drawn(600), 1000 if SOAK else 50
+    desk, body = Desk(), drawn(600)
     draw = np.random.default_rng(0)
     with serving(name, desk, encrypt=encrypt) as address:
         with Relay(address) as relay, calling(relay.address) as caller:

@@ -12,7 +12,6 @@ import pytest
 
 from sparkkeras import ConfigurationError, ModelError, SparkModel, StorageError, load_spark_model
 from sparkkeras.parameter.rules import DiLoCo
-from tests.conftest import SOAK
 from tests.models import classifier
 
 
@@ -111,7 +110,8 @@ def test_own_rules(tmp_path):
     assert load_spark_model(str(tmp_path / "own.keras"), custom_objects={"Mine": Mine}).rule == Mine(0.25)
 
 
-def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
     """A process that saves over and over is killed at any moment."""
     path = tmp_path / "model.keras"
     script = (
@@ -120,7 +120,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path):
         "while True: spark_model.save(sys.argv[1])\n"
     )
     generator = np.random.default_rng(0)
-    for _ in range(20 if SOAK else 2):
+    for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, env={**os.environ}, text=True
         )
