@@ -147,8 +147,8 @@ def settle(sc):
 def seeded():
     """The same initial weights in every run, and the same names of layers: workers know such a model and keep it traced."""
     if "keras" in sys.modules:
+        sys.modules["keras"].backend.clear_session(free_memory=False)
         sys.modules["keras"].utils.set_random_seed(0)
-        sys.modules["keras"].backend.reset_uids()
 
 
 @pytest.fixture

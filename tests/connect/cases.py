@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 from sparkkeras import SparkModel, to_data_frame
 from sparkkeras.ml import KerasTransformer
@@ -123,6 +124,18 @@ CASES = {
 }
 
 
+QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "two_ended"}
+"""The cases that differ in what they go through; the others belong to the long version."""
+
+CHOSEN = [name for name in CASES if SOAK or name in QUICK]
+
+
+def parametrized(*names):
+    """The cases, of which `QUICK` ones are not marked as long."""
+    chosen = [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in names]
+    return pytest.mark.parametrize("name", chosen)
+
+
 class Classic:
     """The outcomes of an ordinary session, in the folder that `train_all` has written.
 
@@ -142,10 +155,10 @@ class Classic:
 
 
 def train_all(spark, folder):
-    """Train all cases, and save a transformer, in an ordinary session."""
+    """Train the cases, and save a transformer, in an ordinary session."""
     histories = {}
-    for name, case in CASES.items():
-        trained, histories[name] = case.train(spark)
+    for name in CHOSEN:
+        trained, histories[name] = CASES[name].train(spark)
         np.savez(folder / f"{name}.npz", *trained.model.get_weights())
     (folder / "histories.json").write_text(json.dumps(histories))
     KerasTransformer(model=classifier(4, 5, 3)).save(str(folder / "transformer"))

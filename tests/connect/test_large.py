@@ -31,7 +31,7 @@ def small_bounds(monkeypatch):
     monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
 
 
-@pytest.mark.parametrize("name", ["often", "split", "validation_frame", "two_ended"])
+@cases.parametrized("often", "split", "two_ended")
 def test_training_comes_to_the_same(spark, classic, small_bounds, settings, name):
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     trained, histories = cases.CASES[name].train(spark)
@@ -60,7 +60,11 @@ class Losing:
                 path.unlink()
 
 
-@pytest.mark.parametrize("bound", [sparkkeras.remote.RESULT_BYTES, 1], ids=["to the driver", "on the cluster"])
+@pytest.mark.parametrize(
+    "bound",
+    [pytest.param(sparkkeras.remote.RESULT_BYTES, marks=pytest.mark.soak), 1],
+    ids=["to the driver", "on the cluster"],
+)
 def test_values_that_are_not_where_a_task_runs_are_written_again(
     spark, classic, small_bounds, local_dir, monkeypatch, bound
 ):

@@ -18,13 +18,27 @@ SECONDS = 2400
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_behind_connect(spark, tmp_path):
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["short", "long"])
+def test_behind_connect(request, spark, tmp_path, long):
     pytest.importorskip("grpc", reason="pyspark[connect] is not installed")
     cases.train_all(spark, tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment[cases.CLASSIC] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/connect", "-q", "--tb=short", "-p", "no:cacheprovider", "--timeout=900"],
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "tests/connect",
+                "-q",
+                "--tb=short",
+                "-p",
+                "no:cacheprovider",
+                "--timeout=900",
+            ),
+            *("--durations=0", "--durations-min=0.5", "-m", "soak" if long else "not soak"),
+        ],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -32,5 +46,6 @@ def test_behind_connect(spark, tmp_path):
         text=True,
         timeout=SECONDS,
     )
+    request.node.add_report_section("call", "connect", done.stdout)
     if done.returncode:
         pytest.fail(f"tests behind Spark Connect failed:\n\n{done.stdout}", pytrace=False)
