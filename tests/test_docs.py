@@ -37,6 +37,7 @@ def failures(request, tmp_path_factory):
     return found
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
 def test_snippets_run(page, failures):

@@ -71,6 +71,7 @@ def ran(request, tmp_path_factory):
     return {name: (scripts[name].folder, done) for name, done in found.items()}
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_runs(name, ran):
