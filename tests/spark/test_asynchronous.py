@@ -28,7 +28,7 @@ from sparkkeras import (
 from tests.models import classifier, regression
 
 MODES = ["asynchronous", "hogwild"]
-TRANSPORTS = ["http", "socket"]
+TRANSPORTS = ["socket", pytest.param("http", marks=pytest.mark.soak)]
 
 
 def digit_model(**compiled):
@@ -126,12 +126,12 @@ SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
 @pytest.mark.parametrize(  # every two of them together
     ("frequency", "mode", "transport"),
     [
-        ("epoch", "asynchronous", "http"),
-        ("epoch", "hogwild", "socket"),
         (10, "asynchronous", "socket"),
         (10, "hogwild", "http"),
-        ("batch", "asynchronous", "http"),
-        ("batch", "hogwild", "socket"),
+        pytest.param("epoch", "asynchronous", "http", marks=pytest.mark.soak),
+        pytest.param("epoch", "hogwild", "socket", marks=pytest.mark.soak),
+        pytest.param("batch", "asynchronous", "http", marks=pytest.mark.soak),
+        pytest.param("batch", "hogwild", "socket", marks=pytest.mark.soak),
     ],
 )
 def test_learns_digits(sc, digits, frequency, mode, transport):
@@ -154,6 +154,7 @@ def test_learns_digits(sc, digits, frequency, mode, transport):
 SGD = keras.optimizers.SGD
 
 
+@pytest.mark.soak  # tests/strategy has it without Spark
 @pytest.mark.parametrize(
     ("rule", "optimizer", "frequency"),
     [
@@ -213,7 +214,10 @@ def test_an_own_rule_and_its_state_are_saved(sc, digits, tmp_path):
 # What is planned is what is done
 
 
-@pytest.mark.parametrize(("transport", "encrypt", "frequency"), [("http", True, "epoch"), ("socket", False, 7)])
+@pytest.mark.parametrize(
+    ("transport", "encrypt", "frequency"),
+    [pytest.param("http", True, "epoch", marks=pytest.mark.soak), ("socket", False, 7)],
+)
 def test_one_worker_is_plain_keras(sc, digits, transport, encrypt, frequency):
     x, y, *_ = digits
     weights = {0: 3.0, 7: 0.25}
@@ -230,7 +234,7 @@ def test_one_worker_is_plain_keras(sc, digits, transport, encrypt, frequency):
     assert spark_model.parameter_server_stats.max_staleness == 0
 
 
-@pytest.mark.parametrize("bound", [None, 0, 2])
+@pytest.mark.parametrize("bound", [None, 0, pytest.param(2, marks=pytest.mark.soak)])
 def test_no_step_is_lost_and_staleness_has_its_bound(sc, digits, bound, tmp_path):
     """Unequal partitions; the smaller one's worker is slow in its second epoch, so that the other would run ahead."""
     x, y, *_ = digits
@@ -262,7 +266,9 @@ def test_no_step_is_lost_and_staleness_has_its_bound(sc, digits, bound, tmp_path
         assert stats.max_staleness <= 2 * bound + 2
 
 
-@pytest.mark.parametrize("sizes", [(5, 60), (0, 40), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(0, 40), *(pytest.param(sizes, marks=pytest.mark.soak) for sizes in [(5, 60), (1, 1)])], ids=str
+)
 def test_lock_step_with_few_rows_or_none(sc, digits, sizes):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=1, options={"max_staleness": 0}, num_workers=None)
@@ -273,7 +279,10 @@ def test_lock_step_with_few_rows_or_none(sc, digits, sizes):
     assert sorted({report["worker"] for report in spark_model.training_histories}) == sorted(steps)
 
 
-@pytest.mark.parametrize(("num_workers", "expected"), [(None, 2), (1, 1), (5, 2), (12, 2)])
+@pytest.mark.parametrize(
+    ("num_workers", "expected"),
+    [(None, 2), (5, 2), *(pytest.param(*pair, marks=pytest.mark.soak) for pair in [(1, 1), (12, 2)])],
+)
 def test_partitions_are_put_together_for_the_slots(sc, num_workers, expected):
     """All rows are seen once an epoch: with weights of zero and no learning rate the loss is the mean of y * y."""
     y = np.arange(120, dtype=np.float32) ** 1.5
@@ -347,7 +356,7 @@ def test_figures_are_those_of_all_rows_and_validation_has_the_weights_of_its_epo
     np.testing.assert_allclose(found, noted.figures[1::2], rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "rdd"])
+@pytest.mark.parametrize("kind", ["rdd", pytest.param("arrays", marks=pytest.mark.soak)])
 def test_validation_data(sc, digits, kind):
     x, y, x_test, y_test = digits
     held_out = (x_test, y_test) if kind == "arrays" else parts_of(sc, x_test, y_test, 100, 0, 97, 200)

@@ -79,9 +79,11 @@ PAIRS = [
     # between a push and the next, in the first epoch; right after a push, before the last batch
     pytest.param("socket", 1, ("batch_end", 0, 3), ("batch_begin", LAST, BATCHES - 1), id="socket-1"),
     # in a later epoch; after the last batch, before the push that ends the run's last epoch
-    pytest.param("http", 5, ("batch_end", 1, 6), ("epoch_end", LAST), id="http-5"),
+    pytest.param("http", 5, ("batch_end", 1, 6), ("epoch_end", LAST), id="http-5", marks=pytest.mark.soak),
     # a whole epoch is lost; everything is pushed
-    pytest.param("socket", "epoch", ("batch_end", 1, BATCHES - 1), ("train_end",), id="socket-epoch"),
+    pytest.param(
+        "socket", "epoch", ("batch_end", 1, BATCHES - 1), ("train_end",), id="socket-epoch", marks=pytest.mark.soak
+    ),
 ]
 LONG = [
     pytest.param(
@@ -257,7 +259,7 @@ class Hang(CutOff):
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("transport", "fault"),
-    [("socket", "gone"), ("http", "hangs"), pytest.param("socket", "hangs", marks=pytest.mark.soak)],
+    [("socket", "gone"), *(pytest.param(transport, "hangs", marks=pytest.mark.soak) for transport in ("http", "socket"))],
     ids=["socket-gone", "http-hangs", "socket-hangs"],
 )
 def test_a_server_that_does_not_answer(sc, tmp_path, witness, monkeypatch, transport, fault):
@@ -460,7 +462,8 @@ SPECULATION = {
 }
 
 
-@pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["socket", "http"])
 def test_an_executor_that_hangs_and_comes_back(standalone, tmp_path, transport):
     """It is given up, its partition trained elsewhere, and what it sends when it comes back is refused."""
     found = standalone.run(hung, IMPATIENT, folder=str(tmp_path), transport=transport, executor=True)
@@ -539,7 +542,8 @@ def speculated(sc, folder, transport):
         }
 
 
-@pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["socket", "http"])
 def test_a_copy_of_a_task_does_not_train(standalone, tmp_path, transport):
     found = standalone.run(speculated, SPECULATION, folder=str(tmp_path), transport=transport)
     tell(found)
