@@ -264,7 +264,6 @@ def a_function():
         ((1, "x"), "(1, x)"),
         ({"f": a_function}, "f=a_function"),
     ],
-    ids=repr,
 )
 def test_parameters_in_short_words(params, told):
     assert told_params(params) == told

@@ -22,7 +22,6 @@ from tests.ml import parts
         DiLoCo(momentum=0.5), ParameterServerOptions(timeout=3.0),
         parts.halved, parts.Shifted(2.0, (3,)), {"left": parts.Shifted()},
     ],
-    ids=repr,
 )  # fmt: skip
 def test_a_round_trip_through_json(value):
     assert decode(json.loads(json.dumps(encode(value, "it")))) == value
