@@ -690,6 +690,7 @@ def test_another_vocabulary_changes_the_digest():
 
 def test_a_process_keeps_the_last_models(monkeypatch):
     monkeypatch.setattr(models, "KEPT_MODELS", 2)
+    monkeypatch.setattr(models, "_kept", OrderedDict())
     one, two, three = (ModelArchive.pack(dense(loss=loss)) for loss in ("mse", "mae", "msle"))
     kept = one.cached()
     assert one.cached() is kept

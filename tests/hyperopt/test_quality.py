@@ -49,6 +49,7 @@ def compared(seeds, count):
     return found
 
 
+@pytest.mark.soak
 def test_tpe_beats_random_search():
     found = compared(seeds=10, count=80)
     assert np.mean(found["tpe"]) < 0.6 * np.mean(found["random"])

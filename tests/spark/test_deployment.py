@@ -90,7 +90,6 @@ def test_the_package_is_shipped_where_it_lacks(told):
     assert "sparkkeras.zip" in told[2]
 
 
-@pytest.mark.core
 def test_spark_is_started_for_arrays_with_this_python(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

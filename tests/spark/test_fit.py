@@ -8,8 +8,7 @@ from sparkkeras import SparkModel, to_simple_rdd
 from tests.models import classifier, regression
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("frequency", ["epoch", 10, "batch"])
+@pytest.mark.parametrize("frequency", ["epoch", pytest.param(10, marks=pytest.mark.core), "batch"])
 def test_learns_digits(sc, digits, frequency):
     x, y, x_test, y_test = digits
     spark_model = SparkModel(classifier(), num_workers=2, frequency=frequency, seed=1)

@@ -71,9 +71,11 @@ def plain(given, epochs, stop=22, **arguments):
 # One worker
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("mode", "frequency", "encrypt"), [("asynchronous", 4, True), ("hogwild", "epoch", False)])
+@pytest.mark.parametrize(
+    ("mode", "frequency", "encrypt"),
+    [pytest.param("asynchronous", 4, True, marks=pytest.mark.core), ("hogwild", "epoch", False)],
+)
 def test_one_worker_is_plain_keras_whatever_the_transport(linear, transport, mode, frequency, encrypt):
     options = {"encrypt": encrypt}
     history, stats, _ = train(
