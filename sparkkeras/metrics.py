@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras.concurrency import locks_state
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
@@ -22,6 +23,7 @@ MetricState = tuple[Array, ...]
 """The variables of all metrics of a model, one after the other."""
 
 
+@locks_state
 def prepare(model: keras.Model, sample: Block) -> None:
     """Have the model make the variables of its metrics, which it does when it first sees data.
 
@@ -47,6 +49,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
         model.reset_metrics()
 
 
+@locks_state
 def take(model: keras.Model) -> MetricState:
     """Copy the state of a model's metrics."""
     return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in _variables(model))
@@ -64,6 +67,7 @@ def merge(states: Iterable[MetricState]) -> MetricState:
     return tuple(total or ())
 
 
+@locks_state
 def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     """The figures that belong to a state, under the names that the model gives them."""
     variables = _variables(model)

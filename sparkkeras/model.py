@@ -25,6 +25,7 @@ import keras
 import numpy as np
 
 from sparkkeras import custom_code
+from sparkkeras.concurrency import locks_state
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.schema import Schema, Slot
 from sparkkeras.errors import CustomObjectError, ModelError
@@ -86,10 +87,12 @@ class ModelState:
         return self.weights.nbytes + self.optimizer.nbytes
 
     @classmethod
+    @locks_state
     def take(cls, model: keras.Model) -> ModelState:
         """Copy the state out of a model."""
         return cls(take_weights(model), _take(optimizer_variables(model)))
 
+    @locks_state
     def put(self, model: keras.Model) -> None:
         """Copy the state into a model of the same layout."""
         put_weights(self.weights, model)
@@ -138,11 +141,13 @@ def trainable_size(model: keras.Model) -> int:
     return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
 
 
+@locks_state
 def take_weights(model: keras.Model) -> Flat:
     """Copy the weights out of a model."""
     return _take(weight_variables(model))
 
 
+@locks_state
 def put_weights(weights: Flat, model: keras.Model) -> None:
     """Copy weights into a model of the same layout."""
     _put(weights, weight_variables(model))

@@ -169,6 +169,7 @@ class SparkEnsemble:
         Raises:
             ConfigurationError: An argument is unknown or out of range, or a member would have no rows.
             DataError: The data is empty, malformed, or does not fit a member or its loss.
+            ModelError: Another call of ``fit`` is training a member.
             DivergenceError: Weights or loss of a member became NaN or infinite; no member is changed then.
             WorkerError: A task failed for good; the message has its traceback. No member is changed then.
         """
@@ -218,6 +219,10 @@ class _Training(SparkModel):
         super().__init__(members[0], custom_objects=custom_objects, batch_size=batch_size, seed=seed)
         self._sampling = sampling
         self._others = [SparkModel(member, custom_objects=custom_objects) for member in members[1:]]
+
+    @property
+    def _trained_models(self) -> Sequence[keras.Model]:
+        return [self.model, *(other.model for other in self._others)]
 
     def _check_again(self) -> None:
         super()._check_again()

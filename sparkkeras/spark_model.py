@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from sparkkeras import arguments, device, inference, labels, metrics, persistenc
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import DriverCallbacks, Progress, as_callbacks, check_callbacks, told
+from sparkkeras.concurrency import training
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
@@ -35,6 +37,19 @@ from sparkkeras.worker import BatchOptions, FitOptions
 
 Verbose = Literal["auto", 0, 1, 2]
 Transform = Callable[[Any, Any], Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concatenate[SparkModel, P], R]:
+    """Refuse a call while another one trains the same model."""
+
+    @functools.wraps(fit)
+    def exclusive(self: SparkModel, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with training(self._trained_models):
+            return fit(self, *args, **kwargs)
+
+    return exclusive
 
 
 class SparkModel:
@@ -121,6 +136,7 @@ class SparkModel:
         return self.model
 
     @known_arguments
+    @_exclusive
     def fit(
         self,
         data: Any,
@@ -148,6 +164,11 @@ class SparkModel:
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
         """Train the model on Spark. Called again, it goes on from where it stood.
+
+        One call at a time trains a model: another one meanwhile, from a second thread or from a callback, is refused, also
+        through another SparkModel or a model with some of the same layers. `predict` and `evaluate` may be called
+        meanwhile, from callbacks and from other threads; they use the weights of the last finished round (in the
+        asynchronous modes: of the last finished epoch).
 
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
@@ -189,6 +210,7 @@ class SparkModel:
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot travel, or would load as something else.
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round or epoch.
+            ModelError: The model cannot be trained, or another call of ``fit`` is training it.
             ParameterServerError: Workers cannot reach the parameter server.
             WorkerError: A task failed for good; the message has its traceback.
         """
@@ -400,6 +422,11 @@ class SparkModel:
             "fits": self._fits,
         }
         storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
+
+    @property
+    def _trained_models(self) -> Sequence[keras.Model]:
+        """The models that `fit` changes."""
+        return (self.model,)
 
     def _check_again(self) -> None:
         """Check what `__init__` checked: somebody may have assigned another mode or rule meanwhile, or compiled anew."""

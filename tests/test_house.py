@@ -16,6 +16,7 @@ FLOORS = {
     "errors": GROUND,
     "weights": GROUND,
     "arguments": GROUND,
+    "concurrency": GROUND,
     "probe": GROUND,
     "selection": GROUND,
     "data": TOOLS,

@@ -1,0 +1,40 @@
+"""What may be called while a model trains, on Spark."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ModelError, SparkModel
+from tests.models import regression
+
+
+def test_a_model_in_training_predicts_and_evaluates_but_is_not_trained_twice(sc):
+    x = np.random.default_rng(0).random((40, 3)).astype(np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    model = regression(metrics=["mae"])
+    spark_model = SparkModel(model, num_workers=2, seed=1)
+    seen = []
+
+    class Callback(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with pytest.raises(ModelError, match="from a callback of a fit"):
+                spark_model.fit(x, y, verbose=0)
+            seen.append((model.predict(x, verbose=0), spark_model.predict(x)))
+            seen.append((logs["val_mae"], spark_model.evaluate(x, y, return_dict=True)["mae"]))
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+    def elsewhere():
+        with pytest.raises(ModelError, match="another thread is training"):
+            SparkModel(model).fit(x, y, verbose=0)
+        seen.append((model.predict(x, verbose=0), spark_model.predict(x)))
+
+    history = spark_model.fit(x, y, validation_data=(x, y), verbose=0, callbacks=Callback())
+    assert len(seen) == 3
+    for mine, found in seen:
+        np.testing.assert_allclose(mine, found, rtol=1e-5)
+    assert list(history.history) == ["loss", "mae", "val_loss", "val_mae"]
+    assert len(spark_model.fit(x, y, verbose=0).epoch) == 1

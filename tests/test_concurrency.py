@@ -1,0 +1,94 @@
+"""One training at a time for each model, and states that threads read as a whole."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
+from sparkkeras.concurrency import training
+from sparkkeras.model import ModelState
+from tests.models import regression
+
+X = np.zeros((8, 3), np.float32)
+Y = np.zeros((8, 1), np.float32)
+
+
+@pytest.fixture
+def trained_elsewhere():
+    """A model that another thread trains."""
+    model, begun, over = regression(), threading.Event(), threading.Event()
+
+    def train():
+        with training([model]):
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert begun.wait(60)
+    yield model
+    over.set()
+    thread.join()
+
+
+def test_a_second_fit_of_a_model_is_refused(trained_elsewhere):
+    model = trained_elsewhere
+    for fit in (
+        SparkModel(model).fit,
+        SparkMLlibModel(model).spark_model.fit,
+        SparkEnsemble([model, regression()], voting="average").fit,
+    ):
+        with pytest.raises(ModelError, match="another thread is training the model 'regression'.*one after the other"):
+            fit(X, Y)
+
+
+def test_a_model_with_layers_of_a_model_in_training_is_refused(trained_elsewhere):
+    layer = trained_elsewhere.layers[-1]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), layer], name="other")
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="'other', or one that shares layers with it"):
+        SparkModel(model).fit(X, Y)
+    layer.trainable = False  # training leaves it as it is
+    with training([model]):
+        pass
+
+
+def test_copies_and_other_models_may_be_trained_meanwhile(trained_elsewhere):
+    with training([keras.models.clone_model(trained_elsewhere), regression()]):
+        pass
+
+
+def test_fit_in_a_callback_of_a_fit_of_the_same_model_is_refused():
+    model = regression()
+    with training([model]), pytest.raises(ModelError, match="from a callback of a fit that is training the same model"):
+        SparkModel(model).fit(X, Y)
+    with pytest.raises(RuntimeError), training([model]):
+        raise RuntimeError
+    with training([model]):  # neither end, nor an error, nor a refusal leaves it locked
+        pass
+
+
+def test_a_state_is_read_as_a_whole_while_another_thread_writes_it():
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(8))])
+    model.compile("sgd", "mse")
+    state = ModelState.take(model)
+    ended = threading.Event()
+
+    def write():
+        for number in range(60):
+            state.weights.vector[:] = number
+            state.put(model)
+        ended.set()
+
+    state.weights.vector[:] = 0
+    state.put(model)
+    thread = threading.Thread(target=write)
+    thread.start()
+    read = []
+    while not ended.is_set():
+        read.append(ModelState.take(model).weights.vector)
+    thread.join()
+    assert len(read) > 1
+    assert all((vector == vector[0]).all() for vector in read)
