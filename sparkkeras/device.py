@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -85,11 +86,22 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             with suppress(RuntimeError):  # where the person's own functions share this process, and have used it already
                 tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
                 tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
+            tensorflow.get_logger().addFilter(_is_for_the_person)
         elif backend == "torch":
             import torch
 
             torch.set_num_threads(cores)
     _keep()
+
+
+def _is_for_the_person(record: logging.LogRecord) -> bool:
+    """Whether a log record of TensorFlow's concerns the person's code.
+
+    TensorFlow counts how often Keras's functions are traced over all models together, so it warns when a process has
+    trained or called a few models, each of which it traced once.
+    """
+    message = record.getMessage()
+    return not ("triggered tf.function retracing" in message and "TensorFlowTrainer." in message)
 
 
 def _keep() -> None:

@@ -36,6 +36,9 @@ PIECE_BYTES = 4 * 1024 * 1024
 PREDICTION_BYTES = 64 * 1024 * 1024
 """Predictions leave a worker together once they and their features come to this size: few results, and little memory."""
 
+KEPT_STEPS = 3
+"""Of how many other numbers of steps in one call a model keeps what the backend has compiled."""
+
 Transform = Callable[[Any, Any], Any]
 
 
@@ -328,6 +331,7 @@ class LocalTrainer:
         model = self.archive.cached(repr([array.ndim for array in sample.arrays]))
         if not getattr(model, "_sparkkeras_ready", False):
             model._sparkkeras_steps = int(model.steps_per_execution)
+            model._sparkkeras_compiled = {}
             metrics.prepare(model, sample)
             model._sparkkeras_ready = True
             _choose_steps(model)
@@ -335,12 +339,19 @@ class LocalTrainer:
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:
-    """Set how many steps one call runs to train. Evaluation takes what there is: a change makes the backend trace anew."""
+    """Set how many steps one call runs to train. Evaluation takes what there is: a change may make the backend trace anew.
+
+    What was compiled for another number of steps is kept: a person may go to and fro between settings.
+    """
     steps = device.steps_per_execution(model, model._sparkkeras_steps, single, every)
     if steps != model.steps_per_execution:
+        compiled = model._sparkkeras_compiled
+        compiled[model.steps_per_execution] = model.train_function, model.test_function
         model.steps_per_execution = steps
-        model.make_train_function(force=True)
-        model.make_test_function(force=True)
+        # Without one, Keras makes it when it is called.
+        model.train_function, model.test_function = compiled.pop(steps, (None, None))
+        while len(compiled) > KEPT_STEPS:
+            del compiled[next(iter(compiled))]
 
 
 def batch_hooks(callback: Any) -> list[str]:

@@ -331,6 +331,19 @@ def test_the_worker_chooses_where_the_person_did_not(linear):
     assert chosen > 1 if keras.backend.backend() == "tensorflow" else chosen == 1
 
 
+def test_settings_that_come_back_find_what_was_compiled_for_them(linear):
+    class EachBatch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    compiled = []
+    for callbacks in ([], [EachBatch()]) * 2:
+        linear.trainer().fit(linear.state, copied(ROWS), WHOLE, PLAIN, callbacks=callbacks)
+        compiled.append(linear.archive.cached().train_function)
+    assert compiled[0] is compiled[2]
+    assert compiled[1] is compiled[3]
+
+
 # Classes
 
 
