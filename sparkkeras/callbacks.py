@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.model import has_settable_rate, inner_optimizer
-from sparkkeras.worker import batch_hooks
+from sparkkeras.worker import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
@@ -53,6 +53,52 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
                 stacklevel=4,
             )
     return given
+
+
+def has_monitor(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback of Keras's does something when a metric says so."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_best_only)
+    return isinstance(callback, (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau))
+
+
+def check_monitors(
+    argument: str,
+    callbacks: Sequence[keras.callbacks.Callback],
+    names: Sequence[str] | None,
+    validates: bool,
+    without: str = "give validation_split=, validation_data= or validation_col=",
+) -> None:
+    """Refuse callbacks that monitor what training does not report. Keras notices when the first epoch is over.
+
+    Args:
+        argument: What the callbacks were given as.
+        callbacks: The callbacks.
+        names: The metrics of training, or ``None`` where they are not known: then nothing is refused.
+        validates: Whether there are figures of validation beside them.
+        without: What to do where there are none.
+
+    Raises:
+        ConfigurationError: One monitors another name.
+    """
+    if names is None:
+        return
+    known = [*names, *(f"val_{name}" for name in names if validates)]
+    if any(isinstance(callback, _SETTING_RATES) for callback in callbacks):
+        known.append("learning_rate")
+    for callback in callbacks:
+        if has_monitor(callback) and callback.monitor not in known:
+            received = f"{argument}: {type(callback).__name__}(monitor={callback.monitor!r})"
+            if callback.monitor.removeprefix("val_") in names:
+                raise ConfigurationError(
+                    f"{received} monitors validation, and there is none: {without}, or monitor one of "
+                    f"{', '.join(map(repr, sorted(known)))}."
+                )
+            raise ConfigurationError(
+                f"{received} monitors a metric that training does not report. {known_names(callback.monitor, known)}"
+            )
+        if overrides(callback, "on_epoch_end"):
+            return  # it may add to the logs that the callbacks behind it get
 
 
 def as_callbacks(name: str, callbacks: object) -> list[keras.callbacks.Callback]:
@@ -133,13 +179,16 @@ class DriverCallbacks:
         """Validation has ended, with its figures."""
         self._list.on_test_end(logs)
 
-    def on_round_end(self, rows: int, done: float) -> None:
-        """Training went on: by ``rows``, up to ``done`` of the epoch."""
-        self._progress.on_round_end(rows, done)
+    def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
+        """Training went on: by ``rows``, up to ``done`` of the epoch; ``startup`` seconds of it were for loading Keras."""
+        self._progress.on_round_end(rows, done, startup)
 
-    def on_pace(self, rows: int, seconds: float, told: str) -> None:
-        """An epoch that ends now had so many rows in so many seconds; ``told`` is what else there is to say of it."""
-        self._progress.on_pace(rows, seconds, told)
+    def on_pace(self, rows: int, seconds: float, told: str, startup: float = 0.0) -> None:
+        """An epoch that ends now had so many rows in so many seconds, after ``startup`` seconds in which workers started.
+
+        ``told`` is what else there is to say of it.
+        """
+        self._progress.on_pace(rows, seconds, told, startup)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
@@ -152,6 +201,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     _WIDTH = 20
+    _TOLD_STARTUP = 0.1
 
     def __init__(self, verbose: int, epochs: int, num_workers: int) -> None:
         super().__init__()
@@ -159,6 +209,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._rows = 0
         self._started = 0.0
         self._seconds: float | None = None
+        self._startup = 0.0
         self._told = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -168,21 +219,22 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Announce the epoch."""
-        self._rows, self._started = 0, time.perf_counter()
+        self._rows, self._started, self._startup = 0, time.perf_counter(), 0.0
         self._seconds, self._told = None, ""
         if self._verbose:
             self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
 
-    def on_round_end(self, rows: int, done: float) -> None:
-        """Move the bar."""
+    def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
+        """Move the bar. ``startup`` seconds of the time since the last round were for loading Keras."""
         self._rows += rows
+        self._startup += startup
         if self._verbose == 1 and done < 1 and sys.stdout.isatty():
             filled = int(done * self._WIDTH)
             self._write(f"\r[{'=' * filled}{'.' * (self._WIDTH - filled)}] {self._pace()}")
 
-    def on_pace(self, rows: int, seconds: float, told: str) -> None:
-        """Take figures of the epoch that ends that are better than the ones counted here."""
-        self._rows, self._seconds, self._told = rows, seconds, f" - {told}"
+    def on_pace(self, rows: int, seconds: float, told: str, startup: float = 0.0) -> None:
+        """Take figures of the epoch that ends that are better than the ones counted here; ``seconds`` without start-up."""
+        self._rows, self._seconds, self._startup, self._told = rows, seconds, startup, f" - {told}"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tell the figures."""
@@ -192,8 +244,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._write(f"{start}{self._pace()} - {told(logs or {})}\n")
 
     def _pace(self) -> str:
-        seconds = time.perf_counter() - self._started if self._seconds is None else self._seconds
-        return f"{self._workers()} - {seconds:.1f}s - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._told}"
+        seconds = time.perf_counter() - self._started - self._startup if self._seconds is None else self._seconds
+        startup = f" + {self._startup:.1f}s start-up" if self._startup >= self._TOLD_STARTUP else ""
+        return f"{self._workers()} - {seconds:.1f}s{startup} - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._told}"
 
     def _workers(self) -> str:
         return f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,10 @@ def _each(rows: Iterable[R]) -> Iterable[R]:
 
 
 def active_context() -> SparkContext:
-    """The active SparkContext, or a new one on this machine whose workers run this very Python."""
+    """The active SparkContext, or a new one on this machine whose workers run this very Python.
+
+    It warns where the person has stopped one: what was configured there may not hold for the new one.
+    """
     from pyspark import SparkConf, SparkContext
 
     active: SparkContext | None = SparkContext._active_spark_context
@@ -248,7 +252,15 @@ def active_context() -> SparkContext:
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
     if conf.get("spark.master", "").startswith("local") and _is_installed(os.environ["PYSPARK_PYTHON"]):
         conf.setIfMissing("spark.python.daemon.module", "sparkkeras.daemon")
-    return SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+    was_stopped = SparkContext._jvm is not None  # there is a JVM, and no context in it any more
+    context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
+    if was_stopped:
+        warnings.warn(
+            f"the earlier Spark session was stopped, so a new local one is started, with the master {context.master!r}. To "
+            "use another one, start it before (SparkSession.builder.master(...).getOrCreate()).",
+            stacklevel=2,
+        )
+    return context
 
 
 def _is_installed(python: str) -> bool:
@@ -362,6 +374,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
             return ClusterError("the Spark job was cancelled, by SparkContext.cancelAllJobs or the like, or in Spark's UI.")
+        if _WORKER_DIED.search(text):
+            return WorkerError(_worker_died(text, None if context is None else context.master))
         return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
@@ -392,6 +406,34 @@ def worker_traceback(text: str) -> str:
     return "\n".join(kept)
 
 
+def _worker_died(text: str, master: str | None) -> str:
+    """What to say of a process that ended without an error of its own.
+
+    Args:
+        text: Spark's message.
+        master: Spark's master; ``None`` where it is not known.
+    """
+    is_local = master is not None and master.startswith("local") and not master.startswith("local-cluster")
+    attempts = re.search(r"failed (\d+) times", text)
+    times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
+    help_ = ["smaller batches (batch_size=)", "fewer tasks at the same time on a machine"]
+    if is_local:
+        help_[1] += f" (fewer slots than the master {master!r} has, such as local[2])"
+    else:
+        help_[1] += " (fewer cores an executor, or a larger spark.task.cpus)"
+        help_.append("more memory for what is not Java's (spark.executor.memoryOverhead)")
+    retries = ""
+    if is_local and attempts is not None and attempts[1] == "1":
+        retries = " Spark tries a task once in local[N]: with the master local[N,4] it tries it four times."
+    lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
+    return (
+        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the system "
+        f"kills processes (kill -9) when there is none left, and its log (dmesg) says so. What helps: {'; '.join(help_)}."
+        f"{retries} Spark's message: {lost}"
+    )
+
+
+_WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 

@@ -17,6 +17,7 @@ import numpy as np
 from sparkkeras.concurrency import locks_state
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
+from sparkkeras.model import graph_of
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
@@ -82,6 +83,38 @@ def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
         return {name: _plain(value) for name, value in _figures(model).items()}
     finally:
         model.reset_metrics()
+
+
+def log_names(model: keras.Model) -> tuple[str, ...] | None:
+    """The names of the metrics that training reports, or ``None`` where they cannot be known yet.
+
+    They cannot where the model has a ``train_step`` or the like of its own, and before loss and metrics are built, which
+    is when Keras gives them their names.
+    """
+    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _REPORTING):
+        return None
+    parts = (model._compile_metrics, model._compile_loss)
+    if not all(part is None or part.built for part in parts):
+        return None
+    with suppress(Exception):  # a metric may have no result before it has seen data
+        return tuple(_figures(model))
+    return None
+
+
+_REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+
+
+def name_metrics(model: keras.Model) -> None:
+    """Have a copy of a model build loss and metrics, so that they have names, from what it says of its outputs.
+
+    Not the model itself: Keras chooses some metrics by the shape of the labels, which only the data tells.
+    """
+    outputs = getattr(graph_of(model), "_outputs_struct", None)
+    if outputs is not None:
+        with suppress(Exception):  # then their names are not known
+            for part in (model._compile_metrics, model._compile_loss):
+                if part is not None and not part.built:
+                    part.build(outputs, outputs)
 
 
 def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import told
+from sparkkeras.callbacks import check_monitors, has_monitor, told
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset
 from sparkkeras.data.frame import Columns, Loaders, Named
@@ -228,6 +228,16 @@ class _Training(SparkModel):
         super()._check_again()
         for other in self._others:
             other._check_again()
+
+    def _check_monitors(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        worker_callbacks: Sequence[keras.callbacks.Callback],
+        validates: bool,
+    ) -> None:
+        if any(map(has_monitor, worker_callbacks)):
+            for each in (self, *self._others):
+                check_monitors("worker_callbacks", worker_callbacks, each._log_names(), validates)
 
     def _check_data(self, spec: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions) -> None:
         super()._check_data(spec, ranges, options)

@@ -16,7 +16,15 @@ import numpy as np
 from sparkkeras import arguments, device, inference, labels, metrics, persistence, storage
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import DriverCallbacks, Progress, as_callbacks, check_callbacks, told
+from sparkkeras.callbacks import (
+    DriverCallbacks,
+    Progress,
+    as_callbacks,
+    check_callbacks,
+    check_monitors,
+    has_monitor,
+    told,
+)
 from sparkkeras.concurrency import training
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
@@ -225,13 +233,14 @@ class SparkModel:
         if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
             raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
         given = check_callbacks(callbacks, self.model)
+        given_to_workers = as_callbacks("worker_callbacks", worker_callbacks)
         options = FitOptions(
             batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
             transform=_transform(transform),
             shuffle=bool(shuffle),
             seed=self._seed_of_fit(),
             class_weight=arguments.class_weight(class_weight),
-            callbacks=_by_value(as_callbacks("worker_callbacks", worker_callbacks) or None, "worker_callbacks"),
+            callbacks=_by_value(given_to_workers or None, "worker_callbacks"),
         )
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
@@ -249,8 +258,11 @@ class SparkModel:
         block = self._read(data, y, sample_weight, reader, options)
         held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
         archive = self._archive()
+        validates = bool(validation_split) or held_out is not None
+        self._check_monitors(given, given_to_workers, validates)
         with ExitStack() as stack:
             stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), options)
+            self._check_monitors(given, given_to_workers, validates)  # now the metrics of every model have names
             shares = Shares.split(stored.handles, validation_split)
             validation = None
             if validation_split:
@@ -440,6 +452,28 @@ class SparkModel:
                 "model.compile(optimizer=..., loss=...)."
             )
         check_optimizer(self.rule, self.model.optimizer)
+
+    def _check_monitors(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        worker_callbacks: Sequence[keras.callbacks.Callback],
+        validates: bool,
+    ) -> None:
+        """Refuse callbacks that monitor what nobody reports to them, as far as the names are known."""
+        if any(map(has_monitor, callbacks)) or any(map(has_monitor, worker_callbacks)):
+            names = self._log_names()
+            check_monitors("callbacks", callbacks, names, validates)
+            elsewhere = "callbacks of a worker see its own training only, so give it as callbacks="
+            check_monitors("worker_callbacks", worker_callbacks, names, False, elsewhere)
+
+    def _log_names(self) -> tuple[str, ...] | None:
+        """The names of the metrics, or ``None`` where they are not known."""
+        names = metrics.log_names(self.model)
+        if names is None:
+            copy = self._archive().unpack()
+            metrics.name_metrics(copy)
+            names = metrics.log_names(copy)
+        return names
 
     def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
         """Do what a call of `fit` asks for, once all is checked and the rows are stored."""

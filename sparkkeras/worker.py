@@ -356,7 +356,7 @@ def _choose_steps(model: Any, single: bool = False, every: int | None = None) ->
 
 def batch_hooks(callback: Any) -> list[str]:
     """The hooks for batches that a callback has of its own."""
-    return [hook for hook in _BATCH_HOOKS if _is_overridden(callback, hook)]
+    return [hook for hook in _BATCH_HOOKS if overrides(callback, hook)]
 
 
 _BATCH_HOOKS = (
@@ -369,7 +369,8 @@ _BATCH_HOOKS = (
 )
 
 
-def _is_overridden(callback: Any, hook: str) -> bool:
+def overrides(callback: Any, hook: str) -> bool:
+    """Whether a callback has a hook that is not Keras's own."""
     method = vars(callback).get(hook) or getattr(type(callback), hook)
     return not str(method.__module__).startswith("keras.")
 

@@ -87,3 +87,62 @@ def test_a_module_that_workers_lack_is_named():
     assert isinstance(error, WorkerError)
     assert "Spark's workers lack the Python module 'cryptography': install it where they run" in str(error)
     assert error.worker_traceback.startswith("Traceback")
+
+
+KILLED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 53.0 failed {attempts} times, most \
+recent failure: Lost task 1.0 in stage 53.0 (TID 259) (localhost executor driver): org.apache.spark.SparkException: Python worker \
+exited unexpectedly (crashed). Consider setting 'spark.python.worker.faulthandler.enabled' configuration to 'true'.
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:1136)
+Caused by: java.io.EOFException"""
+
+LOST = """An error occurred while calling o12.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, most recent \
+failure: Lost task 0.3 in stage 3.0 (TID 9) (10.0.0.7 executor 4): ExecutorLostFailure (executor 4 exited caused by one of \
+the running tasks) Reason: Container killed by YARN for exceeding memory limits. 9.1 GB of 9 GB physical memory used."""
+
+
+class Context:
+    def __init__(self, master):
+        self.master = master
+        self._jsc = self
+
+    def sc(self):
+        return self
+
+    def isStopped(self):
+        return False
+
+
+def test_a_worker_process_that_died_is_reported_with_what_helps():
+    from sparkkeras.cluster import translated
+
+    for master, attempts, words, absent in (
+        ("local[2]", 1, ["attempts at the task: 1", "'local[2]'", "local[N,4]"], "memoryOverhead"),
+        ("local[2,4]", 4, ["attempts at the task: 4", "fewer slots"], "local[N,4]"),
+        ("yarn", 4, ["spark.executor.memoryOverhead", "spark.task.cpus"], "local["),
+        (None, 4, ["spark.executor.memoryOverhead"], "local["),
+    ):
+        error = translated(RuntimeError(KILLED.format(attempts=attempts)), master and Context(master))
+        assert isinstance(error, WorkerError)
+        message = str(error)
+        assert message.startswith("a worker process died while it ran a task, without a Python error")
+        assert "collectAndServe" not in message
+        assert "\n" not in message
+        for word in ["memory", "batch_size=", "Python worker exited unexpectedly", *words]:
+            assert word in message, (master, word)
+        assert absent not in message, master
+    lost = str(translated(RuntimeError(LOST), Context("yarn")))
+    assert lost.startswith("a worker process died")
+    assert "Container killed by YARN for exceeding memory limits" in lost
+
+
+def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
+    from sparkkeras.cluster import translated
+
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "ValueError: Python worker exited unexpectedly",
+    ]
+    assert "ValueError" in str(translated(RuntimeError("\n".join(lines)), Context("local[2]")))

@@ -29,12 +29,14 @@ class TaskContext:
         attempt: A number that no other attempt at a task has, in one SparkContext.
         cores: The CPU cores that the task may use.
         accelerators: The addresses of the GPUs that Spark gave the task.
+        startup_seconds: How long this process took to load Keras for the task; about 0 where it had it already.
     """
 
     worker: int
     attempt: int = 0
     cores: int = 1
     accelerators: tuple[str, ...] = ()
+    startup_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

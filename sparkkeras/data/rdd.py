@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -366,9 +366,10 @@ class Deferred(Generic[R]):
 
     def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
         """Make this process ready, and run the task."""
+        started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
-        return task(context, blocks)
+        return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Report:
     learning_rate: float
     logs: dict[str, Any]
     is_finite: bool
+    startup_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Mean:
     reports: tuple[Report, ...]
 
     @classmethod
-    def of(cls, replica: Replica) -> Mean:
-        """The mean of one."""
+    def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Mean:
+        """The mean of one, from a process that took ``startup_seconds`` to load Keras."""
         report = Report(
             replica.worker,
             replica.rows,
@@ -62,6 +63,7 @@ class Mean:
             replica.learning_rate,
             replica.logs,
             replica.is_finite,
+            startup_seconds,
         )
         return cls(replica.rows, replica.state.weights, replica.state.optimizer, replica.metrics, (report,))
 
@@ -122,7 +124,7 @@ class RoundTask:
             stretch = Stretch(self.epoch, rows, self.first, self.last)
             replica = trainer.fit(self.state.value, block, stretch, self.options.value)
             if replica is not None:
-                yield Mean.of(replica)
+                yield Mean.of(replica, context.startup_seconds)
 
 
 class AveragingStrategy:
@@ -168,7 +170,9 @@ class AveragingStrategy:
         mean = merge(means)
         _check_finite(mean.reports, epoch)
         _folded(job, before, mean, epoch).put(job.model)
-        callbacks.on_round_end(mean.rows, last / job.batches)
+        # Processes load Keras at the same time, each for its first task.
+        startup = max(report.startup_seconds for report in mean.reports)
+        callbacks.on_round_end(mean.rows, last / job.batches, startup)
         return mean
 
 

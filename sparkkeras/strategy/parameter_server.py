@@ -458,7 +458,8 @@ class _Training:
         stats, rule_state = self._kept.pop(end.epoch)
         job.rule_state.clear()
         job.rule_state.update(rule_state)
-        self._callbacks.on_pace(*self._pace.of_epoch(stats, sum(report.rows for report in end.reports)))
+        rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
+        self._callbacks.on_pace(*self._pace.of_epoch(stats, rows, trained))
         if end.absent and not self._warned:
             self._warned = True
             warnings.warn(
@@ -560,20 +561,30 @@ class _Pace:
 
     def __init__(self) -> None:
         self._rows = 0
-        self._last = ParameterServerStats()
+        self._last: ParameterServerStats | None = None
 
     def rows_since(self, rows: int) -> int:
         """The rows since this was last asked."""
         new, self._rows = rows - self._rows, rows
         return new
 
-    def of_epoch(self, stats: ParameterServerStats, rows: int) -> tuple[int, float, str]:
-        """The rows of an epoch, the seconds since the one before ended, and its updates in words."""
+    def of_epoch(self, stats: ParameterServerStats, rows: int, trained: float) -> tuple[int, float, str, float]:
+        """The rows of an epoch, the seconds since the one before ended, its updates in words, and the seconds of start-up.
+
+        Start-up is what lies before the first epoch.
+
+        Args:
+            stats: What the server had done when the epoch ended.
+            rows: The rows of the epoch.
+            trained: How long the slowest worker trained in it.
+        """
+        startup = max(0.0, stats.seconds - trained) if self._last is None else 0.0
+        last = self._last or ParameterServerStats(seconds=startup)
         counts = Counter(stats.staleness)
-        counts.subtract(self._last.staleness)
+        counts.subtract(last.staleness)
         recent = ParameterServerStats(
-            seconds=stats.seconds - self._last.seconds,
-            pushes=stats.pushes - self._last.pushes,
+            seconds=stats.seconds - last.seconds,
+            pushes=stats.pushes - last.pushes,
             staleness=dict(+counts),
         )
         self._last = stats
@@ -581,4 +592,4 @@ class _Pace:
             f"{recent.updates_per_second:,.0f} updates/s - staleness {recent.mean_staleness:.1f} mean, "
             f"{recent.max_staleness} max"
         )
-        return rows, recent.seconds, told
+        return rows, recent.seconds, told, startup

@@ -20,6 +20,7 @@ from sparkkeras import (
     WorkerError,
     to_simple_rdd,
 )
+from sparkkeras.cluster import active_context
 from tests.models import classifier, regression
 
 
@@ -360,3 +361,15 @@ def test_a_stopped_context(contexts, spark_model, rows):
     contexts.stop()
     with pytest.raises(ClusterError, match="has been stopped"):
         spark_model.fit(rdd)
+
+
+def test_a_context_that_takes_the_place_of_a_stopped_one_is_announced(contexts, arrays, spark_model):
+    contexts.get("local[2]")
+    contexts.stop()
+    x, _ = arrays
+    try:
+        with pytest.warns(UserWarning, match=r"earlier Spark session was stopped, so a new local one.*master 'local\["):
+            spark_model.predict(x)
+        spark_model.predict(x)  # it is told once
+    finally:
+        active_context().stop()

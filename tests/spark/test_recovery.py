@@ -287,3 +287,14 @@ def test_a_source_is_read_once(sc, arrays):
 
     SparkModel(classifier()).fit(rows(sc, arrays).map(count), epochs=3, validation_split=0.1, verbose=0)
     assert read.value == 240
+
+
+def test_a_killed_worker_is_reported_as_one(sc, arrays):
+    def kill(x, y=None):
+        if os.environ.get("SPARKKERAS_WORKER"):  # the driver tries the transform too
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    with pytest.raises(WorkerError, match=r"a worker process died while.*memory.*local\[N,4\]") as raised:
+        SparkModel(classifier()).predict(arrays[0], transform=kill)
+    assert "collectAndServe" in str(raised.value.__cause__)

@@ -1,0 +1,156 @@
+"""Callbacks checked on the driver before anything starts."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel, metrics
+from sparkkeras.callbacks import Progress, check_monitors
+from sparkkeras.model import ModelArchive
+from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.strategy.parameter_server import _Pace
+from tests.models import regression
+
+EarlyStopping, ReduceLROnPlateau = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
+X, Y = np.zeros((8, 3), np.float32), np.zeros((8, 1), np.float32)
+NAMES = ("loss", "mae")
+
+
+class Adds(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["added"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (
+            EarlyStopping("val_los"),
+            r"EarlyStopping\(monitor='val_los'\).*Known: 'loss', 'mae', 'val_loss'.*mean 'val_loss'\?",
+        ),
+        (ReduceLROnPlateau("val_MAE"), r"ReduceLROnPlateau\(monitor='val_MAE'\).*Did you mean 'val_mae'"),
+        (keras.callbacks.ModelCheckpoint("a.keras", "acc", save_best_only=True), "monitor='acc'.*Known"),
+        (EarlyStopping("learning_rate"), "Known"),
+    ],
+)
+def test_a_monitor_that_nobody_reports_is_refused_with_the_known_names(callback, words):
+    for callbacks in ([callback], [EarlyStopping("loss"), callback, Adds()]):
+        with pytest.raises(ConfigurationError, match=words):
+            check_monitors("callbacks", callbacks, NAMES, validates=True)
+
+
+def test_a_monitor_of_validation_needs_validation():
+    with pytest.raises(
+        ConfigurationError, match=r"'val_mae'\) monitors validation, and there is none: give validation_split="
+    ):
+        check_monitors("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        [EarlyStopping(), ReduceLROnPlateau("val_mae"), EarlyStopping("mae")],
+        [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), EarlyStopping("learning_rate")],
+        [ReduceLROnPlateau(), EarlyStopping("learning_rate")],
+        [keras.callbacks.ModelCheckpoint("{epoch}.keras", "nothing")],  # saves every epoch, whatever it monitors
+        [Adds(), EarlyStopping("added")],
+        [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(added=1)), EarlyStopping("added")],
+    ],
+)
+def test_monitors_that_may_be_reported_pass(callbacks):
+    check_monitors("callbacks", callbacks, NAMES, validates=True)
+
+
+def test_without_known_names_nothing_is_refused():
+    check_monitors("callbacks", [EarlyStopping("anything")], None, validates=False)
+
+
+def two_outputs():
+    inputs = keras.Input((3,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("near", "far")}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse", metrics={"far": ["mae", keras.metrics.RootMeanSquaredError(name="root")]})
+    return model
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return {"anything": 1.0}
+
+
+def own_step():
+    model = OwnStep([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (lambda: regression(metrics=["acc", keras.metrics.AUC(name="area")]), {"loss", "acc", "area"}),
+        (regression, {"loss"}),
+        (lambda: regression(metrics=[keras.losses.mean_absolute_error]), {"loss", "mean_absolute_error"}),
+        (two_outputs, {"loss", "near_loss", "far_loss", "far_mae", "far_root"}),
+    ],
+)
+def test_names_are_known_before_any_data_and_are_those_of_keras(build, names):
+    model = build()
+    copy = ModelArchive.pack(model).unpack()
+    metrics.name_metrics(copy)
+    assert set(metrics.log_names(copy)) == names
+    x = np.zeros((4, *model.inputs[0].shape[1:]), np.float32)
+    y = {"near": np.zeros((4, 1)), "far": np.zeros((4, 1))} if build is two_outputs else np.zeros((4, 1))
+    assert set(model.fit(x, y, verbose=0).history) == names
+    assert set(metrics.log_names(model)) == names
+
+
+def test_names_of_an_own_train_step_cannot_be_known():
+    model = own_step()
+    metrics.name_metrics(model)
+    assert metrics.log_names(model) is None
+
+
+def test_fit_checks_monitors_before_spark_is_needed():
+    stop = EarlyStopping("val_los")
+    for callbacks in ({"callbacks": stop}, {"worker_callbacks": stop}):
+        with pytest.raises(ConfigurationError, match="val_los"):
+            SparkModel(regression()).fit(X, Y, validation_split=0.5, **callbacks)
+    with pytest.raises(ConfigurationError, match="worker_callbacks.*its own training only, so give it as callbacks="):
+        SparkModel(regression()).fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping())
+    models = [regression(), regression(metrics=["mae"])]
+    with pytest.raises(ConfigurationError, match="monitor='val_mae'.*Known: 'loss', 'val_loss'"):
+        SparkEnsemble(models, voting="average").fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping("val_mae"))
+
+
+def test_the_rate_of_an_epoch_leaves_start_up_out(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr("sparkkeras.callbacks.time.perf_counter", lambda: now[0])
+    progress = Progress(2, 3, 2)
+
+    def epoch(number, wall, *rounds, pace=None):
+        progress.on_epoch_begin(number)
+        for rows, startup in rounds:
+            progress.on_round_end(rows, 1.0, startup)
+        now[0] += wall
+        if pace:
+            progress.on_pace(*pace)
+        progress.on_epoch_end(number, {"loss": 0.5})
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert epoch(0, 32.0, (1000, 30.0), (1000, 0.0)) == "2 workers - 2.0s + 30.0s start-up - 1,000 rows/s - loss: 0.5000"
+    assert epoch(1, 2.0, (1000, 0.001)) == "2 workers - 2.0s - 500 rows/s - loss: 0.5000"
+    assert epoch(2, 9.0, pace=(300, 3.0, "5 updates/s", 6.0)) == (
+        "2 workers - 3.0s + 6.0s start-up - 100 rows/s - 5 updates/s - loss: 0.5000"
+    )
+
+
+def test_what_lies_before_the_first_epoch_of_a_parameter_server_is_start_up():
+    pace = _Pace()
+    assert pace.of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[:2] == (100, 2.0)
+    assert pace.of_epoch(ParameterServerStats(seconds=13.0, pushes=50), 100, 0.5) == (
+        100, 1.0, "30 updates/s - staleness 0.0 mean, 0 max", 0.0,
+    )  # fmt: skip
+    assert _Pace().of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[2:] == (
+        "10 updates/s - staleness 0.0 mean, 0 max", 10.0,
+    )  # fmt: skip
