@@ -14,10 +14,11 @@ from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.schema import LabelRange, Reader, Schema, union
 from sparkkeras.data.source import lazy_dataset
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.metrics import MetricState
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.remote import AnyCluster
-from sparkkeras.worker import BatchOptions, LocalTrainer, together
+from sparkkeras.worker import BatchOptions, LocalTrainer, together, transformed
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,47 @@ class PredictTask:
         trainer = LocalTrainer(self.archive.value, context)
         parts = trainer.predict(self.state.value, blocks, self.options.value, self.schema)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
+
+
+@dataclass(frozen=True)
+class SeenTask:
+    """Yields what a partition's first batch looks like to the model, after the transform; or why the transform failed."""
+
+    options: Shared[BatchOptions]
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[BlockSpec | str]:
+        """Look at the first batch."""
+        options = self.options.value
+        found: list[BlockSpec | str] = []
+        for block in blocks:
+            if block.rows and not found:
+                try:
+                    found.append(transformed(block[: options.batch_size], options).spec)
+                except Exception as error:
+                    found.append(transform_failed(error, f"the first rows of partition {context.worker}"))
+        return iter(found)
+
+
+def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
+    """What rows look like to the model, after the transform, by the first rows of each partition.
+
+    Raises:
+        ConfigurationError: The transform failed on some.
+    """
+    with dataset.share(options) as how:
+        found = dataset.run(SeenTask(how)).collect()
+    specs = [each for each in found if isinstance(each, BlockSpec)]
+    if len(specs) < len(found):
+        raise ConfigurationError(next(each for each in found if isinstance(each, str)))
+    return specs[0]
+
+
+def transform_failed(error: Exception, rows: str) -> str:
+    """What to say of a transform that failed."""
+    return (
+        f"transform failed on {rows}: {type(error).__name__}: {error}. It is called as transform(x, y) with arrays that "
+        "have the rows on their first axis, and must return (x, y)."
+    )
 
 
 def evaluate(

@@ -239,10 +239,12 @@ class _Training(SparkModel):
             for each in (self, *self._others):
                 check_monitors("worker_callbacks", worker_callbacks, each._log_names(), validates)
 
-    def _check_data(self, spec: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions) -> None:
-        super()._check_data(spec, ranges, options)
+    def _check_data(
+        self, spec: BlockSpec | None, seen: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions
+    ) -> None:
+        super()._check_data(spec, seen, ranges, options)
         for other in self._others:
-            other._check_data(spec, ranges, options)
+            other._check_data(spec, seen, ranges, options)
 
     def _dataset(
         self, data: Any, block: Block | None, reader: Reader, named: Named | None, shuffle: bool = False

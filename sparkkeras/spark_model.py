@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import keras
@@ -41,7 +41,7 @@ from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.remote import AnyCluster
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
 from sparkkeras.strategy.base import MODES, make_strategy
-from sparkkeras.worker import BatchOptions, FitOptions
+from sparkkeras.worker import BatchOptions, FitOptions, transformed
 
 Verbose = Literal["auto", 0, 1, 2]
 Transform = Callable[[Any, Any], Any]
@@ -204,7 +204,9 @@ class SparkModel:
                 outputs.
             loader: What turns a column of a DataFrame into model inputs, such as `image_loader`, or
                 ``{input name: loader}``.
-            transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers.
+            transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers. It is also called on the driver, before
+                a job starts, to check what it returns: with the first batch of arrays, and for a DataFrame or an RDD with
+                one row of zeros. If it fails on zeros, its first rows on the workers are checked instead.
             on_nan: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
                 ``"allow"`` (nulls are NaN then).
             worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker; in the
@@ -261,7 +263,7 @@ class SparkModel:
         validates = bool(validation_split) or held_out is not None
         self._check_monitors(given, given_to_workers, validates)
         with ExitStack() as stack:
-            stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), options)
+            stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), block, options)
             self._check_monitors(given, given_to_workers, validates)  # now the metrics of every model have names
             shares = Shares.split(stored.handles, validation_split)
             validation = None
@@ -269,7 +271,10 @@ class SparkModel:
                 validation = Validation(stored, validation_options, validation_freq, shares.validation_spans)
             elif held_out is not None:
                 rows = self._stored(
-                    stack, self._dataset(held_out[0], held_out_block, reader, held_out_named), validation_options
+                    stack,
+                    self._dataset(held_out[0], held_out_block, reader, held_out_named),
+                    held_out_block,
+                    validation_options,
                 )
                 validation = Validation(rows, validation_options, validation_freq)
             job = Job(
@@ -338,7 +343,7 @@ class SparkModel:
         found = self._evaluated(data, block, reader, named, options)
         if found is None:
             raise DataError("there are no rows to evaluate: the data is empty.")
-        self._check_data(found.spec, found.labels, BatchOptions(options.batch_size))
+        self._check_data(found.spec, found.spec, found.labels, BatchOptions(options.batch_size))
         logs = metrics.results(self.model, found.metrics)
         if verbose:
             sys.stdout.write(f"{told(logs)}\n")
@@ -400,7 +405,7 @@ class SparkModel:
         reader = Reader(models.schema_of(self.model), False, on_nan)
         block = read_on_driver(data, None, None, reader)
         if block is not None:
-            self._check_features(block.spec, options)
+            reader.schema.check_features(_seen_on_driver(block, options))
         if not collect:
             archive, weights = self._archive(), ModelWeights.take(self.model)
             return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
@@ -528,25 +533,43 @@ class SparkModel:
         """The seed of the next call of `fit`: another for each, so that none repeats the shuffles of one before."""
         return int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])
 
-    def _stored(self, stack: ExitStack, dataset: AbstractContextManager[Dataset], options: BatchOptions) -> StoredDataset:
-        """The dataset's rows, stored until ``stack`` ends, once they are found to fit the model."""
+    def _stored(
+        self, stack: ExitStack, dataset: AbstractContextManager[Dataset], block: Block | None, options: BatchOptions
+    ) -> StoredDataset:
+        """The dataset's rows, stored until ``stack`` ends, once they are found to fit the model.
+
+        Those of a ``block`` of this process were found to when it was read.
+        """
         stored = stack.enter_context(stack.enter_context(dataset).stored())
-        self._check_data(common_spec(stored.handles), all_labels(stored.handles), options)
+        if block is None:
+            spec = common_spec(stored.handles)
+            seen = None if spec is None else _seen_on_zeros(spec, options) or inference.seen_on_workers(stored, options)
+            self._check_data(spec, seen, all_labels(stored.handles), options)
         return stored
 
     def _read(self, data: Any, y: Any, sample_weight: Any, reader: Reader, options: BatchOptions) -> Block | None:
         """Arrays as a block that the model can take; ``None`` for an RDD."""
         block = read_on_driver(data, y, None if is_frame(data) else sample_weight, reader)
         if block is not None:
-            self._check_data(block.spec if block.rows else None, label_ranges(block), options)
+            seen = _seen_on_driver(block, options) if block.rows else None
+            self._check_data(block.spec if block.rows else None, seen, label_ranges(block), options)
         return block
 
-    def _check_data(self, spec: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions) -> None:
-        """Refuse data that the model or its loss cannot take, and make the metrics' variables on the way."""
-        if spec is None:
+    def _check_data(
+        self, spec: BlockSpec | None, seen: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions
+    ) -> None:
+        """Refuse data that the model or its loss cannot take, and make the metrics' variables on the way.
+
+        Args:
+            spec: What the rows look like; ``None`` where there are none.
+            seen: What they look like to the model, after the transform.
+            ranges: Their labels.
+            options: How they become batches.
+        """
+        if spec is None or seen is None:
             told = "data" if isinstance(options, FitOptions) else "validation data"
             raise DataError(f"the {told} has no rows: it is empty, or on_nan='drop' or validation_col left none.")
-        sample = self._check_features(spec, options)
+        models.schema_of(self.model).check_features(seen)
         if isinstance(options, FitOptions) and options.class_weight is not None:
             if spec.form.weight is not None:
                 raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
@@ -556,22 +579,7 @@ class SparkModel:
                 )
         if options.transform is None:
             labels.check_labels(self.model, spec, ranges)
-        metrics.prepare(self.model, sample)
-
-    def _check_features(self, spec: BlockSpec, options: BatchOptions) -> Block:
-        """Refuse features that the model cannot take; a row of zeros as it comes to the model."""
-        schema = models.schema_of(self.model)
-        sample = spec.zeros()
-        if options.transform is not None:
-            try:
-                sample = sample.transformed(options.transform.load(), options.batch_size).with_floats(schema.floatx)
-            except Exception as error:
-                raise ConfigurationError(
-                    f"transform failed on a batch of one row of zeros: {type(error).__name__}: {error}. It is called as "
-                    "transform(x, y) with arrays that have the rows on their first axis, and must return (x, y)."
-                ) from error
-        schema.check_features(sample.spec)
-        return sample
+        metrics.prepare(self.model, seen.zeros())
 
 
 def load_spark_model(
@@ -606,6 +614,22 @@ def load_spark_model(
     spark_model._fits = fits
     spark_model._rule_state = rule_state
     return spark_model
+
+
+def _seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
+    """What rows of this process look like to the model, which the first batch tells."""
+    first = block[: options.batch_size] if block.rows else block.spec.zeros()
+    try:
+        return transformed(first, options).spec
+    except Exception as error:
+        raise ConfigurationError(inference.transform_failed(error, f"the first {first.rows} row(s)")) from error
+
+
+def _seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
+    """What rows that only workers have look like to the model; ``None`` where the transform cannot take a row of zeros."""
+    with suppress(Exception):  # zeros may be no row that the person's function expects: the workers' rows decide
+        return transformed(spec.zeros(), options).spec
+    return None
 
 
 def _split_by(data: Any, validation_col: str) -> tuple[Any, Any]:

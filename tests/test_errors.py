@@ -91,8 +91,8 @@ def test_a_module_that_workers_lack_is_named():
 
 KILLED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 53.0 failed {attempts} times, most \
-recent failure: Lost task 1.0 in stage 53.0 (TID 259) (localhost executor driver): org.apache.spark.SparkException: Python worker \
-exited unexpectedly (crashed). Consider setting 'spark.python.worker.faulthandler.enabled' configuration to 'true'.
+recent failure: Lost task 1.0 in stage 53.0 (TID 259) (localhost executor driver): org.apache.spark.SparkException: \
+Python worker exited unexpectedly (crashed). Consider setting 'spark.python.worker.faulthandler.enabled' to true.
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:1136)
 Caused by: java.io.EOFException"""
 
