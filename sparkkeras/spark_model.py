@@ -30,6 +30,7 @@ from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
+from sparkkeras.data.rows import warn_of_partitions
 from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
@@ -482,6 +483,9 @@ class SparkModel:
 
     def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
         """Do what a call of `fit` asks for, once all is checked and the rows are stored."""
+        if self.mode == "synchronous" and self.num_workers is None:
+            batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
+            warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
         progress = Progress(verbose, job.epochs, job.num_workers)
         driver_callbacks = DriverCallbacks(callbacks, self.model, job.epochs, job.batches, progress)
         try:

@@ -21,6 +21,12 @@ CHUNK_BYTES = 4 * 1024 * 1024
 FIRST_ROWS = 16
 """Rows in the first block, which tells how many bytes a row takes."""
 
+MANY_PARTITIONS = 4
+"""With more partitions for each slot than this, rounds are mostly the starting of tasks, unless partitions are large."""
+
+FEW_BATCHES = 50
+"""A partition with no more batches than this between two exchanges is small."""
+
 
 @dataclass(frozen=True)
 class RowsToBlocks:
@@ -92,6 +98,27 @@ def warn_of_slots(num_workers: int | None, slots: int) -> None:
         warnings.warn(
             f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
             f"{slots} will train.",
+            stacklevel=2,
+        )
+
+
+def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) -> None:
+    """Suggest ``num_workers`` where a round of synchronous training starts many tasks for few batches each.
+
+    A task costs tenths of a second, whatever it trains.
+
+    Args:
+        workers: The partitions that train; the person has not said how many.
+        slots: How many tasks can run at the same time.
+        batches: The batches of the largest partition between two exchanges.
+        batch_size: Rows in a batch.
+    """
+    if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
+        warnings.warn(
+            f"the data has {workers} partitions with rows to train on, but Spark has {slots} slots, and a partition trains "
+            f"at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time "
+            f"takes longer than that. Give SparkModel(num_workers={slots}), which deals the rows out to as many workers, or "
+            "fewer partitions (coalesce).",
             stacklevel=2,
         )
 

@@ -1,12 +1,13 @@
-"""What may be called while a model trains, on Spark."""
+"""What may be called while a model trains, and what `fit` finds out about its arguments, on Spark."""
 
 import threading
 
 import keras
 import numpy as np
 import pytest
+from keras.callbacks import EarlyStopping
 
-from sparkkeras import ModelError, SparkModel
+from sparkkeras import ConfigurationError, ModelError, SparkModel
 from tests.models import regression
 
 
@@ -38,3 +39,19 @@ def test_a_model_in_training_predicts_and_evaluates_but_is_not_trained_twice(sc)
         np.testing.assert_allclose(mine, found, rtol=1e-5)
     assert list(history.history) == ["loss", "mae", "val_loss", "val_mae"]
     assert len(spark_model.fit(x, y, verbose=0).epoch) == 1
+
+
+def test_many_partitions_are_advised_against_unless_workers_are_numbered_and_zeros_are_no_reason_to_refuse(sc):
+    x = np.random.default_rng(0).random((40, 3)).astype(np.float32) + 1
+    y = x.sum(axis=1, keepdims=True)
+    rows = sc.parallelize(list(zip(x, y, strict=True)), 9)
+
+    def picky(x, y):
+        assert (x > 0).all()
+        return x, y
+
+    with pytest.warns(UserWarning, match=r"9 partitions.*2 slots.*num_workers=2"):
+        SparkModel(regression()).fit(rows, verbose=0, batch_size=2, transform=picky)
+    SparkModel(regression(), num_workers=2).fit(rows, verbose=0, transform=picky, worker_callbacks=EarlyStopping("loss"))
+    with pytest.raises(ConfigurationError, match="EarlyStopping.*val_los.*Did you mean 'val_loss'"):
+        SparkModel(regression()).fit(rows, validation_split=0.2, callbacks=EarlyStopping("val_los"))
