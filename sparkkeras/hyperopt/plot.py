@@ -19,7 +19,9 @@ import numpy as np
 
 from sparkkeras import arguments, storage
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.progress import duration, told_params
+from sparkkeras.hyperopt.parameters import Parameter, as_text, distinct, number, shortened
+from sparkkeras.hyperopt.progress import duration
+from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
 
 if TYPE_CHECKING:
@@ -49,8 +51,14 @@ _BEST: dict[str, Any] = {
 }
 
 _MOST_COLUMNS = 4
-_MOST_NAMES = 12
-"""More options than these have numbers instead of names."""
+_MOST_APART = 12
+"""With more values than these, trials of the same value stand on one line."""
+
+_NAME_LENGTH, _SLANTED_LENGTH = 16, 14
+"""Longer names of options lose their middle."""
+
+_FEW_NAMES, _SLANTED_NAMES = 5, 8
+"""Names stand side by side where there is room for this many, or for all; else at most so many are slanted."""
 
 _LETTERS = 38
 """So many letters stand below the smallest panel without touching each other, two spaces between words included."""
@@ -59,7 +67,9 @@ _DWARFED = 10.0
 """Values are cut off where the axis would have to be so many times as long for them."""
 
 
-def plot_search(trials: Sequence[Trial], path: str | Path, *, metric: str, sign: float, kinds: Mapping[str, str]) -> None:
+def plot_search(
+    trials: Sequence[Trial], path: str | Path, *, metric: str, sign: float, parameters: Sequence[Parameter]
+) -> None:
     """Draw a search as a PNG.
 
     Args:
@@ -67,7 +77,7 @@ def plot_search(trials: Sequence[Trial], path: str | Path, *, metric: str, sign:
         path: Where to.
         metric: What was optimized.
         sign: 1 where small values are good, -1 where large ones are.
-        kinds: The kind of each hyper-parameter, as hyperopt calls it: ``Space.labels``.
+        parameters: The hyper-parameters: ``Space.parameters``.
 
     Raises:
         ConfigurationError: matplotlib is not installed, or no trial has a value.
@@ -76,13 +86,13 @@ def plot_search(trials: Sequence[Trial], path: str | Path, *, metric: str, sign:
     target = arguments.path("path", path)
     if not target.lower().endswith(".png"):
         raise ConfigurationError(f"path={target!r}: what is drawn is a PNG, so its name has to end in .png.")
-    figure = draw_search(trials, metric=metric, sign=sign, kinds=kinds)
+    figure = draw_search(trials, metric=metric, sign=sign, parameters=parameters)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI)
     storage.write_bytes(target, picture.getvalue())
 
 
-def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, kinds: Mapping[str, str]) -> Figure:
+def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters: Sequence[Parameter]) -> Figure:
     """The figure of a search: its first axes are the values over time, the others a hyper-parameter each.
 
     Raises:
@@ -97,18 +107,18 @@ def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, kinds: Map
             "drawing a search needs matplotlib, which is not installed here: pip install matplotlib."
         ) from error
     shown = _Shown.of(trials, sign, _short(metric, 30))
-    labels = [label for label in kinds if any(label in trial.chosen for trial in shown.valued)]
-    rows, columns = _grid(len(labels))
+    panels = [_Panel.of(each, shown) for each in parameters if any(each.is_used(trial.chosen) for trial in shown.valued)]
+    rows, columns = _grid(len(panels))
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.03, wspace=0.02)
     figure = Figure(figsize=(_WIDTH, _TOP + rows * _ROW), dpi=DPI, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     places = figure.add_gridspec(1 + rows, columns, height_ratios=[_TOP, *[_ROW] * rows])
     over_time = figure.add_subplot(places[0, :])
     _draw_time(over_time, shown)
-    for place, label in enumerate(labels):
+    for place, panel in enumerate(panels):
         row, column = divmod(place, columns)
         axes = figure.add_subplot(places[1 + row, column], sharey=over_time)
-        _draw_parameter(axes, shown, label, kinds[label])
+        _draw_parameter(axes, shown, panel)
         if column:
             axes.tick_params(left=False, labelleft=False)
         else:
@@ -177,6 +187,36 @@ class _Shown:
         return 6.5 if count <= 30 else 5.0 if count <= 120 else 3.6
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """A hyper-parameter, and where its values stand.
+
+    Attributes:
+        name: What it is called.
+        kind: Its distribution, as hyperopt calls it.
+        places: Where each trial that has it stands, by the trial's number.
+        names: What stands at which place, where values are no numbers.
+    """
+
+    name: str
+    kind: str
+    places: Mapping[int, float]
+    names: Mapping[int, str]
+
+    @classmethod
+    def of(cls, parameter: Parameter, shown: _Shown) -> _Panel:
+        """The values of a hyper-parameter: numbers as they are, options in the order of the space, other values by name."""
+        trials = [trial for trial in (*shown.valued, *shown.failed) if parameter.is_used(trial.chosen)]
+        values = {trial.number: parameter.value(trial.chosen) for trial in trials}
+        options = parameter.options
+        if not options and not all(map(is_finite, values.values())):
+            options = tuple(sorted(set(map(as_text, values.values()))))
+            values = {trial: options.index(as_text(value)) for trial, value in values.items()}
+        places = {trial: float(value) for trial, value in values.items()}
+        met = sorted({int(place) for place in places.values()}) if options else []
+        return cls(parameter.name, parameter.kind, places, {place: options[place] for place in met})
+
+
 def visible_losses(losses: Sequence[float]) -> tuple[float, float]:
     """The smallest loss, and the largest one that the axes shall show: all of them, unless a few dwarf the others.
 
@@ -219,26 +259,25 @@ def _draw_time(axes: Axes, shown: _Shown) -> None:
     _dress(axes)
 
 
-def _draw_parameter(axes: Axes, shown: _Shown, label: str, kind: str) -> None:
+def _draw_parameter(axes: Axes, shown: _Shown, panel: _Panel) -> None:
     """A trial in which the hyper-parameter was not used is left out."""
-    valued = [trial for trial in shown.valued if label in trial.chosen]
-    failed = [trial for trial in shown.failed if label in trial.chosen]
-    names = _option_names([*valued, *failed], label, kind)
-    values = [float(trial.chosen[label]) for trial in (*valued, *failed)]
-    width = _spread(values, kind)
+    valued = [trial for trial in shown.valued if trial.number in panel.places]
+    failed = [trial for trial in shown.failed if trial.number in panel.places]
+    values = list(panel.places.values())
+    width = _spread(values, panel.kind)
 
     def across(trial: Trial) -> float:
-        return float(trial.chosen[label]) + width * _jitter(trial.number)
+        return panel.places[trial.number] + width * _jitter(trial.number)
 
     _draw_trials(axes, shown, [across(trial) for trial in valued], valued)
     _draw_failed(axes, shown, [across(trial) for trial in failed])
-    if label in shown.best.chosen:
+    if shown.best.number in panel.places:
         axes.plot([across(shown.best)], [shown.height(shown.best)], **_BEST, zorder=5)
-    if names:
-        _name_options(axes, names)
+    if panel.names:
+        _name_values(axes, panel.names)
     else:
-        _scale(axes, values, kind, width)
-    axes.set_xlabel(_text(_short(label, 28)))
+        _scale(axes, values, panel.kind, width)
+    axes.set_xlabel(_text(shortened(panel.name, 32)))
     _dress(axes)
 
 
@@ -291,7 +330,7 @@ def _draw_words(figure: Figure, over_time: Axes, shown: _Shown) -> None:
     best, counts = shown.best, Counter(trial.status for trial in (*shown.valued, *shown.failed))
     count = sum(counts.values())
     figure.suptitle(
-        _text(f"Best {shown.metric}: {_number(shown.height(best))} (trial {best.number})"),
+        _text(f"Best {shown.metric}: {number(shown.height(best))} (trial {best.number})"),
         x=0.012,
         horizontalalignment="left",
         fontsize=14,
@@ -337,54 +376,22 @@ def _told_cut(shown: _Shown) -> str:
     arrow = "▲" if shown.edge else "▼"
     many = f"{len(values)} trials have values" if len(values) > 1 else "One trial has a value"
     reach = "" if len(values) == 1 else "up to " if shown.edge else "down to "
-    return f"{arrow} {many} {side} {_number(shown.bounds[1])} ({reach}{_number(most)}), cut off at the edge."
+    return f"{arrow} {many} {side} {number(shown.bounds[1])} ({reach}{number(most)}), cut off at the edge."
 
 
-def _option_names(trials: Sequence[Trial], label: str, kind: str) -> dict[int, str]:
-    """The names of the options that were chosen, by their number; empty where the hyper-parameter is no choice.
-
-    hyperopt makes a choice of a ``randint`` and a lookup, so what tells them apart is whether a trial has the number itself.
-    """
-    if kind not in ("randint", "categorical"):
-        return {}
-    found: dict[int, list[Any]] = {}
-    for trial in trials:
-        if not isinstance(trial.params, Mapping) or label not in trial.params:
-            return {}
-        found.setdefault(int(trial.chosen[label]), []).append(trial.params[label])
-    if kind == "randint" and all(type(value) is int and value == number for number in found for value in found[number]):
-        return {}
-    return {number: _option_name(number, found[number]) for number in sorted(found)}
-
-
-def _option_name(number: int, values: Sequence[Any]) -> str:
-    """What an option is called: what is the same in all trials that have it, where it holds hyper-parameters of its own."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        same = [
-            first[key]
-            for key in first
-            if isinstance(first[key], str) and all(value.get(key) == first[key] for value in values)
-        ]
-        return _short(same[0], 16) if same else f"option {number}"
-    told = {told_params(value) for value in values}
-    if len(told) > 1 or "\n" in next(iter(told)) or " object at 0x" in next(iter(told)):
-        return f"option {number}"
-    return _short(told.pop(), 16) or repr("")
-
-
-def _name_options(axes: Axes, names: Mapping[int, str]) -> None:
+def _name_values(axes: Axes, names: Mapping[int, str]) -> None:
+    """Names of values below the axis: side by side if most of them have room like that, else slanted; of many, some."""
     low, high = min(names), max(names)
     axes.set_xlim(low - 0.6, high + 0.6)
-    if len(names) > _MOST_NAMES:
-        from matplotlib.ticker import MaxNLocator
-
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        return
-    is_crowded = (max(map(len, names.values())) + 2) * (high - low + 1) > _LETTERS
-    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}
-    told = [_text(_short(name, 12) if is_crowded else name) for name in names.values()]
-    axes.set_xticks(list(names), told, **turned)
+    named = dict(zip(names, distinct(list(names.values()), _NAME_LENGTH), strict=True))
+    beside = max(1, _LETTERS // (max(map(len, named.values())) + 2))
+    is_slanted = high - low + 1 > beside and beside < _FEW_NAMES
+    if is_slanted:
+        named = dict(zip(names, distinct(list(names.values()), _SLANTED_LENGTH), strict=True))
+    step = math.ceil((high - low + 1) / (_SLANTED_NAMES if is_slanted else beside))
+    places = [place for place in names if (place - low) % step == 0]
+    slant: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
+    axes.set_xticks(places, [_text(named[place]) for place in places], **slant)
 
 
 def _scale(axes: Axes, values: Sequence[float], kind: str, width: float) -> None:
@@ -398,13 +405,13 @@ def _scale(axes: Axes, values: Sequence[float], kind: str, width: float) -> None
         axes.set_xlim(low / room, high * room)
         ticks = _log_ticks(low / room, high * room) if high > low else [low]
         axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_major_formatter(FixedFormatter([_number(tick) for tick in ticks]))
+        axes.xaxis.set_major_formatter(FixedFormatter([number(tick) for tick in ticks]))
         axes.xaxis.set_minor_locator(NullLocator())
         return
     is_whole = all(value == int(value) for value in values)
     room = 0.06 * (high - low) or (0.6 if is_whole else 0.06 * abs(high) or 0.5)
     axes.set_xlim(low - room - width / 2, high + room + width / 2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value, 10)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 10)))
     for count in (5, 4, 3, 2):
         axes.xaxis.set_major_locator(MaxNLocator(count, integer=is_whole, min_n_ticks=1))
         if sum(len(tick.get_text()) + 2 for tick in axes.get_xticklabels()) <= _LETTERS:
@@ -423,16 +430,10 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
 
 
-def _number(value: float, digits: int = 4) -> str:
-    """A number in few letters: ``1e-5``, ``0.003``, ``200``."""
-    mantissa, _, power = f"{value:.{digits}g}".partition("e")
-    return f"{mantissa}e{int(power)}" if power else mantissa
-
-
 def _spread(values: Sequence[float], kind: str) -> float:
     """How far trials of one value may be moved apart: not at all where values are not whole, or many."""
     distinct = sorted(set(values))
-    if "log" in kind or len(distinct) > _MOST_NAMES or any(value != int(value) for value in distinct):
+    if "log" in kind or len(distinct) > _MOST_APART or any(value != int(value) for value in distinct):
         return 0.0
     gap = min((after - value for value, after in itertools.pairwise(distinct)), default=1.0)
     return gap * min(0.5, 0.02 * len(values))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sparkkeras.hyperopt.ledger import TrialLedger
+from sparkkeras.hyperopt.parameters import Parameter, described
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
 
 SHOWN = 5
@@ -25,13 +25,21 @@ class SearchProgress:
         sign: 1 where small values are good, -1 where large ones are.
         max_evals: How many trials there will be.
         num_workers: How many workers there are.
+        parameters: The hyper-parameters.
     """
 
     def __init__(
-        self, verbose: int, ledger: TrialLedger, metric: str, sign: float, max_evals: int | None, num_workers: int
+        self,
+        verbose: int,
+        ledger: TrialLedger,
+        metric: str,
+        sign: float,
+        max_evals: int | None,
+        num_workers: int,
+        parameters: Sequence[Parameter],
     ) -> None:
         self._verbose, self._ledger, self._metric, self._sign = verbose, ledger, metric, sign
-        self._max_evals, self._num_workers = max_evals, num_workers
+        self._max_evals, self._num_workers, self._parameters = max_evals, num_workers, parameters
         self._told = {trial.number for trial in ledger.finished}
         self._before = len(self._told)
         self._began = ledger.seconds
@@ -69,7 +77,7 @@ class SearchProgress:
             self._write(f"{self._start()}{self.summary()}.{reason}\n")
             best = ranked(self._ledger.finished, self._sign)[:SHOWN]
             if best:
-                self._write(table(best, self._metric) + "\n")
+                self._write(table(best, self._metric, self._parameters) + "\n")
 
     def summary(self) -> str:
         """How far the search is, in one line."""
@@ -94,7 +102,8 @@ class SearchProgress:
         value = "" if trial.value is None else f" {self._metric} {trial.value:.4g}"
         status = "" if trial.status == OK else f" {trial.status}"
         error = f": {trial.error.splitlines()[0]}" if trial.error else ""
-        return f"trial {trial.number}{status}{value} {told_params(trial.params)} ({duration(trial.seconds)}){error}"
+        params = described(self._parameters, trial.chosen)
+        return f"trial {trial.number}{status}{value} {params} ({duration(trial.seconds)}){error}"
 
     def _start(self) -> str:
         return "\r\033[K" if self._is_live else ""
@@ -105,27 +114,16 @@ class SearchProgress:
         sys.stdout.flush()
 
 
-def table(trials: Sequence[Trial], metric: str) -> str:
+def table(trials: Sequence[Trial], metric: str, parameters: Sequence[Parameter]) -> str:
     """Trials as lines of text."""
     rows = [["trial", metric, "status", "best/epochs", "time", "parameters"]]
     for trial in trials:
         epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
         value = "" if trial.value is None else f"{trial.value:.4g}"
-        rows.append([str(trial.number), value, trial.status, epochs, duration(trial.seconds), told_params(trial.params)])
+        params = described(parameters, trial.chosen)
+        rows.append([str(trial.number), value, trial.status, epochs, duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def told_params(params: Any) -> str:
-    """Hyper-parameters in short words."""
-    if isinstance(params, Mapping):
-        return " ".join(f"{name}={told_params(value)}" for name, value in params.items())
-    if isinstance(params, float):
-        return f"{params:.4g}"
-    if isinstance(params, (list, tuple)):
-        return f"({', '.join(map(told_params, params))})"
-    plain = isinstance(params, (str, int, bool, type(None)))
-    return str(params) if plain else getattr(params, "__name__", None) or type(params).__name__
 
 
 def duration(seconds: float) -> str:

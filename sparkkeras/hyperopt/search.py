@@ -343,7 +343,7 @@ class HyperParamModel:
 
         _ = self.best_trial
         found = self._known()
-        plot_search(found.trials, path, metric=found.metric, sign=found.sign, kinds=found.space.labels)
+        plot_search(found.trials, path, metric=found.metric, sign=found.sign, parameters=found.space.parameters)
 
     @property
     def _loading(self) -> Loading:
@@ -358,7 +358,7 @@ class HyperParamModel:
         ledger = found.ledger
         workers = min(self.num_workers or cluster.free_slots, cluster.free_slots)
         warn_of_slots(self.num_workers, workers)
-        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, workers)
+        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, workers, found.space.parameters)
         progress.begin()
         dataset = without_rows(cluster, workers)
         service = SearchService(ledger, found.journal, found.space.encode)

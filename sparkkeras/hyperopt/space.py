@@ -18,6 +18,7 @@ from hyperopt import anneal, base, exceptions, pyll, rand, tpe
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.hyperopt.encoding import PLAIN, encode
+from sparkkeras.hyperopt.parameters import Parameter, parameters_of
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
 
 Algorithm = Callable[..., Any]
@@ -85,6 +86,11 @@ class Space:
     def labels(self) -> Mapping[str, str]:
         """The hyper-parameters: the kind of each, as hyperopt calls it (``uniform``, ``loguniform``, ``randint``, ...)."""
         return {label: node.name for label, node in self._domain.params.items()}
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The hyper-parameters as people see them."""
+        return parameters_of(self._space)
 
     @property
     def digest(self) -> str:

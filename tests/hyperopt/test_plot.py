@@ -6,20 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hyperopt import hp
+from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt import plot
+from sparkkeras.hyperopt.parameters import Parameter
 from sparkkeras.hyperopt.plot import draw_search, plot_search, visible_losses
+from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
-KINDS = {"lr": "loguniform", "units": "randint", "momentum": "uniform"}
+PARAMETERS = (
+    Parameter("lr", "lr", "loguniform"),
+    Parameter("units", "units", "randint", ("32", "64", "128")),
+    Parameter("momentum", "momentum", "uniform"),
+)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def trial(number, value, status=OK, *, lr=0.01, units=0, momentum=None, **given):
     chosen = {"lr": lr, "units": units} | ({} if momentum is None else {"momentum": momentum})
-    params = {"lr": lr, "units": [32, 64, 128][units]} | ({} if momentum is None else {"momentum": momentum})
-    return Trial(number, params, status, value, ended=10.0 * (number + 1), chosen=chosen, **given)
+    return Trial(number, {}, status, value, ended=10.0 * (number + 1), chosen=chosen, **given)
 
 
 def some():
@@ -32,8 +39,8 @@ def some():
     ]
 
 
-def draw(trials, kinds=KINDS, sign=1.0, metric="val_loss"):
-    return draw_search(trials, metric=metric, sign=sign, kinds=kinds)
+def draw(trials, parameters=PARAMETERS, sign=1.0, metric="val_loss"):
+    return draw_search(trials, metric=metric, sign=sign, parameters=parameters)
 
 
 def points(axes, status):
@@ -127,9 +134,9 @@ def test_failed_trials_are_ticks_at_the_bad_edge():
 def test_the_best_trial_is_marked_everywhere(sign, best):
     over_time, *others = draw(some(), sign=sign).axes
     assert stars(over_time) == [(best.ended, best.value)]
-    for axes, label in zip(others, KINDS, strict=True):
+    for axes, parameter in zip(others, PARAMETERS, strict=True):
         ((x, y),) = stars(axes)
-        assert x == pytest.approx(best.chosen[label], abs=0.25)
+        assert x == pytest.approx(best.chosen[parameter.label], abs=0.25)
         assert y == best.value
 
 
@@ -151,8 +158,9 @@ def test_each_hyper_parameter_has_its_axes_and_scale():
 
 @pytest.mark.parametrize("kind", ["loguniform", "qloguniform", "lognormal", "qlognormal"])
 def test_what_is_drawn_by_its_logarithm_is_shown_so(kind):
-    assert draw(some(), {"lr": kind}).axes[1].get_xscale() == "log"
-    assert draw([trial(0, 1.0, lr=0.0), trial(1, 2.0, lr=5.0)], {"lr": kind}).axes[1].get_xscale() == "linear"
+    lr = [Parameter("lr", "lr", kind)]
+    assert draw(some(), lr).axes[1].get_xscale() == "log"
+    assert draw([trial(0, 1.0, lr=0.0), trial(1, 2.0, lr=5.0)], lr).axes[1].get_xscale() == "linear"
 
 
 def test_a_trial_without_the_hyper_parameter_is_left_out():
@@ -184,54 +192,51 @@ def test_a_choice_has_the_names_of_its_options_and_is_spread():
 
 
 def test_a_random_integer_has_numbers():
-    trials = [Trial(n, {"seed": n * 50}, OK, 1.0 + n, chosen={"seed": n * 50}, ended=1.0 + n) for n in range(20)]
-    axes = draw(trials, {"seed": "randint"}).axes[1]
+    trials = [Trial(n, {}, OK, 1.0 + n, chosen={"seed": n * 50}, ended=1.0 + n) for n in range(20)]
+    axes = draw(trials, [Parameter("seed", "seed", "randint")]).axes[1]
     assert points(axes, OK) == [(n * 50.0, 1.0 + n) for n in range(20)]
     assert len(ticks(axes)) <= 7
 
 
-def test_a_choice_within_a_nested_space_has_its_numbers():
-    trials = [Trial(n, [{"deep": "abc"[n]}], OK, 1.0 + n, chosen={"act": n}, ended=1.0 + n) for n in range(3)]
-    assert {"0", "1", "2"} <= set(ticks(draw(trials, {"act": "randint"}).axes[1]))
+def chosen(label, *indices):
+    return [Trial(n, {}, OK, 1.0 + n, chosen={label: index}, ended=1.0 + n) for n, index in enumerate(indices)]
 
 
-class Thing:
-    pass
+def test_a_choice_within_a_nested_space_has_the_names_of_its_options_and_of_its_place():
+    axes = draw(chosen("act", 0, 1, 2), [Parameter("act", "layers.0.activation", "randint", ("relu", "None", "True"))]).axes[
+        1
+    ]
+    assert ticks(axes) == ["relu", "None", "True"]
+    assert axes.get_xlabel() == "layers.0.activation"
 
 
-def a_function():
-    pass
+def test_what_is_computed_stands_where_its_result_is():
+    """As in 2 ** hp.randint: a trial gets the power of two."""
+    space = Space({"units": 2 ** hp.randint("power", 4, 8), "kind": scope.getitem(["a", "b"], hp.randint("index", 2))})
+    trials = [Trial(n, {}, OK, 1.0 + n, chosen={"power": 4 + n, "index": n % 2}, ended=1.0 + n) for n in range(4)]
+    kind, units = draw(trials, space.parameters).axes[1:]
+    assert (kind.get_xlabel(), ticks(kind)) == ("kind", ["a", "b"])
+    assert units.get_xlabel() == "units"
+    assert [x for x, _ in points(units, OK)] == pytest.approx([16, 32, 64, 128], abs=1)
 
 
-NAMED = [
-    (["relu", "tanh"], ["relu", "tanh"]),
-    ([True, None], ["True", "None"]),
-    ([0.001, 1 / 3], ["0.001", "0.3333"]),
-    ([a_function, dict], ["a_function", "dict"]),
-    ([Thing(), "x" * 40], ["Thing", "x" * 15 + "…"]),
-    ([(1, 2), ""], ["(1, 2)", "''"]),
-    ([{"kind": "sgd", "m": 0.5}, {"m": 0.1}], ["sgd", "option 1"]),
-]
+def test_long_names_of_options_keep_what_distinguishes_them():
+    names = ("imagenet_resnet50_frozen_backbone", "imagenet_resnet50_tuned_backbone", "x" * 40, "None")
+    assert ticks(draw(chosen("w", 0, 1, 2, 3), [Parameter("w", "w", "randint", names)]).axes[1]) == [
+        "…frozen…",
+        "…tuned…",
+        "xxxxxxx…xxxxxx",
+        "None",
+    ]
 
 
-@pytest.mark.parametrize("kind", ["randint", "categorical"])
-def test_names_of_options(kind):
-    labels = [f"a{place}" for place in range(len(NAMED))]
-    params = [{label: options[n] for label, (options, _) in zip(labels, NAMED, strict=True)} for n in range(2)]
-    trials = [Trial(n, params[n], OK, 1.0, chosen=dict.fromkeys(labels, n), ended=1.0) for n in range(2)]
-    _, *panels = draw(trials, dict.fromkeys(labels, kind)).axes
-    assert [ticks(axes) for axes in panels] == [named for _, named in NAMED]
-
-
-def test_an_option_with_hyper_parameters_of_its_own_is_called_by_what_does_not_change():
-    params = [{"opt": {"kind": "sgd", "m": 0.1, "how": "a"}}, {"opt": {"m": 0.5, "how": "b", "kind": "sgd"}}]
-    trials = [Trial(n, given, OK, 1.0, chosen={"opt": 0}, ended=1.0) for n, given in enumerate(params)]
-    assert ticks(draw(trials, {"opt": "randint"}).axes[1]) == ["sgd"]
-
-
-def test_many_options_have_numbers():
-    trials = [Trial(n, {"a": f"option {n}"}, OK, 1.0 + n, chosen={"a": n}, ended=1.0 + n) for n in range(40)]
-    assert len(ticks(draw(trials, {"a": "randint"}).axes[1])) < 12
+def test_of_many_options_some_are_named():
+    sizes = Parameter("a", "a", "randint", tuple(str(16 * n) for n in range(1, 41)))
+    told = ticks(draw(chosen("a", *range(40)), [sizes]).axes[1])
+    assert 3 < len(told) < 9
+    assert told[:2] == ["16", "112"]
+    words = Parameter("a", "a", "randint", tuple(f"augmentation number {n}" for n in range(40)))
+    assert ticks(draw(chosen("a", *range(40)), [words]).axes[1])[:2] == ["augment…mber 0", "augment…mber 5"]
 
 
 def test_title_and_legend_tell_what_is_seen():
@@ -306,7 +311,7 @@ def test_the_line_of_the_best_stays_on_the_axes():
 
 
 def many(count, width, seed=0):
-    """Trials of all kinds, and the kinds of their hyper-parameters."""
+    """Trials of all kinds, and their hyper-parameters."""
     generator = np.random.default_rng(seed)
     kinds = {f"a_rather_long_name_{n}": ("loguniform", "uniform", "randint", "quniform")[n % 4] for n in range(width)}
     trials = []
@@ -314,24 +319,24 @@ def many(count, width, seed=0):
         drawn = {"loguniform": float(np.exp(generator.normal(-5, 2))), "uniform": float(generator.uniform(1000, 1001))}
         drawn |= {"randint": int(generator.integers(4)), "quniform": 32.0 * generator.integers(1, 9)}
         chosen = {label: drawn[kind] for label, kind in kinds.items()}
-        params = {label: f"option number {value}" if kinds[label] == "randint" else value for label, value in chosen.items()}
         status = str(generator.choice([OK, PRUNED, STOPPED, FAILED]) if number else OK)
         value = None if status == FAILED else float(generator.normal() if number % 9 else 1e5)
-        trials.append(Trial(number, params, status, value, chosen=chosen, ended=number * 7.0))
-    return trials, kinds
+        trials.append(Trial(number, {}, status, value, chosen=chosen, ended=number * 7.0))
+    options = {"randint": tuple(f"option number {n}" for n in range(4))}
+    return trials, [Parameter(label, label, kind, options.get(kind, ())) for label, kind in kinds.items()]
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 3), (3, 1), (30, 0), (30, 12), (300, 5)])
 def test_no_words_lie_on_each_other(count, width):
-    trials, kinds = many(count, width)
-    figure = draw(trials, kinds, metric="val_sparse_categorical_accuracy", sign=-1.0)
+    trials, parameters = many(count, width)
+    figure = draw(trials, parameters, metric="val_sparse_categorical_accuracy", sign=-1.0)
     assert len(figure.axes) == 1 + width
     assert overlapping(figure) == []
 
 
 def test_a_range_within_a_decade_has_ticks():
     for low, high in ((0.0101, 0.0109), (0.02, 0.09), (3.0, 41.0), (99.0, 101.0), (1e-9, 1e9)):
-        figure = draw([trial(n, 1.0, lr=lr) for n, lr in enumerate((low, high, (low * high) ** 0.5))], {"lr": "loguniform"})
+        figure = draw([trial(n, 1.0, lr=lr) for n, lr in enumerate((low, high, (low * high) ** 0.5))], PARAMETERS[:1])
         assert 2 <= len(ticks(figure.axes[1])) <= 5, (low, high)
         assert overlapping(figure) == []
 
@@ -361,8 +366,8 @@ def test_odd_searches_are_drawn_without_a_warning(trials):
 
 
 def test_names_with_dollars_are_no_formulas():
-    trials = [Trial(n, {"$x^$": "$a_$"}, OK, 1.0, chosen={"$x^$": n}, ended=1.0) for n in range(2)]
-    draw(trials, {"$x^$": "randint"}, metric="$loss^$").draw_without_rendering()
+    dollars = Parameter("x", "$x^$", "randint", ("$a_$", "$"))
+    draw(chosen("x", 0, 1), [dollars], metric="$loss^$").draw_without_rendering()
 
 
 # The file
@@ -370,7 +375,7 @@ def test_names_with_dollars_are_no_formulas():
 
 def test_the_file_is_a_png(tmp_path):
     for path in (tmp_path / "one.png", str(tmp_path / "other.PNG")):
-        assert plot_search(some(), path, metric="loss", sign=1.0, kinds=KINDS) is None
+        assert plot_search(some(), path, metric="loss", sign=1.0, parameters=PARAMETERS) is None
     for path in tmp_path.iterdir():
         data = path.read_bytes()
         assert data.startswith(PNG)
@@ -384,7 +389,7 @@ def test_the_file_is_a_png(tmp_path):
 @pytest.mark.parametrize("name", ["search.pdf", "search", "png"])
 def test_a_file_that_would_be_no_picture_by_its_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match=f"{name}': what is drawn is a PNG, so its name has to end in .png"):
-        plot_search(some(), tmp_path / name, metric="loss", sign=1.0, kinds=KINDS)
+        plot_search(some(), tmp_path / name, metric="loss", sign=1.0, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -398,20 +403,20 @@ def small(monkeypatch):
 def test_a_file_is_written_over(tmp_path):
     path = tmp_path / "search.png"
     path.write_text("old")
-    plot_search(some(), path, metric="loss", sign=1.0, kinds=KINDS)
+    plot_search(some(), path, metric="loss", sign=1.0, parameters=PARAMETERS)
     assert path.read_bytes().startswith(PNG)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_path_that_cannot_be_written_is_told(tmp_path):
     with pytest.raises(StorageError, match="cannot write .*nowhere/search.png"):
-        plot_search(some(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+        plot_search(some(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
 
 
 @pytest.mark.parametrize("trials", [[], [trial(0, None, FAILED)], [trial(0, float("nan"))]], ids=["none", "failed", "nan"])
 def test_without_a_value_there_is_nothing_to_draw(trials, tmp_path):
     with pytest.raises(ConfigurationError, match="no trial has a value yet"):
-        plot_search(trials, tmp_path / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+        plot_search(trials, tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -420,7 +425,7 @@ def test_without_matplotlib_the_remedy_is_told(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match="pip install matplotlib"):
-        plot_search(some(), tmp_path / "search.png", metric="loss", sign=1.0, kinds=KINDS)
+        plot_search(some(), tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
 
 
 def test_pyplot_is_not_touched(tmp_path):
@@ -429,7 +434,7 @@ def test_pyplot_is_not_touched(tmp_path):
     code = (
         "import sys\n"
         "from sparkkeras.hyperopt.plot import plot_search\nfrom sparkkeras.hyperopt.trials import Trial\n"
-        f"plot_search([Trial(0, {{}}, 'ok', 1.0)], {str(tmp_path / 'a.png')!r}, metric='loss', sign=1.0, kinds={{}})\n"
+        f"plot_search([Trial(0, {{}}, 'ok', 1.0)], {str(tmp_path / 'a.png')!r}, metric='loss', sign=1.0, parameters=[])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

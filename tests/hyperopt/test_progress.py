@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger, Worker
-from sparkkeras.hyperopt.progress import SHOWN, SearchProgress, duration, table, told_params
+from sparkkeras.hyperopt.parameters import Parameter
+from sparkkeras.hyperopt.progress import SHOWN, SearchProgress, duration, table
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 
 CLEAR = "\r\033[K"
+LR, OPTIMIZER = Parameter("lr", "lr", "uniform"), Parameter("o", "fit.optimizer", "randint", ("adam", "sgd"))
 
 
 class Bench:
@@ -18,9 +20,9 @@ class Bench:
     def __init__(self, verbose=1, *, max_evals=10, sign=1.0, before=(), workers=2):
         self.now = 0.0
         self.ledger = TrialLedger(
-            lambda number, trials: Suggested({}, {"lr": 0.001 * (number + 1)}), Limits(max_evals), lambda: self.now, before
+            lambda number, trials: Suggested({"lr": 0.001 * (number + 1)}, {}), Limits(max_evals), lambda: self.now, before
         )
-        self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers)
+        self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers, [LR])
 
     def end(self, value=None, status=OK, seconds=2.0, **told):
         """A trial that takes two seconds."""
@@ -233,40 +235,19 @@ def test_without_a_value_there_is_no_table(capsys):
 
 def test_the_table_has_columns():
     trials = [
-        Trial(3, {"lr": 0.00123456, "units": 64}, OK, 0.123456, best_epoch=2, losses=(1.0, 0.5, 0.6), seconds=3.25),
-        Trial(12, {"lr": 0.1, "units": 128}, STOPPED, 7.0, seconds=65),
-        Trial(4, None, FAILED),
+        Trial(3, {}, OK, 0.123456, best_epoch=2, losses=(1.0, 0.5, 0.6), seconds=3.25, chosen={"lr": 0.00123456, "o": 1}),
+        Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "o": 0}),
+        Trial(4, {}, FAILED, chosen={"lr": 0.1}),
     ]
-    assert table(trials, "val_loss").splitlines() == [
+    assert table(trials, "val_loss", [LR, OPTIMIZER]).splitlines() == [
         "trial  val_loss  status   best/epochs  time    parameters",
-        "3      0.1235    ok       2/3          3.2s    lr=0.001235 units=64",
-        "12     7         stopped               1m 05s  lr=0.1 units=128",
-        "4                failed                0.0s    None",
+        "3      0.1235    ok       2/3          3.2s    lr=0.001235 fit.optimizer=sgd",
+        "12     7         stopped               1m 05s  lr=0.1 fit.optimizer=adam",
+        "4                failed                0.0s    lr=0.1",
     ]
 
 
 # Words
-
-
-def a_function():
-    pass
-
-
-@pytest.mark.parametrize(
-    ("params", "told"),
-    [
-        ({"a": 0.123456, "b": 3, "c": "x", "d": None, "e": True}, "a=0.1235 b=3 c=x d=None e=True"),
-        ({}, ""),
-        (1e-9, "1e-09"),
-        ("relu", "relu"),
-        (a_function, "a_function"),
-        (dict, "dict"),
-        ((1, "x"), "(1, x)"),
-        ({"f": a_function}, "f=a_function"),
-    ],
-)
-def test_parameters_in_short_words(params, told):
-    assert told_params(params) == told
 
 
 @pytest.mark.parametrize(
