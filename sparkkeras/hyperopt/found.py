@@ -59,8 +59,8 @@ class Found:
 
     @property
     def trials(self) -> list[Trial]:
-        """What is known of each trial; those that run come last."""
-        return [*self.ledger.finished, *self.ledger.running]
+        """What is known of each trial, running ones included, in the order of their numbers."""
+        return sorted([*self.ledger.finished, *self.ledger.running], key=lambda trial: trial.number)
 
     @property
     def ranked(self) -> list[Trial]:
