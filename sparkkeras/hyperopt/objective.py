@@ -63,6 +63,7 @@ class Fit:
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Train; the outcome has the weights of the best epoch."""
+        device.wake()
         model, own = built(self.build.fresh(), params)
         arguments = {**data, **self.arguments.fresh(), **from_params(params), **_checked(own)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
@@ -90,7 +91,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Call:
-    """Calls a function of the person's.
+    """Calls a function of the person's. The backend starts when that function first uses it, if it does.
 
     Attributes:
         function: Takes the hyper-parameters and the data; returns a loss, or hyperopt's dict with ``status``, ``loss``, and
@@ -136,7 +137,6 @@ def run_trial(
     reporter = Reporter(tell, sign)
     reporting.current = reporter
     try:
-        device.wake()
         keras.utils.set_random_seed(seed)
         return objective(params, data, reporter)
     except (StopWork, TrialEnd) as end:
