@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,18 +14,15 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from sparkkeras import arguments, device
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.cluster import Cluster
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.frame import Columns, Named, is_frame
-from sparkkeras.data.rdd import without_rows
-from sparkkeras.data.rows import warn_of_slots
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
 from sparkkeras.hyperopt import checks
 from sparkkeras.hyperopt.checks import FitOptions
-from sparkkeras.hyperopt.data import check_is_sendable, collected, fit_data, is_distributed
+from sparkkeras.hyperopt.data import check_is_sendable, fit_data, is_distributed
 from sparkkeras.hyperopt.found import Found, Loading
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
@@ -35,6 +33,7 @@ from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.job import Server
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.transport import make_transport
@@ -105,7 +104,7 @@ class HyperParamModel:
                 )
         self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
         self.custom_objects = arguments.mapping("custom_objects", custom_objects)
-        self._context = _context_of(sc)
+        self._workers = _workers_of(sc)
         self.safe_mode = safe_mode
         self.seed: int | None = None
         self.seconds = 0.0
@@ -219,22 +218,24 @@ class HyperParamModel:
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         keep = None if keep_models == "all" else arguments.whole_number("keep_models", keep_models, low=0)
         arguments.optional_number("seed", seed, low=0)
-        cluster = Cluster(self._context, _search_environment)
-        named = Named(features, label, sample_weight=sample_weight)
+        if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
+            raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
         read = ByValue.dump(data, "data") if callable(data) else None
         chosen: Objective
         if objective is None:
             chosen = fitting.fit(function, data)
-            shared = None if read is not None else _fit_data(cluster, data, fitting, named)
         else:
             fitting.refuse()
             chosen = checks.call_of(function, data)
-            shared = None if read is not None else _any_data(cluster, data, named)
-        if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
-            raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
-        journal = Journal(None if save_to is None else arguments.path("save_to", save_to), keep, sign)
+        folder = None if save_to is None else arguments.path("save_to", save_to)
+        workers = self._workers()
+        named = Named(features, label, sample_weight=sample_weight)
+        shared = None
+        if read is None:
+            shared = _any_data(workers, data, named) if model is None else _fit_data(workers, data, fitting, named)
+        journal = Journal(folder, keep, sign)
         drawn = _seed(seed, journal)
-        work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read)
+        work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read, workers.in_children)
         settings = {
             "parameters": sorted(searched.labels),
             "space": searched.digest,
@@ -248,13 +249,13 @@ class HyperParamModel:
             sample = None if shared is None or model is None else shared["x"]
             found = Found(ledger, journal, searched, told, sign, model, sample, work.objects)
             self._found, self.seed = found, drawn
-            self._search(cluster, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
+            self._search(workers, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
         found.check(limits.max_failures)
         return self.best_model
 
     @property
     def trials(self) -> list[Trial]:
-        """What is known of each trial; those that run come last."""
+        """What is known of each trial, running ones included, in the order of their numbers."""
         return [] if self._found is None else self._found.trials
 
     @property
@@ -354,20 +355,26 @@ class HyperParamModel:
             raise SearchError("there are no trials yet: call minimize first.")
         return self._found
 
-    def _search(self, cluster: Cluster, work: Work, data: Any, found: Found, max_evals: int | None, verbose: int) -> None:
-        ledger = found.ledger
-        workers = min(self.num_workers or cluster.free_slots, cluster.free_slots)
-        warn_of_slots(self.num_workers, workers)
-        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, workers, found.space.parameters)
+    def _search(self, workers: Workers, work: Work, data: Any, found: Found, max_evals: int | None, verbose: int) -> None:
+        ledger, slots = found.ledger, workers.free_slots
+        count = min(self.num_workers or slots, slots)
+        if self.num_workers is not None and self.num_workers > slots:
+            free = "1 free slot" if slots == 1 else f"{slots} free slots"
+            warnings.warn(
+                f"num_workers={self.num_workers}, but Spark has {free}, and each trial takes one: no more than {slots} will "
+                "run at the same time. Leave num_workers out, or give Spark more cores.",
+                stacklevel=4,  # the line that calls minimize
+            )
+        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, count, found.space.parameters)
         progress.begin()
-        dataset = without_rows(cluster, workers)
+        dataset = workers.dataset(count)
         service = SearchService(ledger, found.journal, found.space.encode)
         try:
             with ExitStack() as stack:
-                where = endpoint(self._server, cluster.driver, 4 + 2 * workers)
+                where = endpoint(self._server, workers.driver, 4 + 2 * count)
                 serve = make_transport(self._server.transport).serve
                 address = stack.enter_context(serve(service, where, Secret.fresh()))
-                if self._server.options.host is not None or not cluster.is_local:
+                if self._server.options.host is not None or not workers.driver.is_local:
                     check_reach(dataset, address)
                 try:
                     shared = stack.enter_context(dataset.share(data))
@@ -376,7 +383,7 @@ class HyperParamModel:
                         f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them there."
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(work)), shared, address)
-                supervise(dataset, task, ledger, cluster.background, progress.tick)
+                supervise(dataset, task, ledger, workers.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
             found.journal.drop_drafts()
@@ -396,9 +403,11 @@ def _suggested(
     return Suggested(chosen, params)
 
 
-def _search_environment(cores: int) -> Mapping[str, str]:
-    """Workers of a search run nothing on the backend themselves, so they are not those that `SparkModel` trains in."""
-    return {**device.worker_environment(cores), "SPARKKERAS_SEARCH": "1"}
+def _workers_of(sc: Any) -> Callable[[], Workers]:
+    """Where the trials run; called when a search begins, which may start Spark."""
+    if isinstance(sc, Workers):
+        return lambda: sc
+    return functools.partial(SparkWorkers, _context_of(sc))
 
 
 def _context_of(sc: Any) -> Any:
@@ -414,21 +423,21 @@ def _context_of(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _fit_data(cluster: Cluster, data: Any, fitting: FitOptions, named: Named) -> dict[str, Any]:
+def _fit_data(workers: Workers, data: Any, fitting: FitOptions, named: Named) -> dict[str, Any]:
     validation_data = fitting.validation_data
     if is_distributed(data):
-        data = collected(data, cluster, named)
+        data = workers.collected(data, named)
     if validation_data is not None and is_distributed(validation_data):
-        validation_data = collected(validation_data, cluster, named)
+        validation_data = workers.collected(validation_data, named)
     read = fit_data(data, validation_data)
     if "validation_data" in read and fitting.validation_split:
         raise ConfigurationError("give one of validation_split and validation_data.")
     return read
 
 
-def _any_data(cluster: Cluster, data: Any, named: Named) -> Any:
+def _any_data(workers: Workers, data: Any, named: Named) -> Any:
     check_is_sendable(data)
-    return collected(data, cluster, named) if is_distributed(data) else data
+    return workers.collected(data, named) if is_distributed(data) else data
 
 
 def _seed(given: int | None, journal: Journal) -> int:

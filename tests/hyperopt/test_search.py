@@ -1,0 +1,642 @@
+"""Whole searches in memory: what is found, what is kept, what is refused; tests/spark/test_search.py has them on Spark."""
+
+import json
+import os
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import hyperopt
+import keras
+import numpy as np
+import pytest
+from hyperopt import hp
+from hyperopt.early_stop import no_progress_loss
+
+from sparkkeras import ParameterServerOptions
+from sparkkeras.errors import (
+    ConfigurationError,
+    CustomObjectError,
+    DataError,
+    SearchError,
+    UnknownArgumentError,
+)
+from sparkkeras.hyperopt import ASHAPruner, HyperParamModel, ReportCallback, SparkTrials, report
+from sparkkeras.hyperopt.workers import LocalWorkers, Workers
+
+LINE = {"x": hp.uniform("x", -10, 10)}
+SPACE = {"units": hp.choice("units", [8, 16, 32]), "lr": hp.loguniform("lr", -7, -3)}
+
+
+def build(params):
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(params["units"], "relu"), keras.layers.Dense(10, "softmax")]
+    )
+    optimizer = keras.optimizers.Adam(params["lr"])
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
+    return model
+
+
+def parabola(params, data):
+    return (params["x"] - 3) ** 2
+
+
+@pytest.fixture(scope="module")
+def rows(digits):
+    """Few: 200 of 64 features, the last 40 of which validate."""
+    x, y, *_ = digits
+    return x[:200], y[:200]
+
+
+def search_of(**arguments):
+    own = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
+    search = HyperParamModel(LocalWorkers(), **own)
+    search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
+    return search
+
+
+def fits_of(rows, **arguments):
+    """A search that fits models, two epochs each."""
+    given = {"model": build, "data": rows, "space": SPACE, "max_evals": 3, "epochs": 2, "validation_split": 0.2}
+    return search_of(**{**given, **arguments})
+
+
+def test_it_is_where_trials_run():
+    assert isinstance(LocalWorkers(), Workers)
+
+
+class TestWhatIsFound:
+    def test_the_best_model_has_the_weights_of_its_best_epoch(self, rows):
+        search = fits_of(rows, epochs=4)
+        best, trial = search.best_model, search.best_trial
+        assert search.best_value == min(each.value for each in search.trials) == min(trial.history["val_loss"])
+        assert trial.best_epoch == 1 + int(np.argmin(trial.history["val_loss"]))
+        assert best.optimizer is not None
+        assert best.count_params() == build(search.best_params).count_params()
+        x, y = rows
+        assert best.evaluate(x[160:], y[160:], verbose=0)[0] == pytest.approx(trial.value, rel=1e-4)
+        assert all(each.status == "ok" and each.epochs == 4 and each.seconds > 0 and each.worker for each in search.trials)
+
+    def test_models_and_an_ensemble_of_the_best(self, rows):
+        x, y = rows
+        search = fits_of(rows, max_evals=4, keep_models=3)
+        models = search.best_models(3)
+        ranked = sorted(search.trials, key=lambda trial: trial.value)
+        for model, trial in zip(models, ranked, strict=False):
+            assert model.evaluate(x[160:], y[160:], verbose=0)[0] == pytest.approx(trial.value, rel=1e-4)
+        ensemble = search.best_ensemble(3, voting="soft")
+        mean = np.mean([model.predict(x, verbose=0) for model in models], axis=0)
+        np.testing.assert_allclose(ensemble.predict(x), mean, atol=1e-5)
+        with pytest.raises(ConfigurationError, match="3 of these models were kept"):
+            search.best_models(4)
+
+    def test_the_same_seed_gives_the_same_trials(self, rows):
+        first, second = fits_of(rows, seed=11), fits_of(rows, seed=11)
+        told = [[(trial.number, trial.params, trial.history) for trial in search.trials] for search in (first, second)]
+        assert told[0] == told[1]
+        assert [trial.params for trial in fits_of(rows, seed=12, max_evals=1).trials] != [first.trials[0].params]
+
+    @pytest.mark.parametrize("algo", ["random", "anneal", hyperopt.tpe.suggest])
+    def test_algorithms(self, algo):
+        search = search_of(objective=parabola, algo=algo, max_evals=8)
+        assert [trial.number for trial in search.trials] == list(range(8))
+        assert search.best_value == min((trial.params["x"] - 3) ** 2 for trial in search.trials)
+
+    def test_the_largest_value_is_best_where_it_is_to_be_maximized(self, rows):
+        search = fits_of(rows, metric="val_accuracy")
+        assert search.best_value == max(trial.value for trial in search.trials)
+        assert search.best_value == max(search.best_trial.history["val_accuracy"])
+        assert search_of(objective=parabola, mode="max").best_value == max(
+            (trial.params["x"] - 3) ** 2 for trial in search_of(objective=parabola, mode="max").trials
+        )
+
+    @pytest.mark.parametrize("transport", ["socket", "http"])
+    def test_either_transport_carries_it(self, transport):
+        assert len(search_of(objective=parabola, transport=transport).trials) == 6
+
+    def test_spaces_of_objects_and_conditions(self):
+        def objective(params, data):
+            assert params["expected"] == (1, (2, 3))
+            assert params["activation"]([-1.0, 2.0]) in ([-2.0, 4.0], [-1.0, 2.0])
+            return params["layers"]["units"] + len(params["layers"])
+
+        def doubled(values):
+            return [2 * value for value in values]
+
+        space = {
+            "activation": hp.choice("activation", [doubled, sorted]),
+            "expected": [1, (2, 3)],
+            "layers": hp.choice("layers", [{"units": 1}, {"units": hp.quniform("wide", 4, 8, 2), "deep": True}]),
+        }
+        search = search_of(objective=objective, space=space, max_evals=10)
+        assert {(trial.status, trial.error) for trial in search.trials} == {("ok", "")}
+        assert search.best_value == 2
+        assert {trial.params["activation"] for trial in search.trials} == {doubled, sorted}
+
+    def test_trials_are_in_the_order_of_their_numbers_however_they_ended(self):
+        search = search_of(objective=parabola, max_evals=2)
+        ledger = search._found.ledger
+        ledger._state.finished = {  # as Ctrl-C leaves them: the slowest was given out first
+            number: type(trial)(number, {}, "stopped", ended=10.0 - number, chosen={"x": 0.0})
+            for number, trial in zip(range(5), search.trials * 3, strict=False)
+        }
+        assert [trial.number for trial in ledger.finished] == [4, 3, 2, 1, 0]
+        assert [trial.number for trial in search.trials] == [0, 1, 2, 3, 4]
+
+
+class TestWhatATrialGets:
+    def test_fit_arguments_from_params_and_from_the_builder(self, rows):
+        x, y = rows
+
+        def custom(params):
+            return build({"units": 8, "lr": 0.01}), {"validation_data": (x[:50], y[:50])}
+
+        space = {"epochs": hp.choice("epochs", [1, 2]), "batch_size": hp.choice("batch_size", [64, 128])}
+        search = search_of(model=custom, data=(x[50:], y[50:]), space=space, max_evals=4, epochs=9)
+        assert [trial.epochs for trial in search.trials] == [trial.params["epochs"] for trial in search.trials]
+        assert all("val_loss" in trial.history for trial in search.trials)
+
+    def test_callbacks_are_new_in_each_trial(self, rows):
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0)
+        search = fits_of(rows, max_evals=2, epochs=9, callbacks=[stopping])
+        assert [trial.epochs for trial in search.trials] == [2, 2]
+
+    def test_data_of_every_kind(self, rows):
+        x, y = rows
+        kinds = {"arrays": (x, y), "dict": {"x": x, "y": y}, "function": lambda: (x, y)}
+        values = {name: fits_of(data, max_evals=1, epochs=1).best_value for name, data in kinds.items()}
+        assert len(set(values.values())) == 1, values
+
+    def test_validation_data_and_weights(self, rows):
+        x, y = rows
+        one = {"max_evals": 1, "epochs": 1, "validation_split": 0.0}
+        held = fits_of((x, y), validation_data=(x[:9], y[:9]), **one)
+        in_dict = fits_of({"x": x, "y": y, "validation_data": (x[:9], y[:9])}, **one)
+        weighted = fits_of((x, y, np.zeros(len(x))), metric="loss", **one)
+        assert held.best_value == in_dict.best_value
+        assert weighted.best_value == 0
+
+    def test_the_data_is_read_once(self, tmp_path):
+        def read():
+            (tmp_path / str(time.time_ns())).touch()
+            return 1
+
+        search_of(objective=parabola, data=read)
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_an_objective_may_return_hyperopts_dict_and_a_model(self, rows):
+        def objective(params, data):
+            model = build(params)
+            history = model.fit(*data, epochs=1, verbose=0, callbacks=[ReportCallback("loss")])
+            return {
+                "loss": history.history["loss"][-1],
+                "status": "ok",
+                "model": model,
+                "seen": np.int64(3),
+                "odd": object(),
+            }
+
+        search = search_of(objective=objective, data=rows, space=SPACE, max_evals=3)
+        assert search.best_trial.extra["seen"] == 3
+        assert "object" in search.best_trial.extra["odd"]
+        assert search.best_trial.epochs == 1
+        assert search.best_model.count_params() == build(search.best_params).count_params()
+        assert len(search.best_models(2)) == 2
+
+    def test_an_objective_gets_data_if_there_are_any(self):
+        def objective(params, folds=3):
+            return folds
+
+        assert search_of(objective=objective, max_evals=1).best_value == 3
+        assert search_of(objective=objective, data=5, max_evals=1).best_value == 5
+        assert search_of(objective=lambda params: 7.0, data=5, max_evals=1).best_value == 7
+
+
+class TestEarlyEnds:
+    def test_asha_ends_hopeless_trials_and_reports_arrive(self):
+        def objective(params, data):
+            for epoch in range(27):
+                report(abs(params["x"]) + 1 / (epoch + 1), other=epoch)
+            return abs(params["x"]) + 1 / 27
+
+        search = search_of(objective=objective, pruner=ASHAPruner(3, 1), max_evals=14)
+        statuses = [trial.status for trial in search.trials]
+        assert statuses.count("pruned") >= 5
+        assert statuses.count("ok") >= 1
+        for trial in search.trials:
+            assert trial.epochs in {1, 3, 9, 27}
+            assert len(trial.history["other"]) == trial.epochs
+            assert trial.value == min(trial.history["loss"])
+
+    def test_a_pruned_fit_ends_at_its_epoch(self, rows):
+        class Never:
+            def should_prune(self, losses, others):
+                return len(losses) == 2
+
+        search = fits_of(rows, max_evals=2, epochs=9, pruner=Never())
+        assert [(trial.status, trial.epochs) for trial in search.trials] == [("pruned", 2), ("pruned", 2)]
+        assert search.best_model is not None
+
+    def test_timeout_keeps_what_was_reported(self):
+        def objective(params, data):
+            for _ in range(3000):
+                report(params["x"])
+                time.sleep(0.1)
+            return params["x"]
+
+        search = search_of(objective=objective, timeout=0.3)
+        assert "timeout=0.3" in search.reason
+        (trial,) = search.trials
+        assert trial.status == "stopped"
+        assert trial.value == trial.params["x"]
+
+    def test_loss_threshold_and_early_stop(self):
+        assert len(search_of(objective=parabola, loss_threshold=1000, max_evals=50).trials) == 1
+        stopped = search_of(objective=lambda params, data: 1.0, early_stop_fn=no_progress_loss(4), max_evals=50)
+        assert 4 <= len(stopped.trials) < 7
+        assert "early_stop_fn" in stopped.reason
+
+
+class TestFailures:
+    def test_a_trial_that_raises_is_recorded(self):
+        def objective(params, data):
+            if params["x"] < 0:
+                raise KeyError("no such thing")
+            return params["x"]
+
+        search = search_of(objective=objective, max_evals=8)
+        failed = [trial for trial in search.trials if trial.status == "failed"]
+        assert failed
+        assert all("KeyError: 'no such thing'" in trial.error and "objective(params" in trial.traceback for trial in failed)
+        assert all(trial.value is None for trial in failed)
+        with pytest.raises(SearchError, match=r"failed trials|trials failed.*no such thing"):
+            search_of(objective=objective, max_evals=8, max_failures=0)
+
+    def test_if_all_fail_the_search_does(self):
+        def objective(params, data):
+            raise ValueError("hopeless")
+
+        with pytest.raises(SearchError, match="3 of 3 trials failed. The first of them, trial 0 .*hopeless"):
+            search_of(objective=objective, max_evals=3)
+
+    def test_nan_is_no_value(self, rows):
+        def diverging(params):
+            model = build({"units": 8, "lr": 0.01})
+            optimizer = keras.optimizers.SGD(1e30 if params["x"] < 3 else 0.1)
+            model.compile(optimizer, "sparse_categorical_crossentropy", run_eagerly=True)
+            return model
+
+        search = search_of(model=diverging, data=rows, metric="loss", epochs=3, max_evals=5)
+        diverged = [trial for trial in search.trials if trial.params["x"] < 3]
+        assert diverged
+        for trial in diverged:
+            assert "not finite" in trial.error
+            assert trial.epochs < 3
+        assert all(trial.status == "ok" for trial in search.trials if trial.params["x"] >= 3)
+        assert np.isfinite(search.best_value)
+
+    @pytest.mark.parametrize(
+        ("builder", "message"),
+        [
+            (lambda params: None, "returned None; expected a compiled keras.Model"),
+            (lambda params: keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)]), "not compiled"),
+            (lambda params: (build({"units": 8, "lr": 0.1}), {"epoch": 3}), "'epoch' as an argument of fit.*epochs"),
+            (lambda params: (build({"units": 8, "lr": 0.1}), 3), "expected a compiled keras.Model"),
+        ],
+    )
+    def test_builders_that_build_nothing(self, rows, builder, message):
+        with pytest.raises((SearchError, ConfigurationError), match=message):
+            search_of(model=builder, data=rows, max_evals=2, metric="loss")
+
+    def test_a_metric_that_is_none(self, rows):
+        with pytest.raises(ConfigurationError, match="'val_los' is not among.*Did you mean 'val_loss'"):
+            fits_of(rows, metric="val_los", mode="min", max_evals=99)
+        with pytest.raises(ConfigurationError, match="need rows to validate on"):
+            fits_of(rows, validation_split=0.0, max_evals=99)
+
+    def test_data_that_does_not_fit_the_model(self, rows):
+        """Only a trial can tell, and the first one does."""
+        x, y = rows
+        for data, message in [((x, y + 100), "has the label 109|labels"), ((x[:, :5], y), "shape")]:
+            search = HyperParamModel(LocalWorkers())
+            with pytest.raises(ConfigurationError, match=message):
+                search.minimize(model=build, data=data, space=SPACE, max_evals=50, metric="loss", seed=1, verbose=0)
+            assert len(search.trials) == 1
+
+    def test_pruners_and_stop_functions_that_raise(self):
+        class Broken:
+            def should_prune(self, losses, others):
+                return 1 / 0
+
+        def objective(params, data):
+            report(1.0)
+            return 1.0
+
+        with pytest.raises(ConfigurationError, match="the pruner .*ZeroDivisionError"):
+            search_of(objective=objective, pruner=Broken())
+        with pytest.raises(ConfigurationError, match="early_stop_fn .*ZeroDivisionError"):
+            search_of(objective=objective, early_stop_fn=lambda trials: 1 / 0)
+
+
+class TestResume:
+    def test_going_on_repeats_nothing(self, rows, tmp_path):
+        x, y = rows
+        arguments = {"save_to": tmp_path / "search", "keep_models": 2}
+        first = fits_of(rows, max_evals=3, **arguments)
+        second = fits_of(rows, max_evals=5, **arguments)
+        assert [trial.number for trial in second.trials] == [0, 1, 2, 3, 4]
+        assert second.trials[:3] == first.trials
+        best = second.best_models(2)[0]
+        assert best.evaluate(x[160:], y[160:], verbose=0)[0] == pytest.approx(second.best_value, rel=1e-4)
+        assert len(list((tmp_path / "search" / "models").iterdir())) == 2
+        assert fits_of(rows, max_evals=5, **arguments).trials == second.trials
+        with pytest.raises(ConfigurationError, match="holds another search.*metric"):
+            fits_of(rows, max_evals=5, metric="loss", **arguments)
+
+    def test_data_that_cannot_be_read_any_more_costs_no_trials(self, rows, tmp_path):
+        file = tmp_path / "there"
+        file.touch()
+
+        def read():
+            file.read_bytes()
+            return rows
+
+        arguments = {"metric": "loss", "epochs": 1, "save_to": tmp_path / "search"}
+        fits_of(read, max_evals=2, **arguments)
+        file.unlink()
+        with pytest.raises(ConfigurationError, match="the function that reads the data failed: FileNotFoundError"):
+            fits_of(read, max_evals=9, **arguments)
+        file.touch()
+        assert [trial.status for trial in fits_of(read, max_evals=4, **arguments).trials] == ["ok"] * 4
+
+    def test_objects_of_the_space_are_each_models_own(self, rows, tmp_path):
+        layer = keras.layers.Dense(8, "relu")
+
+        def build(params):
+            model = keras.Sequential([keras.Input((64,)), params["layer"], keras.layers.Dense(10, "softmax")])
+            model.compile(keras.optimizers.SGD(params["lr"]), "sparse_categorical_crossentropy", run_eagerly=True)
+            return model
+
+        def space(layer):
+            return {"layer": hp.choice("layer", [layer]), "lr": hp.uniform("lr", 0.01, 0.5)}
+
+        arguments = {"model": build, "metric": "loss", "save_to": tmp_path / "search"}
+        search = fits_of(rows, space=space(layer), max_evals=2, **arguments)
+        one, other = search.best_models(2)
+        assert not layer.built
+        assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
+        another = keras.layers.Dense(8, "relu")  # it has another name
+        again = fits_of(rows, space=space(another), max_evals=3, **arguments)
+        assert len(again.trials) == 3
+
+    def test_what_was_stopped_or_mistaken_is_run_anew(self, rows, tmp_path):
+        slow = tmp_path / "slow"
+        slow.touch()
+
+        def objective(params, data):
+            while slow.exists():
+                report(params["x"])
+                time.sleep(0.05)
+            return params["x"]
+
+        arguments = {"objective": objective, "save_to": tmp_path / "search", "max_evals": 4}
+        assert {trial.status for trial in search_of(timeout=0.3, **arguments).trials} == {"stopped"}
+        slow.unlink()
+        assert [trial.status for trial in search_of(**arguments).trials] == ["ok"] * 4
+        arguments = {"validation_split": 0.0, "max_evals": 1, "save_to": tmp_path / "other"}
+        with pytest.raises(ConfigurationError, match="is not among"):
+            fits_of(rows, metric="val_loss", **arguments)
+        assert len(fits_of(rows, metric="loss", **arguments).trials) == 1
+
+    def test_an_early_stop_is_remembered(self, tmp_path):
+        def ended(max_evals):
+            return search_of(
+                objective=lambda params, data: 1.0,
+                early_stop_fn=no_progress_loss(3),
+                save_to=tmp_path / "search",
+                max_evals=max_evals,
+            )
+
+        first = ended(20)
+        assert len(first.trials) < 8
+        assert ended(30).trials == first.trials
+
+    def test_a_call_that_is_refused_changes_nothing(self, tmp_path):
+        arguments = {"objective": parabola, "space": LINE, "max_evals": 3, "seed": 1, "verbose": 0}
+        search = HyperParamModel(LocalWorkers())
+        search.minimize(**arguments, save_to=tmp_path / "search")
+        before = search.best_trial
+        with pytest.raises(ConfigurationError, match="mode differs"):
+            search.minimize(**arguments, mode="max", save_to=tmp_path / "search")
+        assert search.best_trial == before
+
+    def test_other_folders_are_left_alone(self, tmp_path):
+        (tmp_path / "thesis.tex").touch()
+        with pytest.raises(ConfigurationError, match=r"holds other things .thesis\.tex"):
+            search_of(objective=parabola, save_to=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_killed_driver(self, tmp_path):
+        """A fork of this process is the driver that is killed; nothing here uses the backend."""
+
+        def objective(params, data):
+            with (tmp_path / "runs").open("a") as runs:
+                runs.write(f"{params['x']!r}\n")
+            return params["x"]
+
+        def stop(trials, *given):
+            if len(trials.trials) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return False, given
+
+        arguments = {"objective": objective, "max_evals": 9, "save_to": tmp_path / "search"}
+        driver = os.fork()
+        if driver == 0:
+            try:
+                search_of(early_stop_fn=stop, **arguments)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == -signal.SIGKILL
+        recorded = [json.loads(path.read_text()) for path in (tmp_path / "search" / "trials").glob("*.json")]
+        assert len(recorded) == 5
+        search = search_of(**arguments)
+        assert [trial.number for trial in search.trials] == list(range(9))
+        runs = (tmp_path / "runs").read_text().splitlines()
+        for trial in recorded:
+            assert runs.count(repr(trial["chosen"]["x"])) == 1
+
+
+class Nowhere:
+    """Workers that no one is to ask for anything."""
+
+    free_slots = in_children = driver = None
+
+    def dataset(self, count):
+        raise AssertionError("the search began")
+
+    background = collected = dataset
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "give one of model= .* and objective="),
+            ({"objective": parabola, "model": build}, "give one of"),
+            ({"objective": 3}, "objective=3: expected a function"),
+            ({"objective": parabola, "max_evals": None}, "give max_evals="),
+            ({"objective": parabola, "max_evals": 0}, "max_evals=0: expected a positive whole number"),
+            ({"objective": parabola, "timeout": -1}, "timeout=-1: expected a positive number"),
+            ({"objective": parabola, "algo": "bayes"}, "algo='bayes' is not known.*'tpe'"),
+            ({"objective": parabola, "pruner": "medain"}, "Did you mean 'median'"),
+            ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
+            ({"objective": parabola, "keep_models": -1}, "keep_models=-1"),
+            ({"objective": parabola, "space": {}}, "leaves nothing to choose"),
+            ({"objective": parabola, "space": {"x": [1, 2]}}, "leaves nothing to choose"),
+            ({"objective": parabola, "seed": -3}, "seed=-3"),
+            ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
+            ({"objective": parabola, "epochs": 3}, "epochs= goes with model="),
+            ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
+            ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
+            ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
+            ({"objective": parabola, "features": "a"}, "data is no DataFrame"),
+            ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
+            ({"model": build, "metric": "val_niceness"}, "does not tell whether it shall be small or large"),
+            ({"model": build, "data": list, "validation_data": 3}, "let the function return a dict"),
+            ({"model": build, "callbacks": [1]}, "expected keras.callbacks.Callback objects"),
+            ({"model": build, "class_weight": "balanced"}, "class_weight='balanced': expected a dict"),
+        ],
+    )
+    def test_is_told_before_anything_starts(self, arguments, message):
+        search = HyperParamModel(Nowhere())
+        with pytest.raises(ConfigurationError, match=message):
+            search.minimize(**{"space": LINE, "max_evals": 6, "verbose": 0, **arguments})
+
+    def test_data_that_is_none(self, rows):
+        x, y = rows
+        for data, message in [
+            (None, "data is None"),
+            (x, "expected .x, y."),
+            ((x, y[:5]), "same number of rows"),
+            ((x, None), "no labels"),
+            ({"x": x, "labels": y}, "the key 'labels'"),
+            ((np.full_like(x, np.nan), y), "NaN|finite"),
+            ((x[:0], y[:0]), "no rows"),
+        ]:
+            with pytest.raises(DataError, match=message):
+                fits_of(data)
+        with pytest.raises(ConfigurationError, match="one of validation_split and validation_data"):
+            fits_of((x, y), validation_data=(x, y))
+        with pytest.raises(ConfigurationError, match="is a model; expected a function"):
+            fits_of((x, y), model=build({"units": 8, "lr": 0.1}))
+
+    @pytest.mark.parametrize(
+        ("metric", "is_large_good"),
+        [
+            ("val_accuracy", True),
+            ("val_auc_1", True),
+            ("val_mean_io_u", True),
+            ("f1_score", True),
+            ("val_top_k_categorical_accuracy", True),
+            ("val_account_mae", False),
+            ("accuracy_loss", False),
+            ("val_mean_squared_error", False),
+            ("val_false_positives", False),
+            ("val_error_accuracy", True),
+            ("val_false_alarm_auc", True),
+            ("precision_loss", False),
+        ],
+    )
+    def test_what_a_metrics_name_tells(self, metric, is_large_good):
+        from sparkkeras.hyperopt.checks import sign_of
+
+        assert (sign_of(metric, "auto") < 0) == is_large_good
+        assert sign_of(metric, "max") < 0 < sign_of(metric, "min")
+
+    def test_what_cannot_travel(self):
+        lock = threading.Lock()
+        with pytest.raises(CustomObjectError, match="objective cannot be sent"):
+            search_of(objective=lambda params, data: lock.locked())
+
+    def test_unknown_arguments(self):
+        with pytest.raises(UnknownArgumentError, match="takes no argument 'max_eval'.*Did you mean 'max_evals'"):
+            HyperParamModel().minimize(objective=parabola, space=LINE, max_eval=3)
+        with pytest.raises(ConfigurationError, match="server_options: max_staleness is of asynchronous training"):
+            HyperParamModel(server_options=ParameterServerOptions(max_staleness=3))
+        with pytest.raises(ConfigurationError, match="sc='local'"):
+            HyperParamModel("local")
+
+    @pytest.mark.parametrize(("slots", "words"), [(1, "1 free slot,"), (2, "2 free slots,")])
+    def test_more_workers_than_slots(self, slots, words):
+        search = HyperParamModel(LocalWorkers(slots), num_workers=9)
+        with pytest.warns(UserWarning, match=f"num_workers=9, but Spark has {words}") as told:
+            search.minimize(objective=parabola, space=LINE, max_evals=1, seed=1, verbose=0)
+        (warning,) = told
+        assert f"no more than {slots} will run at the same time" in str(warning.message)
+        assert "train" not in str(warning.message)
+        assert warning.filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            search_of(objective=parabola, num_workers=1, max_evals=1)
+
+    def test_nothing_to_look_at_yet(self):
+        search = HyperParamModel()
+        assert search.trials == []
+        for ask in (lambda: search.best_params, lambda: search.best_model):
+            with pytest.raises(SearchError, match="call minimize first"):
+                ask()
+        for ask in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
+            with pytest.raises(SearchError, match="call minimize first"):
+                ask()
+
+
+class TestHyperoptsFmin:
+    def test_going_on(self, tmp_path):
+        def found(max_evals):
+            trials = SparkTrials(spark_session=LocalWorkers(), save_to=tmp_path / "search")
+            hyperopt.fmin(lambda params: params["x"], LINE, hyperopt.rand.suggest, max_evals, trials=trials, verbose=False)
+            return trials
+
+        first, second = found(3), found(5)
+        assert second.vals["x"][:3] == first.vals["x"]
+        assert len(second.trials) == 5
+
+    def test_failures_do_not_end_it(self):
+        def objective(params):
+            if params["x"] < 0:
+                raise ValueError
+            return params["x"]
+
+        trials = SparkTrials(spark_session=LocalWorkers())
+        hyperopt.fmin(
+            objective, LINE, hyperopt.rand.suggest, 8, trials=trials, rstate=np.random.default_rng(1), verbose=False
+        )
+        assert {"ok", "fail"} == set(trials.statuses())
+
+
+def test_lines_table_and_plot_have_the_same_names(capsys, tmp_path, monkeypatch):
+    from sparkkeras.hyperopt import plot
+
+    drawn = []
+    monkeypatch.setattr(plot, "DPI", 30)
+    monkeypatch.setattr(plot, "_draw_parameter", lambda axes, shown, panel: drawn.append(panel))
+    space = {"fit": {"optimizer": hp.choice("o", ["adam", "sgd"])}, "x": hp.choice("place", [-1.5, 2.5])}
+    search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Searching on 1 worker")
+    assert lines[7].startswith("6/6 trials - best loss 1.5")
+    shown = {
+        trial.number: f"fit.optimizer={trial.params['fit']['optimizer']} x={trial.params['x']}" for trial in search.trials
+    }
+    assert all(lines[1 + number].startswith(f"trial {number} loss ") for number in range(6))
+    assert all(shown[number] in lines[1 + number] for number in range(6))
+    assert all(line.endswith(shown[int(line.split()[0])]) for line in lines[9:])
+    search.plot(tmp_path / "search.png")
+    assert Path(tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
+    assert [(panel.name, panel.names) for panel in drawn] == [
+        ("fit.optimizer", {0: "adam", 1: "sgd"}),
+        ("x", {0: "-1.5", 1: "2.5"}),
+    ]
