@@ -209,7 +209,7 @@ class SparkModel:
                 a job starts, to check what it returns: with the first batch of arrays, and for a DataFrame or an RDD with
                 one row of zeros. If it fails on zeros, its first rows on the workers are checked instead.
             on_nan: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
-                ``"allow"`` (nulls are NaN then).
+                ``"allow"`` (nulls are NaN then). ``None`` in rows and arrays is a null.
             worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker; in the
                 asynchronous modes one copy for all epochs of a worker.
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from sparkkeras.arguments import optional_number, whole_number
 from sparkkeras.data.block import describe
+from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
-from sparkkeras.weights import Array, is_floating
+from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -256,11 +257,12 @@ def _count_classes(largest: float) -> int:
 def _numbers(name: str, value: Any) -> Array:
     """A value of any rank in float64."""
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{name} expects an array, received {describe(value)}, which is ragged ({error}).") from error
-    if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
-        raise DataError(f"{name} expects numbers or booleans, received {describe(array)}: turn them into numbers first.")
+        array, missing = to_numbers(value)
+    except NotNumbersError as error:
+        where = "" if error.row is None else f"row {error.row} "
+        raise DataError(f"{name} expects numbers or booleans, received {describe(value)}: {where}{error}") from error
+    if missing is not None:
+        raise DataError(f"{name} expects numbers or booleans, received {describe(value)}, which holds None: fill it in.")
     return array.astype(np.float64, copy=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure, describe
+from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
@@ -181,18 +182,17 @@ class Reader:
         except ValueError as error:
             raise DataError(f"{error}.") from error
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
-        leaves = []
-        for side, structure in form.sides:
-            leaves += [
-                self._as_array(leaf, label, "the arrays")
-                for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
-            ]
-        leaves = self._as_the_model_takes_them(form, leaves)
+        found = [
+            self._numbers(leaf, label, "the arrays")
+            for side, structure in form.sides
+            for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
+        ]
+        leaves = [leaf for leaf, _ in found]
         lengths = {label: leaf.shape[0] if leaf.ndim else None for label, leaf in zip(form.labels, leaves, strict=True)}
         if None in lengths.values() or len(set(lengths.values())) > 1:
             told = ", ".join(f"{label} has {'no' if rows is None else rows} rows" for label, rows in lengths.items())
             raise DataError(f"arrays must have the same number of rows: {told}.")
-        return self._finite(Block(form, tuple(leaves)), _in_row(form, "the arrays", 0))
+        return self._block(form, found, "the arrays", 0)
 
     def read_rows(self, rows: Sequence[Any], form: Form, partition: int, first: int) -> Block:
         """Consecutive rows of a partition as a checked block.
@@ -215,10 +215,11 @@ class Reader:
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
         place = f"partition {partition}"
-        arrays = [self._stack(column, label, partition, first) for column, label in zip(columns, form.labels, strict=True)]
-        arrays = [self._as_array(array, label, place) for array, label in zip(arrays, form.labels, strict=True)]
-        arrays = self._as_the_model_takes_them(form, arrays)
-        return self._finite(Block(form, tuple(arrays)), _in_row(form, f"partition {partition}", first))
+        found = [
+            self._numbers([leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column], label, place, first)
+            for column, label in zip(columns, form.labels, strict=True)
+        ]
+        return self._block(form, found, place, first)
 
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
         """Consecutive rows of columns as a checked block, and which of them are whole; ``None``: all.
@@ -235,7 +236,7 @@ class Reader:
         Raises:
             DataError: Values are missing, or not finite, and ``on_nan`` does not allow it.
         """
-        arrays = [self._as_array(leaf.values, leaf.told, where) for leaf in leaves]
+        arrays = [self._numbers(leaf.values, leaf.told, where, first)[0] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
         whole: Array | None = None
         for index, leaf in enumerate(leaves):
@@ -315,42 +316,47 @@ class Reader:
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank
 
-    def _stack(self, column: list[Any], label: str, partition: int, first: int) -> Array:
-        column = [leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column]
+    def _numbers(self, value: Any, label: str, place: str, first: int = 0) -> tuple[Array, Array | None]:
+        """Rows as an array of numbers, and which of its values are missing; see `to_numbers`."""
         try:
-            stacked = np.asarray(column)
-            if stacked.dtype != object:
-                return stacked
-        except ValueError:
-            pass  # ragged: which row it is, is told below
-        shape = _shape(column[0])
-        for offset, leaf in enumerate(column):
-            where = f"row {first + offset} of partition {partition}"
-            if _holds_none(leaf):
-                raise DataError(f"{label} of {where} is or holds None: fill it in or filter the row out.")
-            if shape is None:
-                raise DataError(f"{label} of {where} is ragged in itself ({describe(leaf)}): it must have a shape.")
-            if _shape(leaf) != shape:
-                raise DataError(
-                    f"{label} of {where} has another shape than row {first} ({shape}): every row must have the same "
-                    "shape. Pad sequences, for instance with keras.utils.pad_sequences."
-                )
-        raise DataError(f"{label} of partition {partition} is {describe(column[0])}; expected numbers.")
+            array, missing = to_numbers(value, first)
+        except NotNumbersError as error:
+            where = place if error.row is None else f"row {error.row} of {place}"
+            raise DataError(f"{label} of {where} {error}") from error
+        return self._in_floatx(array), missing
 
-    def _as_array(self, value: Any, label: str, place: str) -> Array:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise DataError(
-                f"{label} of {place} is ragged ({error}): every row must have the same shape. Pad sequences, for "
-                "instance with keras.utils.pad_sequences."
-            ) from error
-        if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
-            raise DataError(
-                f"{label} of {place} has dtype {array.dtype}; expected numbers or booleans. Encode text first, for "
-                "instance with keras.layers.StringLookup outside the model."
-            )
+    def _in_floatx(self, array: Array) -> Array:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
+
+    def _block(self, form: Form, found: Sequence[tuple[Array, Array | None]], place: str, first: int) -> Block:
+        """Arrays with what is missing in them as a checked block: missing values are nulls, which `on_nan` decides on."""
+        arrays, lacking = self._as_the_model_takes_them(form, [array for array, _ in found]), None
+        floating = self._floating(form)
+        for index, (_, missing) in enumerate(found):
+            if missing is None:
+                continue
+            whole = index < form.x.count and index not in floating and bool(self.schema.inputs)  # such an input has no NaN
+            takes_nan = is_floating(arrays[index].dtype) or not whole
+            if self.on_nan == "allow" and takes_nan:
+                arrays[index] = self._in_floatx(filled(arrays[index], missing))
+                continue
+            rows = missing.reshape(len(missing), -1).any(axis=1)
+            if self.on_nan != "drop":
+                raise DataError(
+                    f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
+                    f"filter the row out{self._other_remedies(takes_nan)}."
+                )
+            lacking = rows if lacking is None else lacking | rows
+        block = Block(form, tuple(arrays))
+        if lacking is None:
+            return self._finite(block, _in_row(form, place, first))
+        return self._finite(block[np.flatnonzero(~lacking)], _in_row(form, place, first))
+
+    def _other_remedies(self, takes_nan: bool) -> str:
+        drop = 'on_nan="drop" leaves such rows out' if self.labelled else ""
+        allow = 'on_nan="allow" makes NaN of it' if takes_nan else ""
+        given = ", and ".join(filter(None, (drop, allow)))
+        return f"; {given}" if given else ""
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
         """Whole numbers as floating ones where the model's input is: rows of JSON or CSV mix them. Bytes stay."""
@@ -404,12 +410,6 @@ def _shape(leaf: Any) -> tuple[int, ...] | None:
         return tuple(np.shape(leaf))
     except ValueError:
         return None
-
-
-def _holds_none(leaf: Any) -> bool:
-    if isinstance(leaf, np.ndarray):
-        return leaf.dtype == object and any(_holds_none(part) for part in leaf.ravel())
-    return leaf is None or (isinstance(leaf, (list, tuple)) and any(_holds_none(part) for part in leaf))
 
 
 def _has_finite_sum(array: Array) -> bool:

@@ -12,6 +12,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.frame import Columns, Named, quoted
 from sparkkeras.data.mllib import encode_label
+from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.weights import Array
@@ -140,9 +141,13 @@ def _names(features: str, x: Any) -> list[str]:
 
 
 def _array(name: str, given: Any) -> Array:
-    array = np.asarray(given)
-    if array.ndim == 0 or array.dtype.kind not in "fiub":
-        raise DataError(f"{name!r} is {describe(array)}; expected numbers or booleans with the rows on the first axis.")
+    try:
+        array = filled(*to_numbers(given))
+    except NotNumbersError as error:
+        where = "" if error.row is None else f"row {error.row} of "
+        raise DataError(f"{where}{name!r} {error}") from error
+    if array.ndim == 0:
+        raise DataError(f"{name!r} is {describe(given)}; expected numbers or booleans with the rows on the first axis.")
     return array
 
 

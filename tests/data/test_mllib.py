@@ -106,7 +106,7 @@ def test_a_matrix_that_came_through_pickle_gives_an_array_to_write_into():
             r"received shape \(4, 2, 3\): flatten its rows with array.reshape",
         ),
         (to_matrix, 3.0, r"received shape \(\): give np.array\(\[\[value\]\]\)"),
-        (to_matrix, [[1, 2], [3]], "received a list of 2, which is ragged"),
+        (to_matrix, [[1, 2], [3]], "received a list of 2: row 1 has another shape than row 0"),
         (to_matrix, np.array([["a", "b"]]), "to_matrix expects numbers or booleans"),
         (to_matrix, TABLE * 1j, "dtype complex128"),
         (to_vector, TABLE, r"received shape \(2, 3\): give array.reshape\(-1\), or to_matrix"),

@@ -1,6 +1,12 @@
 """Rows and arrays become checked blocks; what is wrong with them is told in words, with partition and row."""
 
+import datetime
+import re
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
@@ -209,7 +215,6 @@ RAGGED = {
     "ranks": [(np.ones(3), 0), (np.ones((3, 1)), 0)],
     "scalar": [(np.ones(3), 0), (1.0, 0)],
     "vectors of Spark's": [(Sparse(1.0, 2.0), 0), (Sparse(1.0), 0)],
-    "within a row": [([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)],
 }
 
 
@@ -224,6 +229,7 @@ def test_a_first_row_that_is_ragged_in_itself():
     message = refusal([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
     assert "row 10 of partition 2" in message
     assert "shape" in message
+    assert refusal([([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)]).startswith("x of row 11 of partition 2 is ragged in itself")
 
 
 def test_ragged_labels():
@@ -231,23 +237,26 @@ def test_ragged_labels():
 
 
 @pytest.mark.parametrize(
-    ("row", "dtype"),
+    ("row", "dtype", "advice"),
     [
-        ((ROW, "cat"), "<U3"),
-        ((["a", "bc"], 1), "<U2"),
-        ((ROW, b"cat"), "|S3"),
-        ((ROW, 1 + 2j), "complex128"),
-        ((np.array(["2020-01-01"], "datetime64[D]"), 1), "datetime64[D]"),
+        ((ROW, "cat"), "<U3", "StringLookup"),
+        ((["a", "bc"], 1), "<U2", "StringLookup"),
+        ((ROW, b"cat"), "|S3", "StringLookup"),
+        ((b"\x89PNG\r\n\x1a\n1", 1), "|S9", "image_loader"),
+        ((ROW, 1 + 2j), "complex128", "Complex numbers are not supported: .*x.real, x.imag"),
+        ((np.array(["2020-01-01"], "datetime64[D]"), 1), "datetime64[D]", "Convert dates and times to numbers"),
+        ((np.array([3], "timedelta64[s]"), 1), "timedelta64[s]", "Convert durations to numbers .* seconds"),
     ],
 )
-def test_what_is_no_number_is_told(row, dtype):
+def test_what_is_no_number_is_told(row, dtype, advice):
     message = refusal([row, row])
     assert f"of partition 2 has dtype {dtype}; expected numbers or booleans" in message
-    assert "StringLookup" in message
+    assert re.search(advice, message)
+    assert ("StringLookup" in message) == (advice == "StringLookup")
 
 
 def test_objects_are_told():
-    assert refusal([(object(), 1), (object(), 1)]).startswith("x of partition 2 is object <object")
+    assert refusal([(object(), 1), (object(), 1)]).startswith("x of row 10 of partition 2 is object <object")
 
 
 # Rows to predict
@@ -379,12 +388,13 @@ def test_an_array_of_no_axis_has_no_rows():
 
 def test_ragged_arrays_are_told():
     message = arrays_refusal([[1, 2, 3], [4, 5]], [0, 1], None)
-    assert message.startswith("x of the arrays is ragged")
+    assert message.startswith("x of row 1 of the arrays has another shape than row 0: (2,) instead of (3,)")
     assert "pad_sequences" in message
 
 
 @pytest.mark.parametrize(
-    ("y", "dtype"), [(["a", "b"], "<U1"), ([1, None], "object"), (np.array([1, None]), "object"), ([1, 2j], "complex128")]
+    ("y", "dtype"),
+    [(["a", "b"], "<U1"), (np.array(["a", "b"], object)[:, None].astype("S1"), "|S1"), ([1, 2j], "complex128")],
 )
 def test_arrays_of_no_numbers_are_told(y, dtype):
     message = arrays_refusal(np.ones((2, 3)), y, None)
@@ -515,3 +525,89 @@ def test_the_ranges_of_a_block():
     assert label_ranges(block) == (LabelRange(0, 4, True), LabelRange(0.5, 3, False))
     assert label_ranges(block[:0]) == ()
     assert label_ranges(from_arrays(np.ones((2, 3)), None, None)) == ()
+
+
+# Python objects
+
+
+def objects(*values):
+    """An object array of one axis, whatever the values are."""
+    made = np.empty(len(values), object)
+    made[:] = values if values and not hasattr(values[0], "__len__") else list(values)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        (objects(1, 2.5), np.array([1, 2.5], np.float32)),
+        (objects(1, True), np.array([1, 1])),
+        (objects(True, np.False_), np.array([True, False])),
+        (objects(Decimal("1.5"), 2), np.array([1.5, 2], np.float32)),
+        ([Decimal("1.5"), Fraction(1, 2)], np.array([1.5, 0.5], np.float32)),
+        (objects(2**70, 1), np.array([2.0**70, 1], np.float32)),
+        (pd.DataFrame({"a": [1.5, 2], "b": [True, False]}).to_numpy(), np.array([[1.5, 1], [2, 0]], np.float32)),
+        (pd.Series([np.ones(2), np.zeros(2)]), np.array([[1, 1], [0, 0]], np.float32)),
+        (pd.Series([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]])),
+        (objects(Sparse(1.0, 2.0), Sparse(3.0, 4.0)), np.array([[1, 2], [3, 4]], np.float32)),
+    ],
+)
+def test_objects_that_are_numbers_are_read_as_numbers(y, expected):
+    for labels in (
+        Reader(UNSAID).read_arrays(np.ones((2, 3)), y, None).y,
+        read([(ROW, each) for each in y], Reader(UNSAID)).y,
+    ):
+        np.testing.assert_array_equal(labels, expected)
+        assert labels.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA])
+def test_none_in_arrays_is_a_null_that_on_nan_decides_on(missing):
+    x = np.array([[1] * 3, [2, missing, 2], [3.5] * 3], object)
+    rows = list(zip(x, [0, 1, 2], strict=True))
+    given = x, np.arange(3), None
+    assert "x of row 1 of the arrays is or holds None: fill it in" in arrays_refusal(*given)
+    assert 'on_nan="drop" leaves such rows out, and on_nan="allow" makes NaN of it' in arrays_refusal(*given)
+    drop, allow = Reader(ONE, on_nan="drop"), Reader(ONE, on_nan="allow")
+    for block in (drop.read_arrays(*given), read(rows, drop)):
+        assert block.x.tolist() == [[1] * 3, [3.5] * 3]
+        assert block.x.dtype == np.float32
+        assert block.y.tolist() == [0, 2]
+    for block in (allow.read_arrays(*given), read(rows, allow)):
+        assert np.isnan(block.x[1]).any()
+        assert block.x[[0, 2]].tolist() == [[1] * 3, [3.5] * 3]
+    assert np.isnan(Reader(ONE, False, "allow").read_arrays(x, None, None).x[1]).any()
+
+
+def test_whole_numbers_stay_whole_beside_none():
+    labels = Reader(ONE, on_nan="drop").read_arrays(np.ones((3, 3)), [7, None, 8], None).y
+    assert (labels.tolist(), labels.dtype) == ([7, 8], np.dtype(np.int64))
+    rows = [(ROW, 7), (ROW, None), (None, 9), (ROW, 8)]
+    assert read(rows, Reader(ONE, on_nan="drop")).y.tolist() == [7, 8]
+
+
+def test_none_cannot_be_nan_in_an_input_of_whole_numbers():
+    schema = Schema((Slot("ids", (2,)),), (Slot("out", (1,)),))
+    message = arrays_refusal([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_nan="allow"))
+    assert message == (
+        'x of row 0 of the arrays is or holds None: fill it in or filter the row out; on_nan="drop" leaves such rows out.'
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("red", "is str 'red'; expected numbers or booleans. Encode text first.*StringLookup"),
+        (1 + 2j, "Complex numbers are not supported"),
+        (datetime.date(2020, 1, 1), "Convert dates and times"),
+        (pd.Timestamp(0), "Convert dates and times"),
+        (datetime.timedelta(1), "Convert durations"),
+        ({}, "is a dict with the keys .*; expected numbers or booleans"),
+        pytest.param(10**400, "no floating number can hold", id="too large"),
+    ],
+)
+def test_an_object_that_is_no_number_is_told_with_its_row_and_a_reason(value, advice):
+    message = refusal([(ROW, objects(1, value)), (ROW, objects(1, 2.5))])
+    assert re.match(f"y of (row 10 of )?partition 2 .*{advice}", message)
+    message = arrays_refusal(np.ones((3, 3)), objects(1, 2.5, value), None)
+    assert re.match(f"y of (row 2 of )?the arrays .*{advice}", message)

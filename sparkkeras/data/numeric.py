@@ -1,0 +1,173 @@
+"""Values as arrays of numbers: what NumPy keeps as Python objects is converted, and what is no number is explained."""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.data.block import describe
+from sparkkeras.weights import Array, is_floating
+
+_NUMBERS = (numbers.Real, Decimal, np.bool_)
+
+_PAD = "Pad sequences, for instance with keras.utils.pad_sequences."
+
+IMAGE_ADVICE = "These are encoded images: give loader=image_loader(size), which decodes them."
+
+
+class NotNumbersError(Exception):
+    """Values cannot become an array of numbers. The message goes on from what the values are called.
+
+    Attributes:
+        row: Which row it is, where one row alone is at fault.
+    """
+
+    def __init__(self, message: str, row: int | None = None, ragged: bool = False) -> None:
+        super().__init__(message)
+        self.row, self.ragged = row, ragged
+
+
+def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
+    """A value as an array of numbers, and which of its values are missing.
+
+    Python objects are converted where all of them are numbers, booleans, missing (``None``, ``pandas.NA``), or rows of one
+    shape. Whole numbers stay whole, also where some are missing.
+
+    Args:
+        value: An array, or (nested) lists, with the rows on the first axis.
+        first: The number of the first row, for messages.
+
+    Returns:
+        The values, with zeros in place of missing ones, and a boolean mask of the same shape; ``None``: none is missing.
+
+    Raises:
+        NotNumbersError: A value is no number, or rows differ in shape.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        if not isinstance(value, (list, tuple)):
+            raise NotNumbersError(f"cannot become an array: {error}. Expected numbers.") from error
+        return _stacked(value, first)  # rows of several shapes, or rows that are missing as a whole
+    if array.dtype == object:
+        return _from_objects(array, first)
+    if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
+        held = describe(value) if array.ndim == 0 else f"dtype {array.dtype}"
+        raise NotNumbersError(f"{'is' if array.ndim == 0 else 'has'} {held}; expected numbers or booleans. {_advice(array)}")
+    return array, None
+
+
+def filled(values: Array, missing: Array | None) -> Array:
+    """The values with NaN in place of those that are missing, in float64 then."""
+    if missing is None:
+        return values
+    return np.where(missing, np.nan, values)
+
+
+def is_encoded_image(data: bytes) -> bool:
+    """Whether bytes begin as the encoded images do that people keep in tables: JPEG, PNG, GIF, BMP, TIFF, WebP."""
+    known = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))
+    # Two letters alone may be any tensor's first numbers: a bitmap says how long it is, too.
+    bitmap = data[:2] == b"BM" and int.from_bytes(data[2:6], "little") == len(data)
+    return known or bitmap or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
+def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
+    flat = array.ravel()
+    kinds = set(map(type, flat))
+    absent = {kind for kind in kinds if _means_missing(kind)}
+    found = kinds - absent
+    if not all(issubclass(kind, _NUMBERS) for kind in found):
+        if array.ndim == 0:
+            raise NotNumbersError(f"is {describe(array.item())}; expected numbers or booleans. {_advice(array)}")
+        return _stacked(list(array), first)
+    missing = None
+    if absent:
+        gaps = np.fromiter((type(each) in absent for each in flat), bool, len(flat))
+        flat, missing = np.where(gaps, 0, flat), gaps.reshape(array.shape)
+    return _converted(flat, found).reshape(array.shape), missing
+
+
+def _converted(flat: Array, kinds: set[type]) -> Array:
+    if kinds and all(issubclass(kind, (bool, np.bool_)) for kind in kinds):
+        return flat.astype(bool)
+    try:
+        if kinds and all(issubclass(kind, (numbers.Integral, np.bool_)) for kind in kinds):
+            whole = np.asarray(flat.tolist())
+            return whole if whole.dtype != object else whole.astype(np.float64)
+        return flat.astype(np.float64)
+    except OverflowError as error:
+        raise NotNumbersError(f"holds a number that no floating number can hold ({error})") from error
+
+
+def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
+    """Rows of one shape as one array; rows that are missing are missing in all of their values."""
+    parts: list[tuple[Array, Array | None] | None] = []
+    shape, shaped = None, first
+    for row, value in enumerate(rows, first):
+        if _means_missing(type(value)):
+            parts.append(None)
+            continue
+        value = value.toArray() if hasattr(value, "toArray") else value
+        try:
+            part = to_numbers(value)
+        except NotNumbersError as error:
+            if error.ragged:
+                raise NotNumbersError(
+                    f"is ragged in itself ({describe(value)}): it must have a shape. {_PAD}", row
+                ) from None
+            raise NotNumbersError(str(error), row) from None
+        if shape is None:
+            shape, shaped = part[0].shape, row
+        elif part[0].shape != shape:
+            raise NotNumbersError(
+                f"has another shape than row {shaped}: {part[0].shape} instead of {shape}. Ragged rows cannot "
+                f"become one array. {_PAD}",
+                row,
+                ragged=True,
+            )
+        parts.append(part)
+    dtypes = [part[0].dtype for part in parts if part is not None] or [np.dtype(np.float64)]
+    values = np.zeros((len(parts), *(shape or ())), np.result_type(*dtypes))
+    missing = np.zeros(values.shape, bool)
+    for row, each in enumerate(parts):
+        if each is None:
+            missing[row] = True
+            continue
+        values[row] = each[0]
+        if each[1] is not None:
+            missing[row] = each[1]
+    return values, missing if missing.any() else None
+
+
+def _means_missing(kind: type) -> bool:
+    return kind is type(None) or kind.__name__ == "NAType"  # pandas.NA, without an import of pandas
+
+
+def _advice(array: Array) -> str:
+    """What to do about an array of something else than numbers, or about one object."""
+    kind, held = array.dtype.kind, array.item() if array.ndim == 0 else None
+    if kind == "S" and array.size and is_encoded_image(bytes(array.flat[0])):
+        return f"{IMAGE_ADVICE} It takes a column of a DataFrame; in rows and arrays, decode them to pixels first."
+    if kind in "US" or isinstance(held, (str, bytes)):
+        return "Encode text first, for instance with keras.layers.StringLookup outside the model."
+    if kind == "c" or isinstance(held, complex):
+        return (
+            "Complex numbers are not supported: give real and imaginary parts as numbers of their own "
+            "(np.stack([x.real, x.imag], axis=-1)), or np.abs(x)."
+        )
+    if kind == "M" or isinstance(held, datetime.date):
+        return (
+            "Convert dates and times to numbers first, for instance to days since a fixed date: "
+            '(x - np.datetime64("2000-01-01")) / np.timedelta64(1, "D").'
+        )
+    if kind == "m" or isinstance(held, datetime.timedelta):
+        return 'Convert durations to numbers first, for instance to seconds: x / np.timedelta64(1, "s").'
+    if kind == "V":
+        return "Give the fields of a structured array as arrays of their own."
+    return "Convert the values to numbers first."
