@@ -7,12 +7,14 @@ missing; what is missing is told apart from what does not fit, so that who reads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import ColumnPart, ColumnValues, Slot
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
@@ -210,10 +212,20 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
         return _vectors(column), None
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _tensors(column, shape, floating), None
+    if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and _holds(column, _IMAGE_PATH.search):
+        raise _UnfitError("holds the paths of images. Give loader=image_loader(size), which reads and decodes them.")
     raise _UnfitError(
         f"holds values of the type {kind}, which is no number, array or vector. Encode text and categories first, for "
         "instance with pyspark.ml.feature.StringIndexer."
     )
+
+
+_IMAGE_PATH = re.compile(r"\.(jpe?g|png|gif|bmp|tiff?|webp)$", re.IGNORECASE)
+
+
+def _holds(column: pa.Array, recognize: Callable[[Any], Any]) -> bool:
+    """Whether one of the first values is recognized."""
+    return any(map(recognize, column.slice(0, 8).to_pylist()))
 
 
 def _lists(column: pa.Array, floating: bool) -> tuple[Array, Array | None]:
@@ -265,11 +277,21 @@ def _mask(rows: Array) -> Any:
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
     """Bytes of tensors in C order, little-endian. Their item size says the dtype; see `sparkkeras.data.frame`."""
+    try:
+        return _raw_tensors(column, shape, floating)
+    except _UnfitError:
+        # Only now: a tensor may begin with any bytes, but it has the size that is expected.
+        if _holds(column, is_encoded_image):
+            raise _UnfitError("holds encoded images. Give loader=image_loader(size), which decodes them.") from None
+        raise
+
+
+def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
     row = tuple(size for size in shape or () if size is not None)
     if shape is None or len(row) < len(shape):
         raise _UnfitError(
             f"holds bytes, which can be read as tensors only where the model says the shape of its input; it says {shape}. "
-            "Give the column as an array, or a loader= if it holds images."
+            "Give the column as an array, or loader=image_loader(size) if it holds images."
         )
     size = int(np.prod(row, dtype=np.int64))
     wide = column.type == "large_binary"
@@ -281,7 +303,7 @@ def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: b
     if rest or item not in _DTYPES:
         raise _UnfitError(
             f"holds {length} bytes a row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}. If "
-            "these are encoded images, give loader=image_loader(...)."
+            "these are encoded images, give loader=image_loader(size)."
         )
     data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     return data.view(np.dtype(_DTYPES[item][0 if floating else 1]).newbyteorder("<")).reshape(len(column), *row)

@@ -16,6 +16,7 @@ from sparkkeras.cluster import Cluster, translated
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.images import STRUCT
 from sparkkeras.data.rdd import task_context
 from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot
 from sparkkeras.errors import ConfigurationError, DataError, known_names
@@ -545,13 +546,23 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
     told = kind.simpleString()
     if isinstance(inner, types.StringType):
         advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
+        if inner is kind and leaf.slot is not None and len(leaf.slot.shape or ()) == 3:
+            advice = f"If these are paths of images, give loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
         advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
+    elif told == STRUCT:
+        advice = f"It is the struct of Spark's image source: give loader={_loader_call(leaf)}."
     elif isinstance(inner, (types.StructType, types.MapType)):
         advice = f"Name the fields that count ({name}.field), or give loader=image_loader(...) if it holds images."
     else:
         advice = "Turn it into numbers first, for instance with cast or unix_timestamp."
     raise DataError(f"column {name!r} has the type {told}; expected numbers, booleans, arrays of them, or vectors. {advice}")
+
+
+def _loader_call(leaf: Leaf) -> str:
+    """The loader of images for an input, as a person would write it."""
+    shape = (leaf.slot.shape if leaf.slot is not None else None) or ()
+    return f"image_loader({shape[:2]})" if len(shape) == 3 and None not in shape[:2] else "image_loader(size)"
 
 
 def _is_vector(kind: DataType) -> bool:

@@ -36,7 +36,9 @@ _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _DTYPES = ("float32", "float64", "uint8")
 
-_STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+"""The type of Spark's image source, by its simple name."""
+
 _OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
 """OpenCV's type codes: Pillow's mode, the order of the channels as stored, and their number."""
 
@@ -159,7 +161,7 @@ class ImageLoader:
         Raises:
             DataError: It is of another type than binary, string and Spark's image struct.
         """
-        if kind in ("binary", _STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
+        if kind in ("binary", STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
             return
         if "content:binary" in kind:
             advice = f"Name its field {name}.content."
@@ -169,7 +171,7 @@ class ImageLoader:
             advice = "Pixels in arrays need no loader: leave loader= out."
         raise DataError(
             f"column {name!r} has the type {kind}; expected images: binary (encoded, such as the column content of the "
-            f"binaryFile source), string (URIs), or the struct of Spark's image source, {_STRUCT}. {advice}"
+            f"binaryFile source), string (URIs), or the struct of Spark's image source, {STRUCT}. {advice}"
         )
 
     def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:

@@ -17,8 +17,6 @@ _NUMBERS = (numbers.Real, Decimal, np.bool_)
 
 _PAD = "Pad sequences, for instance with keras.utils.pad_sequences."
 
-IMAGE_ADVICE = "These are encoded images: give loader=image_loader(size), which decodes them."
-
 
 class NotNumbersError(Exception):
     """Values cannot become an array of numbers. The message goes on from what the values are called.
@@ -153,7 +151,10 @@ def _advice(array: Array) -> str:
     """What to do about an array of something else than numbers, or about one object."""
     kind, held = array.dtype.kind, array.item() if array.ndim == 0 else None
     if kind == "S" and array.size and is_encoded_image(bytes(array.flat[0])):
-        return f"{IMAGE_ADVICE} It takes a column of a DataFrame; in rows and arrays, decode them to pixels first."
+        return (
+            "These are encoded images: decode them first, or give them as a column of a DataFrame, with "
+            "loader=image_loader(size)."
+        )
     if kind in "US" or isinstance(held, (str, bytes)):
         return "Encode text first, for instance with keras.layers.StringLookup outside the model."
     if kind == "c" or isinstance(held, complex):

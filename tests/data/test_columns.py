@@ -192,6 +192,30 @@ def test_bytes_need_a_shape(shape):
         read(pa.array([b"1234"]), "c", shape)
 
 
+@pytest.mark.parametrize("shape", [(4, 4, 3), (None, None, 3)])
+@pytest.mark.parametrize(
+    "head",
+    [b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM\x0c\0\0\0......", b"II*\0", b"RIFF0000WEBPVP8 "],
+    ids=["JPEG", "PNG", "GIF", "BMP", "TIFF", "WebP"],
+)
+def test_encoded_images_need_a_loader(shape, head):
+    images = pa.array([head, None, head + b"more"] if head[:2] != b"BM" else [head, b"BM"])
+    with pytest.raises(
+        DataError, match=r"^column 'c' holds encoded images. Give loader=image_loader\(size\), which decodes"
+    ):
+        read(images, "c", shape)
+
+
+def test_tensors_that_begin_as_an_image_does_are_tensors():
+    tensor = np.frombuffer(b"\xff\xd8\xff", np.uint8)
+    np.testing.assert_array_equal(read(pa.array([tensor.tobytes()]), "c", (3,), floating=True)[0], [tensor])
+
+
+def test_paths_of_images_need_a_loader():
+    with pytest.raises(DataError, match=r"column 'c' holds the paths of images. Give loader=image_loader\(size\)"):
+        read(pa.array([None, "/photos/1.JPG", "/photos/2.png"]), "c", (4, 4, 3))
+
+
 # Columns of one input
 
 

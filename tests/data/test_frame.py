@@ -1,6 +1,8 @@
 """Which columns of a DataFrame are what to the model, and which cannot be, told by name before any job runs."""
 
+import re
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from pyspark.ml.linalg import VectorUDT
@@ -339,3 +341,25 @@ def test_a_row_has_one_weight(spark):
     rows = frame(spark, "features array<float>, label int, one float, two float")
     with pytest.raises(ConfigurationError, match=r"sample_weight=\['one', 'two'\]: a row has one weight"):
         select(rows, labelled=True, sample_weight=["one", "two"])
+
+
+NUMBER, TEXT = types.IntegerType(), types.StringType()
+IMAGE = {"origin": TEXT, "height": NUMBER, "width": NUMBER, "nChannels": NUMBER, "mode": NUMBER, "data": types.BinaryType()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (TEXT, r"If these are paths of images, give loader=image_loader\(\(8, 9\)\). Encode text first"),
+        (
+            types.StructType([types.StructField(name, kind) for name, kind in IMAGE.items()]),
+            r"It is the struct of Spark's image source: give loader=image_loader\(\(8, 9\)\)",
+        ),
+    ],
+    ids=["paths", "struct"],
+)
+def test_a_column_of_images_for_an_input_of_images_needs_a_loader(kind, advice):
+    given = SimpleNamespace(schema=types.StructType([types.StructField("c", kind)]))
+    schema = Schema((Slot("photo", (8, 9, 3), floating=True),))
+    assert re.search(advice, refusal(DataError, given, schema, features="c"))
+    assert "paths of images" not in refusal(DataError, given, ONE, features="c")
