@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,15 @@ class Loader(Protocol):
         ...
 
 
+@runtime_checkable
+class PlacedLoader(Loader, Protocol):
+    """A loader whose errors say which row it is."""
+
+    def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
+        """As a call; ``first`` is the number of the first row in what messages call ``where``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of a model, and the columns that it is made of.
@@ -73,14 +82,22 @@ class Leaf:
         """What messages call it."""
         return f"column {self.columns[0]!r}" if len(self.columns) == 1 else f"the columns {', '.join(self.columns)}"
 
-    def read(self, columns: Sequence[pa.Array]) -> ColumnValues:
+    def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> ColumnValues:
         """The values of all rows.
+
+        Args:
+            columns: The columns.
+            where: Where the rows are, for messages.
+            first: The number of the first of these rows there.
 
         Raises:
             DataError: Values are of a type or size that cannot become one array.
         """
         if self.loader is not None:
-            loaded, good = self.loader(columns[0], self.columns[0])
+            if isinstance(self.loader, PlacedLoader):
+                loaded, good = self.loader.load(columns[0], self.columns[0], where, first)
+            else:
+                loaded, good = self.loader(columns[0], self.columns[0])
             return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, may_lack=True)
         shape = None if self.slot is None else self.slot.shape
         floating = self.slot is not None and self.slot.floating

@@ -146,12 +146,12 @@ class Selection:
         size = min((_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None), default=len(columns[0]))
         for start in range(0, len(columns[0]), max(1, size)):
             some = [column.slice(start, size) for column in columns]
-            yield reader.read_columns(self.read(some), self.form, where, first + start)
+            yield reader.read_columns(self.read(some, where, first + start), self.form, where, first + start)
 
-    def read(self, columns: Sequence[pa.Array]) -> list[ColumnValues]:
-        """The values of each array."""
+    def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
+        """The values of each array; ``where`` and ``first`` as in `Leaf.read`."""
         given = iter(columns)
-        return [leaf.read([next(given) for _ in leaf.columns]) for leaf in self.leaves]
+        return [leaf.read([next(given) for _ in leaf.columns], where, first) for leaf in self.leaves]
 
 
 LOADED_BYTES = 64 * 1024 * 1024

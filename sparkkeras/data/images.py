@@ -33,7 +33,7 @@ OnError = Literal["error", "null", "drop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"]
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _DTYPES = ("float32", "float64", "uint8")
 
 STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
@@ -52,7 +52,7 @@ def image_loader(
     preprocessing: Callable[[Array], Any] | float | None = None,
     *,
     on_error: OnError = "error",
-    interpolation: Interpolation = "bilinear",
+    interpolation: Interpolation = "nearest",
     dtype: Literal["float32", "float64", "uint8"] = "float32",
     draft: bool = False,
 ) -> ImageLoader:
@@ -69,8 +69,8 @@ def image_loader(
 
     The result has the shape (rows, height, width, channels), channels last whatever Keras's ``image_data_format`` is, with
     values from 0 to 255: those of ``keras.utils.load_img(target_size=size, interpolation=interpolation)`` and
-    ``img_to_array``, to the last bit. As there, images are not turned as EXIF says, transparency is left out rather than
-    blended, and ``mode="L"`` leaves greyscale images of 16 or 32 bits their range.
+    ``img_to_array``, to the last bit, with the same defaults. As there, images are not turned as EXIF says, transparency is
+    left out rather than blended, and ``mode="L"`` leaves greyscale images of 16 or 32 bits their range.
 
     Rows that cannot be loaded are nulls, missing files, and images that are damaged or that Pillow refuses as decompression
     bombs. A store that cannot be reached, or a scheme that cannot be read, is an error whatever ``on_error`` says.
@@ -84,10 +84,12 @@ def image_loader(
             the workers by value. Where ``size`` is given, the function is called at once on two test patterns.
         on_error: What becomes of rows that cannot be loaded: ``"error"`` stops, ``"null"`` predicts null and trains without
             them, ``"drop"`` leaves them out.
-        interpolation: How images are resized: one of Pillow's filters by Keras's name.
+        interpolation: How images are resized: one of Pillow's filters by Keras's name. The default is that of
+            ``keras.utils.load_img``, ``"nearest"``, which skips pixels; the others average over them. Give what the model
+            was trained with.
         dtype: The dtype of the result; ``"uint8"`` where the model scales by itself.
         draft: Whether JPEGs of more than twice the size are decoded at a half, a quarter or an eighth of their own: several
-            times as fast, but values differ a little from Keras's.
+            times as fast, but values differ from Keras's: a little, except with ``interpolation="nearest"``.
 
     Raises:
         ConfigurationError: An argument is out of range, or the function fails on test patterns.
@@ -106,7 +108,7 @@ def image_loader(
         size = (whole_number("size[0]", size[0]), whole_number("size[1]", size[1]))
     one_of("mode", mode, tuple(_CHANNELS))
     one_of("on_error", on_error, ("error", "null", "drop"))
-    one_of("interpolation", interpolation, _INTERPOLATIONS)
+    one_of("interpolation", interpolation, INTERPOLATIONS)
     one_of("dtype", dtype, _DTYPES)
     if size is None and on_error != "error":
         raise ConfigurationError(
@@ -175,11 +177,17 @@ class ImageLoader:
         )
 
     def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
+        """As `load`, where it is not known which rows these are."""
+        return self.load(column, name, "the batch", 0)
+
+    def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
         """The images of a column.
 
         Args:
             column: Encoded images, structs or URIs.
             name: Its name, for messages.
+            where: Where the rows are, for messages.
+            first: The number of the first of these rows there.
 
         Returns:
             Their values, shape (rows, *shape), and which rows are good, shape (rows,); the others' values are zeros.
@@ -202,14 +210,16 @@ class ImageLoader:
                     raise
                 except Exception as error:
                     if self.on_error == "error":
-                        raise DataError(_complaint(name, row, column[row], error)) from error
+                        place = f"column {name!r}, row {first + row} of {where}{_origin(column[row])}"
+                        raise DataError(f"{place}: {_complaint(error)}") from error
                     continue
                 if images is None:
                     images = self._room(len(column), pixels.shape[:2])
                 if pixels.shape != images.shape[1:]:
+                    place = f"column {name!r}, row {first + row} of {where}{_origin(column[row])}"
                     raise DataError(
-                        f"column {name!r}, row {row} of the batch{_origin(column[row])}: the image has {_told(pixels)}, and "
-                        f"those before it {_told(images[0])}. Give image_loader a size=(height, width) to resize them."
+                        f"{place}: the image has {_told(pixels)}, and those before it {_told(images[0])}. Give image_loader a "
+                        "size=(height, width) to resize them."
                     )
                 images[filled] = pixels
                 filled += 1
@@ -319,11 +329,11 @@ def _from_struct(row: dict[str, Any]) -> Any:
     return Image.frombuffer(mode, (width, height), data, "raw", order, 0, 1)
 
 
-def _complaint(name: str, row: int, value: Any, error: Exception) -> str:
+def _complaint(error: Exception) -> str:
     reason = str(error) if isinstance(error, _DamagedError) else f"{type(error).__name__}: {error}"
     return (
-        f"column {name!r}, row {row} of the batch{_origin(value)}: the image cannot be loaded: {reason}. Mend it, or give "
-        'on_error="drop" or on_error="null" to go on without such rows.'
+        f'the image cannot be loaded: {reason}. Fix it, or give image_loader on_error="drop" or on_error="null" to go on '
+        "without such rows."
     )
 
 

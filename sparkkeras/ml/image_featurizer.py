@@ -15,7 +15,7 @@ from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.data.frame import Named
-from sparkkeras.data.images import image_loader
+from sparkkeras.data.images import INTERPOLATIONS, image_loader
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import as_vector
@@ -86,6 +86,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             ``"auto"`` is what ``keras.applications`` has for a network that was named, else nothing.
         on_error: What becomes of rows without a readable image: ``"error"``, ``"null"`` (their features are null) or
             ``"drop"``.
+        interpolation: How images are resized, as in `image_loader`.
         inferenceBatchSize: Images that the network is called on at a time.
 
     Raises:
@@ -120,6 +121,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
     on_error = param(
         "what becomes of rows without a readable image: 'error', 'null' or 'drop'", values.choice("error", "null", "drop")
     )
+    interpolation = param(f"how images are resized: {', '.join(map(repr, INTERPOLATIONS))}", values.choice(*INTERPOLATIONS))
     inferenceBatchSize = param("images that the network is called on at a time", values.number())
 
     @known_arguments
@@ -137,6 +139,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         mode: str | None = None,
         preprocessing: Preprocessing = "auto",
         on_error: str = "error",
+        interpolation: str = "nearest",
         inferenceBatchSize: int = 32,
     ) -> None:
         super().__init__()
@@ -243,7 +246,8 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         mode = self.getOrDefault("mode") or _MODES.get(channels)
         if mode is None:
             raise ConfigurationError(f"the model {network.name!r} takes images of {channels} channels; expected 1, 3 or 4.")
-        return image_loader(size, cast(Any, mode), self._how(), on_error=self.getOrDefault("on_error"))
+        on_error, interpolation = self.getOrDefault("on_error"), self.getOrDefault("interpolation")
+        return image_loader(size, cast(Any, mode), self._how(), on_error=on_error, interpolation=interpolation)
 
     def _how(self) -> Any:
         """What is done to the pixels."""

@@ -1,6 +1,7 @@
 """Columns of images as arrays, held against Keras's own loading to the last bit, and damaged on purpose."""
 
 import http.server
+import inspect
 import io
 import itertools
 import pickle
@@ -17,7 +18,11 @@ import pytest
 from PIL import Image
 
 from sparkkeras import ClusterError, ConfigurationError, CustomObjectError, DataError, StorageError
+from sparkkeras.data.block import Form, Structure
+from sparkkeras.data.columns import Leaf
+from sparkkeras.data.frame import BatchesToBlocks, Selection
 from sparkkeras.data.images import image_loader
+from sparkkeras.data.schema import Reader, Schema, Slot
 
 STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
 FIELDS = pa.struct(
@@ -45,8 +50,8 @@ def encoded(image, kind="PNG", **options):
     return buffer.getvalue()
 
 
-def by_keras(data, size, mode="RGB", interpolation="bilinear"):
-    image = keras.utils.load_img(io.BytesIO(data), KERAS_MODES[mode], size, interpolation)
+def by_keras(data, size, mode="RGB", **given):
+    image = keras.utils.load_img(io.BytesIO(data), KERAS_MODES[mode], size, **given)
     return keras.utils.img_to_array(image, data_format="channels_last")
 
 
@@ -79,6 +84,13 @@ def test_pixels_are_those_of_keras(kind, mode):
     assert images.dtype == np.float32
     assert good.all()
     np.testing.assert_array_equal(images, np.stack([by_keras(data, (20, 24), mode) for data in columns]))
+
+
+def test_images_are_resized_as_keras_does_unless_said_otherwise():
+    wanted = inspect.signature(keras.utils.load_img).parameters["interpolation"].default
+    assert inspect.signature(image_loader).parameters["interpolation"].default == wanted
+    smooth, _ = image_loader((20, 24), interpolation="bilinear")(binary(PNG), "image")
+    assert not np.array_equal(smooth[0], by_keras(PNG, (20, 24)))
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"])
@@ -206,7 +218,7 @@ def test_drafts_are_close_and_much_faster():
     data = encoded(picture(1501, 2003), "JPEG", quality=90)
     found, seconds = {}, {}
     for draft in (False, True):
-        loader = image_loader((100, 120), draft=draft)
+        loader = image_loader((100, 120), draft=draft, interpolation="bilinear")
         began = time.process_time()
         found[draft], _ = loader(binary(data, data), "image")
         seconds[draft] = time.process_time() - began
@@ -303,6 +315,23 @@ def test_a_batch_with_no_good_row_and_one_without_rows():
     images, good = loader(binary(), "image")
     assert images.shape == (0, 3)
     assert good.shape == (0,)
+
+
+def test_a_damaged_row_of_a_partition_is_told_with_its_number_there_and_its_path(tmp_path):
+    slot = Slot("x", (8, 8, 3), floating=True)
+    selection = Selection(Form(Structure()), (Leaf(("photo",), slot=slot, loader=image_loader((8, 8))),))
+    read = BatchesToBlocks(selection, Reader(Schema((slot,)), labelled=False))
+    batches = [pa.record_batch([column], ["photo"]) for column in (binary(*[PNG] * 5), binary(PNG, b"no", PNG))]
+    with pytest.raises(
+        DataError, match=r"^column 'photo', row 6 of partition 3: the image cannot be loaded: Pillow finds no"
+    ):
+        list(read(3, batches))
+    (tmp_path / "bad.png").write_bytes(b"no")
+    paths = pa.record_batch([pa.array([str(tmp_path / "bad.png")])], ["photo"])
+    with pytest.raises(
+        DataError, match=r"row 0 of partition 3 \(/.*/bad.png\): the image cannot be loaded: Pillow finds no"
+    ):
+        list(read(3, [paths]))
 
 
 # URIs

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DiLoCo, ModelError, ParameterServerOptions, SparkModel, UnknownArgumentError
+from sparkkeras.data.images import image_loader
 from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
+from sparkkeras.ml.persistence import Content
 from tests.ml import parts
 from tests.models import classifier
 
@@ -157,6 +159,16 @@ def test_image_featurizer_knows_kerass_networks():
         ImageFeaturizer(size=3)
     with pytest.raises(ConfigurationError, match="expected 'auto', a function on a batch, a factor"):
         ImageFeaturizer(preprocessing="resnet")
+
+
+def test_image_featurizer_resizes_as_keras_does_unless_said_otherwise():
+    network = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()])
+    assert ImageFeaturizer(model=network)._loader(network).interpolation == "nearest"
+    featurizer = ImageFeaturizer(model=network).setInterpolation("box")
+    assert featurizer._loader(network) == image_loader((8, 8), interpolation="box")
+    assert Content.of(featurizer).params["interpolation"] == "box"
+    with pytest.raises(ConfigurationError, match="interpolation='cubic'.*'bicubic'"):
+        ImageFeaturizer(interpolation="cubic")
 
 
 def test_importing_touches_no_spark():

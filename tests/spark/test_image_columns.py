@@ -56,7 +56,7 @@ def loaded(frame, name, loader):
 
 
 def expected(path):
-    image = keras.utils.load_img(path, target_size=SIZE, interpolation="bilinear")
+    image = keras.utils.load_img(path, target_size=SIZE)
     return keras.utils.img_to_array(image, data_format="channels_last") * np.float32(0.5)
 
 
