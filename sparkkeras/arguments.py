@@ -18,15 +18,27 @@ R = TypeVar("R")
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse arguments that ``function`` does not take, and name those that it does."""
-    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    parameters = [each for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")]
+    known = [each.name for each in parameters]
+    in_order = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    called = function.__qualname__.removesuffix(".__init__")
+    bound = len(inspect.signature(function).parameters) - len(parameters)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                called = function.__qualname__.removesuffix(".__init__")
-                elsewhere = _ELSEWHERE.get(name, "")
-                raise UnknownArgumentError(f"{called} takes no argument {name!r}. {elsewhere}{known_names(name, known)}")
+                renamed = next((each for each in _RENAMED.get(name, ()) if each in known), name)
+                raise UnknownArgumentError(
+                    f"{called} takes no argument {name!r}. {_ELSEWHERE.get(name, '')}{known_names(renamed, known)}"
+                )
+        given = len(args) - bound
+        if given > len(in_order):
+            order = f" ({', '.join(in_order)})" if in_order else ""
+            raise UnknownArgumentError(
+                f"{called} takes {len(in_order) or 'no'} argument{'s' * (len(in_order) != 1)} by position{order}, received "
+                f"{given}: name the others. {known_names('', known)}"
+            )
         return function(*args, **kwargs)
 
     return checked
@@ -34,10 +46,28 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 _OPTIONS = "It belongs in server_options=ParameterServerOptions(...) of SparkModel. "
 _MODEL = "It is an argument of SparkModel. "
+_COMPILE = "It belongs in model.compile(...). "
+_URI = 'Give a URI as the path instead, such as "hdfs:///models/digits.keras". '
+_LABELS = "The model's loss says what labels are: class indices with sparse_categorical_crossentropy, else one-hot rows. "
 _ELSEWHERE = {
     **dict.fromkeys(("host", "bind", "max_staleness", "encrypt", "lease_seconds", "timeout", "start_seconds"), _OPTIONS),
     **dict.fromkeys(("mode", "frequency", "rule", "num_workers", "parameter_server_mode", "port", "server_options"), _MODEL),
+    **dict.fromkeys(("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer"), _COMPILE),
+    **dict.fromkeys(("to_hadoop", "from_hadoop"), _URI),
+    **dict.fromkeys(("categorical", "nb_classes"), _LABELS),
 }
+_RENAMED = {
+    "communication_window": ("frequency",),
+    "keras_model_config": ("model",),
+    "labeled_points": ("lp_rdd",),
+    "master_port": ("port",),
+    "mllib_data": ("data",),
+    "rdd": ("data", "lp_rdd"),
+    "x": ("data",),
+    "x_test": ("data",),
+    "y_test": ("y",),
+}
+"""What Keras, Elephas and dist-keras call an argument, and what it is called here, where the spelling does not tell."""
 
 
 def whole_number(name: str, value: Any, low: int = 1) -> int:

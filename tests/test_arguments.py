@@ -142,3 +142,30 @@ def test_an_argument_of_another_place_is_led_there(name, words):
 
 def test_a_name_in_other_letters_is_recognized():
     assert "Did you mean 'asynchronous'?" in known_names("Asynchronous", ["synchronous", "asynchronous"])
+
+
+def test_too_many_arguments_by_position_are_counted_and_named():
+    with pytest.raises(UnknownArgumentError) as caught:
+        Face("m", 3, 8)
+    assert str(caught.value) == (
+        "Face takes 2 arguments by position (model, num_workers), received 3: name the others. "
+        "Known: 'batch_size', 'model', 'num_workers'."
+    )
+    with pytest.raises(TypeError, match=r"^Face\.fit takes 1 argument by position \(data\), received 2"):
+        Face("m").fit("d", 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rdd", r"Did you mean 'data'\?"),
+        ("x", r"Did you mean 'data'\?"),
+        ("nb_epoch", r"Did you mean 'epochs'\?"),
+        ("num_epoch", r"Did you mean 'epochs'\?"),
+        ("metrics", r"belongs in model.compile"),
+        ("to_hadoop", r'Give a URI as the path instead, such as "hdfs:'),
+    ],
+)
+def test_an_argument_of_keras_or_elephas_is_recognized(name, words):
+    with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}\. .*{words}"):
+        Face("m").fit(**{name: 1})

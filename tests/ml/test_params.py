@@ -69,7 +69,7 @@ def test_server_settings_are_told_where_they_belong():
 
 
 def test_arguments_are_keywords_only():
-    with pytest.raises(TypeError, match="forces keyword arguments"):
+    with pytest.raises(TypeError, match="KerasEstimator takes no arguments by position, received 1: name the others"):
         KerasEstimator(classifier())
 
 
