@@ -170,7 +170,24 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
+_ELSEWHERE = {
+    "AsynchronousSparkModel": 'SparkModel(model, mode="asynchronous")',
+    "ElephasEstimator": "sparkkeras.ml.KerasEstimator",
+    "ElephasTransformer": "sparkkeras.ml.KerasTransformer",
+    "HyperParamModel": "sparkkeras.hyperopt.HyperParamModel",
+    "KerasEstimator": "sparkkeras.ml.KerasEstimator",
+    "KerasTransformer": "sparkkeras.ml.KerasTransformer",
+    "SparkTrials": "sparkkeras.hyperopt.SparkTrials",
+    "df_to_simple_rdd": "SparkModel(model).fit(df, features=..., label=...), which needs no RDD",
+    "load_ml_estimator": "sparkkeras.ml.KerasEstimator.load(path)",
+    "load_ml_transformer": "sparkkeras.ml.KerasTransformer.load(path)",
+}
+"""Names that are elsewhere, or that Elephas has for what is called otherwise here."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:  # of an AttributeError, `from sparkkeras import name` would not show the message
+        raise ImportError(f"{__name__} has no {name}: use {_ELSEWHERE[name]}.", name=__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF.get(name, "sparkkeras.errors")), name)

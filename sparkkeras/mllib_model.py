@@ -261,6 +261,7 @@ class SparkMLlibModel:
             return to_matrix(self.spark_model.predict(from_matrix(data), **arguments))
         return to_vector(self.spark_model.predict(from_vector(data)[None], **arguments)[0])
 
+    @known_arguments
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the model and its settings, as `SparkModel.save`; `load` and `load_spark_model` read it.
 

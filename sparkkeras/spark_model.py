@@ -61,6 +61,19 @@ def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concate
     return exclusive
 
 
+_SETTINGS = (
+    "mode",
+    "frequency",
+    "num_workers",
+    "parameter_server_mode",
+    "port",
+    "rule",
+    "server_options",
+    "batch_size",
+    "seed",
+)
+
+
 class SparkModel:
     """A compiled Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
 
@@ -112,11 +125,16 @@ class SparkModel:
         batch_size: int = 32,
         seed: int | None = None,
     ) -> None:
+        models.check_model(model)
+        if not isinstance(mode, str):
+            raise ConfigurationError(
+                f"mode={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
+                f"fourth: name it, num_workers={mode!r}."
+            )
         arguments.one_of("mode", mode, MODES)
         arguments.one_of("parameter_server_mode", parameter_server_mode, ("http", "socket"))
-        models.check_model(model)
         self.model = model
-        self.mode = mode
+        self.mode = str(mode)
         self.frequency = arguments.frequency(frequency)
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         self.rule = make_rule(rule, mode)
@@ -412,6 +430,15 @@ class SparkModel:
             return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
         return inference.concatenated(self._predicted(data, block, reader, options), self.model)
 
+    def get_config(self) -> dict[str, Any]:
+        """The settings: ``SparkModel(model, **spark_model.get_config())`` has the same, and begins without a rule's state.
+
+        Returns:
+            The arguments of the constructor by name, but for ``model`` and ``custom_objects``.
+        """
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    @known_arguments
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the model with its optimizer and this SparkModel's settings as one ``.keras`` file.
 
@@ -427,16 +454,9 @@ class SparkModel:
             ConfigurationError: The path does not end in ``.keras``.
         """
         _check_suffix(path)
-        settings = {
-            "mode": self.mode,
-            "frequency": self.frequency,
-            "num_workers": self.num_workers,
-            "parameter_server_mode": self.parameter_server_mode,
-            "port": self.port,
+        settings = self.get_config() | {
             "rule": rule_config(self.rule),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
             "fits": self._fits,
         }
         storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
@@ -586,6 +606,7 @@ class SparkModel:
         metrics.prepare(self.model, seen.zeros())
 
 
+@known_arguments
 def load_spark_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> SparkModel:

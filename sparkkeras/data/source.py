@@ -153,6 +153,7 @@ def _check_frame(frame: Any, y: Any, reader: Reader) -> None:
 
 def _refuse_beside_rdd(y: Any, sample_weight: Any) -> None:
     if y is not None or sample_weight is not None:
+        number = f" Arguments are named: epochs={y}." if isinstance(y, int) else ""
         raise ConfigurationError(
-            "y and sample_weight go with arrays; an RDD has them in its rows: (x, y) or (x, y, sample_weight)."
+            f"y and sample_weight go with arrays; an RDD has them in its rows: (x, y) or (x, y, sample_weight).{number}"
         )
