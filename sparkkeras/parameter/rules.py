@@ -417,7 +417,7 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
         rule = _DEFAULTS[mode]
     if isinstance(rule, str):
         if rule not in RULES:
-            raise ConfigurationError(f"rule={rule!r} is not known. {known_names(rule, RULES)}")
+            raise ConfigurationError(f"rule={rule!r} is not known. For mode={mode!r}: {known_names(rule, _fitting(mode))}")
         rule = RULES[rule]()
     if isinstance(rule, type):
         raise ConfigurationError(f"rule is the class {rule.__name__}: make an object of it, rule={rule.__name__}().")

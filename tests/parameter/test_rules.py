@@ -698,8 +698,16 @@ def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigurationError) as caught:
         make_rule("slowmow", "synchronous")
     assert "rule='slowmow' is not known" in str(caught.value)
-    assert all(repr(name) in str(caught.value) for name in RULES)
     assert "Did you mean 'slowmo'?" in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "meant"), [("synchronous", "average"), ("asynchronous", "agn"), ("hogwild", "agn")])
+def test_only_names_that_the_mode_knows_are_suggested(mode, meant):
+    with pytest.raises(ConfigurationError, match=rf"'avg'.*Did you mean '{meant}'\?") as caught:
+        make_rule("avg", mode)
+    assert [name for name in RULES if repr(name) in str(caught.value)] == [
+        name for name, rule in RULES.items() if mode in rule.modes
+    ]
 
 
 @pytest.mark.parametrize("given", [Average, SlowMo, Damped, 3, lambda center: center, object()])
