@@ -315,7 +315,7 @@ def load_ensemble_model(
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
         compile_to_judge(ensemble.model, settings["compiled"], objects, safe_mode=safe_mode)
     except ModelError as error:
-        raise type(error)(f"{str(path)!r}: {error}") from error
+        raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
     except (ConfigurationError, KeyError) as error:
         raise ModelError(f"{str(path)!r}: the ensemble's settings are damaged ({type(error).__name__}: {error}).") from error
     return ensemble

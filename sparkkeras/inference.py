@@ -16,7 +16,7 @@ from sparkkeras.data.schema import LabelRange, Reader, Schema, union
 from sparkkeras.data.source import lazy_dataset
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.model import ModelArchive, ModelWeights
 from sparkkeras.remote import AnyCluster
 from sparkkeras.worker import BatchOptions, LocalTrainer, together, transformed
 
@@ -41,7 +41,7 @@ class EvaluateTask:
     """Evaluates a partition's rows, or the rows in ``spans[worker]`` of its one block. No rows, no result."""
 
     archive: Shared[ModelArchive]
-    state: Shared[ModelState]
+    state: Shared[ModelWeights]
     options: Shared[BatchOptions]
     spans: tuple[tuple[int, int], ...] | None = None
 
@@ -116,7 +116,7 @@ def transform_failed(error: Exception, rows: str) -> str:
 def evaluate(
     dataset: Dataset,
     archive: Shared[ModelArchive],
-    state: Shared[ModelState],
+    state: Shared[ModelWeights],
     options: BatchOptions,
     spans: tuple[tuple[int, int], ...] | None = None,
 ) -> Evaluated | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SparkMLlibModel:
-    """A compiled Keras model that trains on an RDD of LabeledPoints and predicts for matrices and vectors of MLlib.
+    """A Keras model that trains on an RDD of LabeledPoints and predicts for matrices and vectors of MLlib.
 
     It has a `SparkModel` inside, which does the work and takes the same arguments.
 
@@ -53,7 +53,7 @@ class SparkMLlibModel:
         spark_model: The `SparkModel` inside.
 
     Raises:
-        ModelError: The model is no Keras model, not compiled or not built.
+        ModelError: The model is no Keras model, or not built.
         ConfigurationError: Another argument is unknown or out of range.
 
     Example::

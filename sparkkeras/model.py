@@ -1,7 +1,8 @@
-"""A compiled Keras model, packed for its way to the workers and into a file.
+"""A Keras model, packed for its way to the workers and into a file.
 
-The architecture, the compile arguments and the person's own code travel once, as a `ModelArchive`; a process keeps the
-few models that it has unpacked, by their digest. Weights and optimizer slots travel apart from it, as a `ModelState`.
+The architecture and the person's own code travel once, as a `ModelArchive`: with the compile arguments to train and to
+evaluate, without them to predict. A process keeps the few models that it has unpacked, by their digest. Weights and
+optimizer slots travel apart from it, as a `ModelState` or `ModelWeights`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -18,6 +20,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +38,15 @@ from sparkkeras.weights import Array, Flat, Layout
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
 """How many unpacked models a worker process keeps, with their compiled functions."""
 
+KEPT_ARCHIVES = 4
+"""How many archives a process keeps: a model may have one to train and one to predict."""
+
 FULL_BYTES = 1024 * 1024
 """Archives up to this size keep their weights: they travel in a moment as they are, and to empty one is to save it again."""
 
 
-def check_model(model: object) -> None:
-    """Refuse what cannot be trained.
-
-    Raises:
-        ModelError: It is no Keras model, or not compiled, or not built.
-    """
-    if not isinstance(model, keras.Model):
-        raise ModelError(f"expected a compiled keras.Model, received {_kind(model)}")
-    if not model.compiled:
-        raise ModelError(f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first.")
-    check_built(model)
-    if not model.weights:
-        raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
-
-
-def check_built(model: object) -> None:
-    """Refuse what cannot even predict.
+def check_built(model: Any) -> None:
+    """Refuse a model that cannot predict.
 
     Raises:
         ModelError: It is no Keras model, or not built.
@@ -67,6 +58,90 @@ def check_built(model: object) -> None:
             f"the model {model.name!r} is not built, so it has no weights yet: begin it with keras.Input(shape), or call "
             "it once on a batch."
         )
+
+
+def check_compiled(model: Any) -> None:
+    """Refuse a model that cannot be evaluated on the workers.
+
+    Raises:
+        ModelError: It is no Keras model, not built, not compiled, or compiled in a way that is lost when Keras loads it.
+    """
+    check_built(model)
+    if not model.compiled:
+        raise ModelError(
+            f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first. Only predict "
+            "works without."
+        )
+    loss_weights = _compiled_with(model).get("loss_weights")
+    if any(isinstance(weight, str) for weight in keras.tree.flatten(loss_weights)):
+        raise ModelError(
+            f"the model {model.name!r} is compiled with loss_weights={loss_weights!r}, which is not numbers: the third "
+            "positional argument of compile is loss_weights. For metrics write compile(optimizer, loss, "
+            f"metrics={loss_weights!r})."
+        )
+    kind = type(model)
+    if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
+        raise ModelError(
+            f"the class {kind.__name__} of the model {model.name!r} overrides compile, so Keras cannot compile the workers' "
+            "copies of the model: override get_compile_config (it returns the arguments of compile as a dict) and "
+            "compile_from_config (it calls compile with them) as well. Only predict works without."
+        )
+
+
+def check_trainable(model: Any) -> None:
+    """Refuse a model that cannot be trained.
+
+    Raises:
+        ModelError: It cannot be evaluated either, or it has no weights, no optimizer, several optimizers, or one that was
+            made for other weights.
+    """
+    if isinstance(model, keras.Model):
+        _check_one_optimizer(model)
+    check_compiled(model)
+    if not model.weights:
+        raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
+    if optimizer_of(model) is None:
+        raise ModelError(
+            f"the model {model.name!r} was compiled without an optimizer, so it cannot be trained: call "
+            "model.compile(optimizer=..., loss=...)."
+        )
+    if not _optimizer_fits(model):
+        raise ModelError(
+            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
+            "frozen or unfrozen, or added, or the model quantized, after compile. Call model.compile(...) again."
+        )
+
+
+def _check_one_optimizer(model: keras.Model) -> None:
+    """Refuse optimizers besides ``model.optimizer``: their variables would not travel."""
+    own = {
+        name
+        for name, value in vars(model).items()
+        for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(each, keras.Optimizer)
+        and each is not optimizer_of(model)
+        and not name.startswith("_self_")  # TensorFlow's lists of what a model has
+    }
+    if own:
+        raise ModelError(
+            f"the model {model.name!r} trains with optimizers of its own, {', '.join(sorted(own))}: fit does not support "
+            "several optimizers yet, only the one that keras.Model.compile(optimizer=...) keeps as model.optimizer. Train "
+            "the model with its own fit; SparkModel.predict works."
+        )
+
+
+def _optimizer_fits(model: keras.Model) -> bool:
+    """Whether the optimizer has been made for the weights that train now; one that has no variables yet will be."""
+    optimizer = inner_optimizer(model)
+    if optimizer is None or not optimizer.built:
+        return True
+    return [id(each) for each in optimizer._trainable_variables] == [id(each) for each in model.trainable_variables]
+
+
+def _compiled_with(model: keras.Model) -> dict[str, Any]:
+    """The arguments that ``keras.Model.compile`` was called with."""
+    compiled = getattr(model, "_compile_config", None)
+    return {} if compiled is None else dict(compiled.config)
 
 
 def _kind(given: object) -> str:
@@ -267,20 +342,20 @@ def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
 
 @dataclass(frozen=True)
 class ModelArchive:
-    """A model with its compile arguments and its custom code.
+    """A model with its custom code and, unless it is packed to predict only, its compile arguments.
 
     Attributes:
         data: A ``.keras`` archive. Weights and optimizer slots in it mean nothing: they may be older ones, or zeros.
         custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
         digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
             weights do not enter.
-        undecayed: The weights that the optimizer leaves out of weight decay.
+        settings: What Keras does not save, as attributes by their paths: ``optimizer._exclude_from_weight_decay``.
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
-    undecayed: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -297,40 +372,59 @@ class ModelArchive:
             ModelError: It does not survive the round trip for another reason.
         """
         with _packing:
-            return cls._pack(model, custom_objects)
+            described = _Description.of(model, custom_objects)
+            if described.fingerprint not in _packed:
+                to_predict = _Description.of(_uncompiled(model), custom_objects).fingerprint
+                _keep(described.fingerprint, to_predict, cls._made(model, described))
+            _packed.move_to_end(described.fingerprint)
+            return _packed[described.fingerprint].archive
 
     @classmethod
-    def _pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> ModelArchive:
-        code = custom_code.code_of(model)
-        config = _config(model)
-        objects = _custom_objects(model, code, config, custom_objects)
-        custom = ByValue.dump(objects, "the model's custom code")
-        key = _fingerprint(model, config, custom)
-        if key not in _packed:
-            data = save_bytes(model)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Skipping variable loading")  # told in words by _verify
-                loaded = load_bytes(data, objects, safe_mode=False)
-            _verify(model, code, loaded)
-            digest = _digest(data, key)
-            if len(data) > FULL_BYTES:
-                data = _emptied(data, loaded)
-            _packed[key] = cls(data, custom, digest, _undecayed(model))
-            if len(_packed) > KEPT_MODELS:
-                _packed.popitem(last=False)
-        _packed.move_to_end(key)
-        return _packed[key]
+    def pack_to_predict(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
+        """Pack a built model, compiled or not, without optimizer, loss and metrics.
+
+        If the same model was packed to train and is still kept, that archive is taken: workers that have trained the model
+        predict with it as they have it, unpacked and traced.
+
+        Args:
+            model: As of `pack`.
+            custom_objects: As of `pack`.
+
+        Raises:
+            CustomObjectError: As of `pack`.
+            ModelError: As of `pack`.
+        """
+        with _packing:
+            bare = _uncompiled(model)
+            described = _Description.of(bare, custom_objects)
+            key = next((key for key in reversed(_packed) if _packed[key].to_predict == described.fingerprint), None)
+            if key is None:
+                key = described.fingerprint
+                _keep(key, key, cls._made(bare, described))
+            _packed.move_to_end(key)
+            return _packed[key].archive
+
+    @classmethod
+    def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
+        data, loaded = _saved_and_loaded(model, described)
+        digest = _digest(data, described.fingerprint)
+        if len(data) > FULL_BYTES:
+            data = _emptied(data, loaded)
+        return cls(data, described.custom, digest, _settings(model))
 
     def unpack(self) -> keras.Model:
-        """A new model, compiled. It has to be given its weights (`ModelState`, `ModelWeights`)."""
-        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        """A new model, compiled if it was packed so. It has to be given its weights (`ModelState`, `ModelWeights`)."""
+        with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder, warnings.catch_warnings():
+            # Optimizer slots in the archive mean nothing, so it is no matter if they do not fit.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             path = Path(folder) / "model.keras"
             # Keras takes large zeros that are compressed for an attack.
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
             model = _load(path, self.custom.load(), safe_mode=False)
-        for name, given in self.undecayed:
-            setattr(model.optimizer, name, given)
+        for attribute, value in self.settings:
+            owner, _, name = attribute.rpartition(".")
+            setattr(attrgetter(owner)(model) if owner else model, name, value)
         return model
 
     def cached(self, variant: str | None = None) -> keras.Model:
@@ -350,8 +444,70 @@ class ModelArchive:
         return _kept[key]
 
 
+@dataclass(frozen=True)
+class _Description:
+    """What a model is made of, its weights aside."""
+
+    code: dict[str, Any]
+    objects: dict[str, Any]
+    custom: ByValue[dict[str, Any]]
+    fingerprint: str
+
+    @classmethod
+    def of(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> _Description:
+        code = custom_code.code_of(model)
+        config = _config(model)
+        objects = _custom_objects(model, code, config, custom_objects)
+        custom = ByValue.dump(objects, "the model's custom code")
+        return cls(code, objects, custom, _fingerprint(model, config, custom))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """An archive, and the fingerprint of its model without the compile arguments."""
+
+    archive: ModelArchive
+    to_predict: str
+
+
+def _keep(fingerprint: str, to_predict: str, archive: ModelArchive) -> None:
+    _packed[fingerprint] = _Packed(archive, to_predict)
+    if len(_packed) > KEPT_ARCHIVES:
+        _packed.popitem(last=False)
+
+
+def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[bytes, keras.Model]:
+    """The bytes of a ``.keras`` archive, and the model that loads from them, which is found to be the same.
+
+    Raises:
+        CustomObjectError: Some of its code would load as something else, or not at all.
+        ModelError: It does not survive the round trip for another reason.
+    """
+    data = save_bytes(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
+        loaded = load_bytes(data, described.objects, safe_mode=False)
+    _verify(model, described.code, loaded)
+    return data, loaded
+
+
+def _uncompiled(model: keras.Model) -> keras.Model:
+    """The model as if nobody had compiled it: another object with the same layers and variables. To be saved, not called.
+
+    The model itself stays as it is, since another thread may be training it.
+    """
+    bare = object.__new__(type(model))  # copy.copy would save and load it
+    jit_compile = model._jit_compile if model.compiled else None  # else a local predict has chosen it
+    bare.__dict__.update(vars(model), compiled=False, _jit_compile=jit_compile)
+    bare.__dict__.update(dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")))
+    bare.__dict__["get_compile_config"] = dict  # also where a class overrides it
+    for name in ("_compile_config", "_compiled_trainable_state"):
+        bare.__dict__.pop(name, None)
+    return bare
+
+
 _packing = threading.RLock()
-_packed: OrderedDict[str, ModelArchive] = OrderedDict()
+_packed: OrderedDict[str, _Packed] = OrderedDict()
 _kept: OrderedDict[tuple[str, str | None], keras.Model] = OrderedDict()
 
 
@@ -378,12 +534,8 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
         CustomObjectError: Some of its code would load as something else, or not at all.
         ModelError: It cannot be saved and loaded for another reason.
     """
-    code = custom_code.code_of(model)
-    objects = _custom_objects(model, code, _config(model), custom_objects)
-    copied = load_bytes(save_bytes(model), objects, safe_mode=False, compiled=False)
-    custom_code.check_same_code(code, custom_code.code_of(copied))
-    _verify_weights(model, copied)
-    return copied
+    bare = _uncompiled(model)
+    return _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
@@ -405,7 +557,8 @@ def compile_to_judge(
             dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
         )
     except Exception as error:
-        raise _load_error(error) from error
+        told = _load_error(error)
+        raise told from told.__cause__
     model.compile("sgd", **arguments)  # without an optimizer Keras saves it, and cannot load it
 
 
@@ -437,10 +590,12 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, com
             objects = {**_OURS, **custom_objects}
             return keras.saving.load_model(path, objects, compile=compiled, safe_mode=safe_mode)
     except Exception as error:
-        raise _load_error(error) from error
+        told = _load_error(error)
+        raise told from told.__cause__
 
 
 def _load_error(error: Exception) -> ModelError:
+    """What to raise where Keras could not load a model. Keras wraps errors several times; its cause is the innermost one."""
     text = str(error)
     if "Could not locate" in text:
         what = text.split("Could not locate", 1)[1].split(". Make sure", 1)[0].strip()
@@ -452,8 +607,47 @@ def _load_error(error: Exception) -> ModelError:
             "the model holds Python code (a lambda in a Lambda layer), which is not run from a file unless you trust it: "
             "load it with safe_mode=False if it comes from a source that you trust."
         )
-    return ModelError(
-        f"the model cannot be loaded from its saved form: {type(error).__name__}: {text.splitlines()[0] if text else ''} "
+    origin: BaseException = error
+    while deeper := origin.__cause__ or origin.__context__:
+        origin = deeper
+    kinds = re.findall(r"<class '([\w.<>]+)'> could not be deserialized|deserializing class '(\w+)'", text)
+    place = f" in the class {''.join(kinds[-1]).rpartition('.')[2]}" if kinds else ""
+    reason = " ".join(_innermost(text).split())[:_LONGEST_REASON].rstrip(".")
+    told = ModelError(
+        f"the model cannot be loaded from its saved form{place}: {type(origin).__name__}: {reason}. {_load_advice(reason)}"
+    )
+    told.__cause__ = origin
+    return told
+
+
+_LONGEST_REASON = 600
+"""The most characters of Keras's own words in a message."""
+
+_OF_KERAS = ("name", "trainable", "dtype")
+"""The arguments that every layer's configuration has."""
+
+
+def _innermost(text: str) -> str:
+    """What Keras reports as the reason, without the configurations that it prints first."""
+    reason = re.split(r"(?:Exception encountered|Error encountered during deserialization): ", text)[-1]
+    return reason.split("\n\nArguments received by", 1)[0].removeprefix("''").removesuffix("''").strip()
+
+
+def _load_advice(reason: str) -> str:
+    """How to fix a custom class that does not load."""
+    unexpected = re.search(r"unexpected keyword argument '(\w+)'", reason)
+    if unexpected and unexpected[1] in _OF_KERAS:
+        return (
+            "Keras calls the constructor with what get_config returns, which includes name, trainable and dtype. Write def "
+            "__init__(self, units, **kwargs) with super().__init__(**kwargs), and def get_config(self) that returns "
+            '{**super().get_config(), "units": self.units}, with your own arguments for units.'
+        )
+    if unexpected or "required positional argument" in reason or "required keyword-only argument" in reason:
+        return (
+            "Keras calls the constructor with what get_config returns: its keys must be the names of the constructor's "
+            'arguments, {**super().get_config(), "units": self.units} for def __init__(self, units, **kwargs).'
+        )
+    return (
         "A custom layer needs a get_config that returns its constructor's arguments; a Lambda layer's function may only "
         "use its arguments, or must be defined with def."
     )
@@ -462,10 +656,14 @@ def _load_error(error: Exception) -> ModelError:
 def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
     custom_code.check_same_code(code, custom_code.code_of(loaded))
     _verify_weights(model, loaded)
-    if _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded)):
+    if (
+        loaded.compiled
+        and _optimizer_fits(model)
+        and _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded))
+    ):
         raise ModelError(
-            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
-            "frozen or unfrozen, or added, after compile. Call model.compile(...) again."
+            f"the optimizer of the model {model.name!r} comes back from a saved copy of it with other variables: the "
+            "get_config of an optimizer must return the arguments of its constructor."
         )
 
 
@@ -554,8 +752,7 @@ def _custom_objects(
 
 def _bare_names(model: keras.Model) -> set[str]:
     """The losses and metrics that the model was compiled with by their names."""
-    compiled = getattr(model, "_compile_config", None)
-    given = compiled.config if compiled is not None else {}
+    given = _compiled_with(model)
     sides = [given.get(side) for side in ("loss", "metrics", "weighted_metrics")]
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 
@@ -571,7 +768,7 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     if isinstance(optimizer.get("learning_rate"), float):
         optimizer["learning_rate"] = None  # it is a variable, and travels with the state
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
-    digest.update(custom.payload + repr(_undecayed(model)).encode())
+    digest.update(custom.payload + repr(_settings(model)).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
@@ -594,10 +791,11 @@ def _digest(data: bytes, fingerprint: str) -> str:
 _UNDECAYED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
 
 
-def _undecayed(model: keras.Model) -> tuple[tuple[str, Any], ...]:
-    """What ``optimizer.exclude_from_weight_decay`` was told, which Keras does not save."""
-    told = ((name, getattr(optimizer_of(model), name, None)) for name in _UNDECAYED)
-    return tuple((name, given) for name, given in told if given)
+def _settings(model: keras.Model) -> tuple[tuple[str, Any], ...]:
+    """What Keras does not save: weights without decay and, of a model that is not compiled, how it runs."""
+    undecayed = [(f"optimizer.{name}", getattr(optimizer_of(model), name, None) or None) for name in _UNDECAYED]
+    runs = [] if model.compiled else [("run_eagerly", model.run_eagerly or None), ("jit_compile", model._jit_compile)]
+    return tuple((name, value) for name, value in [*undecayed, *runs] if value is not None)
 
 
 def _strings(value: Any) -> set[str]:

@@ -104,7 +104,7 @@ def unpack_ensemble(
         try:
             loaded.append(load_bytes(member, custom_objects, safe_mode=safe_mode))
         except ModelError as error:
-            raise type(error)(f"member {number}: {error}") from error
+            raise type(error)(f"member {number}: {error}") from error.__cause__
     return loaded, settings
 
 

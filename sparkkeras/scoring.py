@@ -131,7 +131,7 @@ class Scorer:
         arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
         return cls(
-            ModelArchive.pack(model, custom_objects),
+            ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
             BatchOptions(batch_size, by_value),
             models.schema_of(model),

@@ -25,7 +25,7 @@ from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.job import Job
 from sparkkeras.members import check_members
-from sparkkeras.model import schema_of
+from sparkkeras.model import check_trainable, schema_of
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
 from sparkkeras.strategy.independent import SAMPLING, IndependentStrategy
 from sparkkeras.worker import BatchOptions
@@ -219,6 +219,8 @@ class _Training(SparkModel):
         super().__init__(members[0], custom_objects=custom_objects, batch_size=batch_size, seed=seed)
         self._sampling = sampling
         self._others = [SparkModel(member, custom_objects=custom_objects) for member in members[1:]]
+        for member in members:
+            check_trainable(member)
 
     @property
     def _trained_models(self) -> Sequence[keras.Model]:

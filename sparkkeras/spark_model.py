@@ -1,4 +1,4 @@
-"""`SparkModel`: a compiled Keras model that trains, evaluates and predicts on Spark."""
+"""`SparkModel`: a Keras model that trains, evaluates and predicts on Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.job import Job, Server, Shares, Validation
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.model import ModelArchive, ModelWeights
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import State, UpdateRule, check_optimizer, make_rule, rule_config, rule_from_config
 from sparkkeras.parameter.service import ParameterServerStats
@@ -75,10 +75,11 @@ _SETTINGS = (
 
 
 class SparkModel:
-    """A compiled Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
+    """A Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
 
     Args:
-        model: A compiled and built ``keras.Model``. It is the master: training changes it in place.
+        model: A built ``keras.Model``. It is the master: training changes it in place. It has to be compiled for `fit` and
+            `evaluate`; `predict` needs no loss, metrics or optimizer.
         mode: ``"synchronous"``: all workers train from common weights for a while, then their weights are averaged.
             ``"asynchronous"``: each worker exchanges with a parameter server on the driver whenever it is ready.
             ``"hogwild"``: likewise, and the server takes updates up without a lock.
@@ -99,7 +100,7 @@ class SparkModel:
             partitions and model, synchronous training gives the same weights.
 
     Raises:
-        ModelError: The model is no Keras model, not compiled or not built.
+        ModelError: The model is no Keras model, or not built.
         ConfigurationError: Another argument is unknown or out of range.
 
     Example::
@@ -125,7 +126,7 @@ class SparkModel:
         batch_size: int = 32,
         seed: int | None = None,
     ) -> None:
-        models.check_model(model)
+        models.check_built(model)
         if not isinstance(mode, str):
             raise ConfigurationError(
                 f"mode={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
@@ -138,7 +139,8 @@ class SparkModel:
         self.frequency = arguments.frequency(frequency)
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         self.rule = make_rule(rule, mode)
-        check_optimizer(self.rule, model.optimizer)
+        if model.compiled:
+            check_optimizer(self.rule, model.optimizer)
         self.parameter_server_mode = parameter_server_mode
         self.port = arguments.port(port)
         self.server_options = arguments.instance("server_options", server_options, ParameterServerOptions)
@@ -235,6 +237,7 @@ class SparkModel:
             A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
 
         Raises:
+            ModelError: The model is not compiled, or its optimizer does not fit its weights.
             ConfigurationError: An argument is unknown or out of range.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot travel, or would load as something else.
@@ -333,6 +336,8 @@ class SparkModel:
         """The loss and metrics over all rows, as ``keras.Model.evaluate`` gives them.
 
         Metrics are merged from their state over the workers, so that AUC, precision or RMSE are those of the whole data.
+        Of a model with several outputs, the loss of each single output is a mean over the batches of all workers, as in
+        Keras, so it depends on how rows fall into batches; the total loss does not.
 
         Args:
             data: As in `fit`.
@@ -351,8 +356,10 @@ class SparkModel:
             A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
 
         Raises:
+            ModelError: The model is not compiled.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
+        models.check_compiled(self.model)
         arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
@@ -426,7 +433,8 @@ class SparkModel:
         if block is not None:
             reader.schema.check_features(_seen_on_driver(block, options))
         if not collect:
-            archive, weights = self._archive(), ModelWeights.take(self.model)
+            archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
+            weights = ModelWeights.take(self.model)
             return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
         return inference.concatenated(self._predicted(data, block, reader, options), self.model)
 
@@ -467,16 +475,14 @@ class SparkModel:
         return (self.model,)
 
     def _check_again(self) -> None:
-        """Check what `__init__` checked: somebody may have assigned another mode or rule meanwhile, or compiled anew."""
+        """Check that the model can be trained, and again what `__init__` checked, since another mode, rule or optimizer may
+        have been set meanwhile.
+        """
+        models.check_trainable(self.model)
         arguments.one_of("mode", self.mode, MODES)
         arguments.one_of("parameter_server_mode", self.parameter_server_mode, ("http", "socket"))
         self.frequency, self.port = arguments.frequency(self.frequency), arguments.port(self.port)
         self.rule = make_rule(self.rule, self.mode)
-        if self.model.optimizer is None:
-            raise ModelError(
-                f"the model {self.model.name!r} was compiled without an optimizer, so it cannot be trained: call "
-                "model.compile(optimizer=..., loss=...)."
-            )
         check_optimizer(self.rule, self.model.optimizer)
 
     def _check_monitors(
@@ -522,12 +528,12 @@ class SparkModel:
         with ExitStack() as stack:
             dataset = stack.enter_context(self._dataset(data, block, reader, named))
             shared = stack.enter_context(dataset.share(archive))
-            state = stack.enter_context(dataset.share(ModelState.take(self.model)))
+            state = stack.enter_context(dataset.share(ModelWeights.take(self.model)))
             return inference.evaluate(dataset, shared, state, options)
 
     def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
         """The predictions for all rows, some rows after others."""
-        archive = self._archive()
+        archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
         with ExitStack() as stack:
             dataset = stack.enter_context(self._dataset(data, block, reader, None))
             shared = stack.enter_context(dataset.share(archive))
@@ -539,7 +545,6 @@ class SparkModel:
         return where_is(data, device.worker_environment)
 
     def _archive(self) -> ModelArchive:
-        models.check_model(self.model)
         return ModelArchive.pack(self.model, self.custom_objects)
 
     def _dataset(
@@ -610,7 +615,7 @@ class SparkModel:
 def load_spark_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> SparkModel:
-    """Load what `SparkModel.save` wrote, or any ``.keras`` file of a compiled model.
+    """Load what `SparkModel.save` wrote, or any ``.keras`` file of a model.
 
     Args:
         path: A path of this machine, or a URI that Spark can read.
@@ -622,14 +627,14 @@ def load_spark_model(
 
     Raises:
         StorageError: The path cannot be read.
-        ModelError: It holds no model that can be trained, or code that ``safe_mode`` refuses.
+        ModelError: It holds no model, or code that ``safe_mode`` refuses.
     """
     objects = dict(custom_objects or {})
     data = storage.read_bytes(str(path))
     try:
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
     except ModelError as error:
-        raise type(error)(f"{str(path)!r}: {error}") from error
+        raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
     fits = settings.pop("fits", 0)
     if "rule" in settings:
         settings["rule"] = rule_from_config(settings["rule"], objects)

@@ -256,7 +256,7 @@ class LocalTrainer:
         )
 
     def evaluate(
-        self, state: ModelState, blocks: Iterator[Block], options: BatchOptions
+        self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
     ) -> tuple[MetricState, BlockSpec, tuple[LabelRange, ...]] | None:
         """The metric state of ``state`` over all rows, their spec and the range of their labels; ``None`` without rows."""
         ranges: tuple[LabelRange, ...] = ()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 import zipfile
 
 import keras
@@ -695,3 +696,17 @@ def test_what_cannot_be_chosen_by(given, error, told):
     models = [unit(seed=seed, loss="binary_crossentropy") for seed in (0, 1)]
     with pytest.raises(error, match=told):
         greedy_ensemble(**({"models": models, "x_val": X, "y_val": np.zeros(40)} | given))
+
+
+def test_members_that_cannot_train_vote():
+    """One that was never compiled, one that was frozen and one that was quantized after it trained."""
+    frozen, quantized = unit(seed=1, loss="binary_crossentropy"), unit(seed=2, loss="binary_crossentropy")
+    for model in (frozen, quantized):
+        model.fit(X, (X.sum(1) > 0).astype("float32"), verbose=0)
+    frozen.layers[0].trainable = False
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
+        quantized.quantize("int8")
+    models = [unit(), frozen, quantized]
+    expected = np.mean([model.predict(X, verbose=0) for model in models], axis=0)
+    np.testing.assert_allclose(EnsembleModel(models).predict(X), expected, rtol=1e-5)

@@ -1,8 +1,12 @@
 """A compiled model packed, unpacked, and still itself; or refused by the name of what would be lost."""
 
 import functools
+import io
+import json
 import pickle
 import threading
+import warnings
+import zipfile
 from collections import OrderedDict
 
 import keras
@@ -14,7 +18,7 @@ from sparkkeras import model as models
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import CustomObjectError, ModelError
-from sparkkeras.model import ModelArchive, ModelState, check_model, reseed
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights, check_compiled, check_trainable, reseed
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -708,7 +712,7 @@ def test_a_process_keeps_the_last_models(monkeypatch):
 
 
 def test_a_model_that_can_be_trained():
-    check_model(dense())
+    check_trainable(dense())
 
 
 @pytest.mark.parametrize(
@@ -718,21 +722,21 @@ def test_a_model_that_can_be_trained():
 )
 def test_what_is_no_model(given):
     with pytest.raises(ModelError) as caught:
-        check_model(given)
-    assert str(caught.value).startswith("expected a compiled keras.Model, received ")
+        check_trainable(given)
+    assert str(caught.value).startswith("expected a keras.Model, received ")
     assert type(given).__qualname__ in str(caught.value)
 
 
 def test_a_model_that_is_not_compiled():
     with pytest.raises(ModelError, match=r"the model 'plain' is not compiled: call model\.compile"):
-        check_model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="plain"))
+        check_trainable(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="plain"))
 
 
 def test_a_model_that_is_not_built():
     model = keras.Sequential([keras.layers.Dense(1)], name="vague")
     model.compile(optimizer="sgd", loss="mse")
     with pytest.raises(ModelError, match=r"the model 'vague' is not built.*keras\.Input"):
-        check_model(model)
+        check_trainable(model)
 
 
 # State
@@ -906,3 +910,238 @@ def test_who_goes_on_for_another_counts_its_steps_and_averages_anew():
     for average, weight in zip(model.optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(np.asarray(average), np.asarray(weight))
     np.testing.assert_array_equal(state.weights.vector, begun.weights.vector)
+
+
+# Models that only predict
+
+
+class Adversarial(keras.Model):
+    """As in Keras's guide to GANs."""
+
+    def __init__(self, generator, **options):
+        super().__init__(**options)
+        self.generator = generator
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer = d_optimizer
+        self.g_optimizer = g_optimizer
+        self.loss_fn = loss_fn
+
+    def call(self, x):
+        return self.generator(x)
+
+    def get_config(self):
+        return {**super().get_config(), "generator": keras.saving.serialize_keras_object(self.generator)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("generator")), **config)
+
+
+class Stepping(keras.Sequential):
+    """Overrides compile, and not what Keras would compile a loaded model with."""
+
+    def compile(self, factor, **options):
+        super().compile(**options)
+        self.factor = factor
+
+
+def trained(**compiled):
+    model = dense(keras.layers.Dropout(0.5), **compiled)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def quantized(mode, model):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
+        model.quantize(mode)
+    return model
+
+
+def not_compiled():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation=tilted), keras.layers.Dense(1)])
+
+
+def frozen_after_fit():
+    model = trained()
+    model.layers[0].trainable = False
+    return model
+
+
+def adversarial():
+    model = Adversarial(not_compiled(), name="gan")
+    model.compile(keras.optimizers.Adam(), keras.optimizers.SGD(), lambda y, p: p - y)
+    model(X)
+    return model
+
+
+PREDICTING = {
+    "not compiled": not_compiled,
+    "frozen after fit": frozen_after_fit,
+    "int8": lambda: quantized("int8", trained()),
+    "int8, not compiled": lambda: quantized("int8", not_compiled()),
+    "int4": lambda: quantized("int4", trained()),
+    "several optimizers": adversarial,
+    "lambda as loss": lambda: trained(loss=lambda y, p: keras.ops.mean((y - p) ** 2)),
+    "a loss that cannot be saved": lambda: trained(loss=functools.partial(distance)),
+}
+
+
+@pytest.mark.parametrize("full_bytes", [models.FULL_BYTES, 0], ids=["whole", "emptied"])
+@pytest.mark.parametrize("build", PREDICTING.values(), ids=PREDICTING)
+def test_a_model_that_only_predicts_makes_the_round_trip(build, full_bytes, monkeypatch):
+    monkeypatch.setattr(models, "FULL_BYTES", full_bytes)
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+    model = build()
+    archive = pickle.loads(pickle.dumps(ModelArchive.pack_to_predict(model)))
+    loaded = archive.unpack()
+    ModelWeights.take(model).put(loaded)
+    assert not loaded.compiled
+    expected = keras.ops.convert_to_numpy(model(X))
+    assert np.array_equal(keras.ops.convert_to_numpy(loaded(X)), expected)
+    assert np.array_equal(keras.ops.convert_to_numpy(models.copy_of(model)(X)), expected)
+
+
+def test_an_archive_to_predict_holds_nothing_of_compile():
+    model = trained(loss=distance, metrics=[Largest()])
+    archive = ModelArchive.pack_to_predict(model)
+    with zipfile.ZipFile(io.BytesIO(archive.data)) as members:
+        assert not json.loads(members.read("config.json"))["compile_config"]
+    assert archive.custom.load() == {}
+    assert len(archive.data) < len(ModelArchive.pack(model).data)
+    unused = dense()
+    ModelArchive.pack_to_predict(unused)
+    assert not unused.optimizer.built
+
+
+def test_what_has_trained_predicts_with_the_same_archive(monkeypatch):
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+    model = trained(metrics=["mae"])
+    archive = ModelArchive.pack(model)
+    model.fit(X, Y, verbose=0)
+    monkeypatch.setattr(models, "save_bytes", None)
+    assert ModelArchive.pack_to_predict(model) is archive
+    monkeypatch.undo()
+    assert ModelArchive.pack_to_predict(quantized("int8", model)).digest != archive.digest
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_runs_eagerly_predicts_so(compiled):
+    model = dense() if compiled else not_compiled()
+    model.run_eagerly = True
+    assert ModelArchive.pack_to_predict(model).unpack().run_eagerly
+    assert not ModelArchive.pack_to_predict(not_compiled()).unpack().run_eagerly
+
+
+@pytest.mark.parametrize("build", [frozen_after_fit, lambda: quantized("int8", trained())], ids=["frozen", "quantized"])
+def test_an_optimizer_that_was_made_for_other_weights(build):
+    model = build()
+    check_compiled(model)
+    assert ModelArchive.pack(model).unpack().evaluate(X, Y, verbose=0) >= 0
+    with pytest.raises(ModelError, match=r"made for other weights.*frozen or unfrozen.*quantized.*Call model\.compile"):
+        check_trainable(model)
+
+
+def test_several_optimizers_are_named():
+    with pytest.raises(ModelError, match=r"'gan' trains with optimizers of its own, d_optimizer, g_optimizer: fit does not"):
+        check_trainable(adversarial())
+
+
+def test_a_compile_that_the_workers_cannot_repeat():
+    model = Stepping([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(2.0, optimizer="sgd", loss="mse")
+    for check in (check_trainable, check_compiled):
+        with pytest.raises(ModelError, match=r"class Stepping .* overrides compile.*compile_from_config"):
+            check(model)
+
+
+def test_an_optimizer_that_loads_as_another_one():
+    class Forgetful(keras.optimizers.SGD):
+        def get_config(self):
+            return {**super().get_config(), "momentum": 0.0}
+
+    with pytest.raises(ModelError, match=r"optimizer .* comes back .* with other variables.*get_config"):
+        ModelArchive.pack(dense(optimizer=Forgetful(0.1, momentum=0.9)))
+
+
+def test_metrics_where_compile_takes_loss_weights():
+    model = not_compiled()
+    model.compile("sgd", "mse", ["acc"])
+    for check in (check_trainable, check_compiled):
+        with pytest.raises(ModelError, match=r"third positional argument of compile is loss_weights.*metrics="):
+            check(model)
+
+
+def test_loss_weights_are_numbers():
+    model = several()
+    model.compile("sgd", "mse", {"size": 1.0, "sign": 0.5})
+    check_trainable(model)
+
+
+# Models that do not load
+
+
+class Narrow(keras.Model):
+    """The constructor takes no **kwargs."""
+
+    def __init__(self, units=3):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class Unnamed(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.units = units
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+class Renamed(Unnamed):
+    def get_config(self):
+        return {"factor": self.units}
+
+
+class Broken(Unnamed):
+    """Its constructor fails when it gets what get_config returns."""
+
+    def __init__(self, units, **options):
+        super().__init__(units["first"])
+
+    def get_config(self):
+        return {"units": 3}
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (Narrow, r"class Narrow: TypeError: Narrow\S* got an unexpected keyword argument 'trainable'.*\*\*kwargs"),
+        (
+            lambda: dense(Unnamed(2)),
+            r"class Unnamed: TypeError: Unnamed\S* got an unexpected keyword argument 'name'.*\*\*kwargs",
+        ),
+        (lambda: dense(Renamed(2)), r"class Renamed: TypeError: .*keyword argument 'factor'.*names of the constructor's"),
+        (
+            lambda: dense(Broken({"first": 2})),
+            r"class Broken: TypeError: 'int' object is not subscriptable\. A custom layer",
+        ),
+    ],
+    ids=["model", "layer", "other name", "fails"],
+)
+def test_why_a_custom_class_does_not_load(build, reason):
+    model = build()
+    model.compile("sgd", "mse")
+    model(X)
+    with pytest.raises(ModelError, match=reason) as caught:
+        ModelArchive.pack(model)
+    assert "config={" not in str(caught.value)
+    assert caught.value.__cause__.__cause__ is caught.value.__cause__.__context__ is None

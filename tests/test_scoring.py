@@ -1,6 +1,7 @@
 """Scoring without Spark: a model's outputs as columns, and batches of columns through a model, row by row the same."""
 
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -334,3 +335,17 @@ def test_every_output_has_a_column(given, outputs, expected):
 def test_names_that_do_not_go_are_refused(given, words):
     with pytest.raises(ConfigurationError, match=words):
         _column_names(given, TWO, ["id", "Total", "id_price_price"])
+
+
+# Models that cannot train as they are
+
+
+def test_a_model_that_was_frozen_or_quantized_after_it_trained():
+    model = regression(optimizer="adam")
+    model.fit(X, X[:, 0], verbose=0)
+    model.layers[0].trainable = False
+    assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, batch_size=8, verbose=0)[:, 0].tolist()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
+        model.quantize("int8")
+    assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, batch_size=8, verbose=0)[:, 0].tolist()

@@ -25,7 +25,7 @@ from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistak
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
 from sparkkeras.labels import check_labels
-from sparkkeras.model import check_model, save_bytes, schema_of
+from sparkkeras.model import check_trainable, save_bytes, schema_of
 from sparkkeras.worker import batch_hooks
 
 TRACEBACK_LENGTH = 20_000
@@ -176,7 +176,7 @@ def built(build: Callable[[Any], Any], params: Any) -> tuple[keras.Model, dict[s
 
 def _check(model: keras.Model) -> None:
     try:
-        check_model(model)
+        check_trainable(model)
     except ModelError as error:
         raise SearchMistakeError(f"the function that builds models returned one that cannot be trained: {error}") from error
 

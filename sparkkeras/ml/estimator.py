@@ -196,7 +196,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         model: keras.Model | None = self.getOrDefault("model")
         if model is None:
             raise ModelError("this KerasEstimator has no model: give it a compiled one, KerasEstimator(model=...).")
-        models.check_model(model)
+        models.check_trainable(model)
         return model
 
     def _own_copy(self, original: keras.Model) -> keras.Model:

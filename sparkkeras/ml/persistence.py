@@ -273,12 +273,12 @@ def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model
             f"{path!r}: the model's custom code is missing: register it with "
             "@keras.saving.register_keras_serializable(), or "
             f"load within keras.saving.custom_object_scope({{name: object}}). Keras says: {error}"
-        ) from error
+        ) from error.__cause__
     except ModelError as error:
         told = str(error).replace(
             "load it with safe_mode=False if", "call keras.config.enable_unsafe_deserialization() before, if"
         )
-        raise ModelError(f"{path!r}: {told}") from error
+        raise ModelError(f"{path!r}: {told}") from error.__cause__
 
 
 def _code_of(model: keras.Model, objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DivergenceError
 from sparkkeras.job import Job, Validation
 from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState, trainable_size
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights, trainable_size
 from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.weights import Flat, average
@@ -227,7 +227,7 @@ def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
 
 def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:
     callbacks.on_test_begin()
-    with validation.dataset.share(ModelState.take(job.model)) as state:
+    with validation.dataset.share(ModelWeights.take(job.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
     figures = {} if found is None else metrics.results(job.model, found.metrics)
     callbacks.on_test_end(figures)

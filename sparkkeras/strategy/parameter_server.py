@@ -30,7 +30,7 @@ from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, ParameterServerError
 from sparkkeras.job import Job, Validation
 from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Standing
 from sparkkeras.parameter.rules import AsynchronousRule, State, Window
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
@@ -298,7 +298,7 @@ class _Run:
             return
         while directive.evaluate and not directive.stop:
             epoch = directive.evaluate[0]
-            state = ModelState(self._client.snapshot(epoch), self.state.optimizer)
+            state = ModelWeights(self._client.snapshot(epoch))
             blocks = self._validation.blocks(self._worker, self._block)
             found = self._trainer.evaluate(state, blocks, self._validation.options)
             directive = self._client.report(epoch, () if found is None else found[0])

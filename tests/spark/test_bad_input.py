@@ -145,10 +145,12 @@ def test_unknown_arguments_name_the_known_ones(spark_model, arrays):
 
 
 def test_models():
-    with pytest.raises(ModelError, match="expected a compiled keras.Model, received builtins.str"):
+    with pytest.raises(ModelError, match="expected a keras.Model, received builtins.str"):
         SparkModel("model")
-    with pytest.raises(ModelError, match="not compiled: call model.compile"):
-        SparkModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    scoring = SparkModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    for call in (scoring.fit, scoring.evaluate):
+        with pytest.raises(ModelError, match="not compiled: call model.compile"):
+            call(np.zeros((4, 3)), np.zeros(4))
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(ModelError, match="not built.*keras.Input"):

@@ -1,10 +1,12 @@
 """Predicting and evaluating over Spark."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 
-from sparkkeras import SparkModel, to_simple_rdd
+from sparkkeras import ModelError, SparkModel, to_simple_rdd
 from tests.models import classifier
 
 
@@ -129,3 +131,24 @@ def test_evaluate_prints_when_asked(sc, digits, spark_model, capsys):
     _, _, x, y = digits
     spark_model.evaluate(x, y, verbose=1)
     assert "accuracy: " in capsys.readouterr().out
+
+
+def test_what_cannot_train_predicts_and_evaluates(sc, digits):
+    """A model that was never compiled, and one that was frozen, then quantized, after it trained."""
+    _, _, x, y = digits
+    x, y = x[:100], y[:100]
+    plain = classifier()
+    bare = keras.Model(plain.inputs, plain.outputs)
+    changed = classifier(seed=1)
+    spark_model = SparkModel(changed, num_workers=2)
+    spark_model.fit(x, y, verbose=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
+        changes = [lambda: setattr(changed.layers[0], "trainable", False), lambda: changed.quantize("int8")]
+        np.testing.assert_allclose(SparkModel(bare).predict(x), bare.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+        for change in changes:
+            change()
+            np.testing.assert_allclose(spark_model.predict(x), changed.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(spark_model.evaluate(x, y), changed.evaluate(x, y, verbose=0), rtol=1e-4)
+            with pytest.raises(ModelError, match="made for other weights"):
+                spark_model.fit(x, y, verbose=0)
