@@ -122,6 +122,75 @@ def _installed_folders() -> tuple[str, ...]:
     return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in folders))
 
 
+# Finding custom code for a model in a file
+
+
+def may_be_named(value: Any, own: bool) -> bool:
+    """Whether a file may name a class or function as custom code of its model.
+
+    Keras calls what it is given as custom code with whatever the file says, and no longer checks it. So it has to be a class
+    of a kind that Keras knows (layers, losses and the like), or a function of the person's own code.
+
+    Args:
+        value: The class or function.
+        own: Whether it is of ``__main__``, or of a module that is in no installed package.
+    """
+    if isinstance(value, type):
+        import keras
+
+        return issubclass(value, _keras_kinds(keras)) and not is_builtin(value)
+    return own and isinstance(value, types.FunctionType)
+
+
+def already_loaded(config: Any) -> dict[str, Any]:
+    """The custom code that a model's configuration names and that this process has: nothing is imported.
+
+    Args:
+        config: The configuration, as JSON holds it.
+
+    Returns:
+        Classes and functions by the names that Keras looks them up by, without names that two of them have.
+    """
+    found: dict[str, dict[int, Any]] = {}
+    own = [module for module in list(sys.modules.values()) if is_own(module) or module is sys.modules["__main__"]]
+    modules: list[types.ModuleType | None]
+    for place in _places(config):
+        if place["class_name"] == "function":  # Keras writes down no module
+            name = key = place["config"]
+            modules = [] if _is_keras_name(name) else [*own]
+        else:
+            name, key = place["class_name"], place["registered_name"]
+            modules = [sys.modules.get(place.get("module") or "__main__")]  # Keras writes none for a script's either
+        for module in modules:
+            value = vars(module).get(name) if isinstance(module, types.ModuleType) else None
+            if value is None or isinstance(value, type) is (place["class_name"] == "function"):
+                continue
+            at_home = (getattr(value, "__module__", None), getattr(value, "__qualname__", None)) == (module.__name__, name)
+            if at_home and may_be_named(value, module in own):
+                found.setdefault(key, {})[id(value)] = value
+    return {key: next(iter(values.values())) for key, values in found.items() if len(values) == 1}
+
+
+def _is_keras_name(name: str) -> bool:
+    """Whether Keras has a function of this name, which a file then means."""
+    import keras
+
+    return any(hasattr(module, name) for module in (keras.activations, keras.losses, keras.metrics, keras.initializers))
+
+
+def _places(config: Any) -> Iterator[dict[str, Any]]:
+    """The places of a configuration that name a class or function which may not be Keras's own."""
+    if isinstance(config, dict):
+        names = config.get("class_name"), config.get("registered_name"), config.get("module") or ""
+        is_function = config.get("class_name") == "function"
+        if all(isinstance(name, str) for name in (*names, config.get("config") if is_function else "")):
+            yield config
+        config = list(config.values())
+    if isinstance(config, list):
+        for member in config:
+            yield from _places(member)
+
+
 # Finding custom code in a model
 
 

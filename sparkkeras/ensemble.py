@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkkeras import arguments, inference, members, metrics, persistence, storage
 from sparkkeras.arguments import known_arguments
+from sparkkeras.custom_code import already_loaded
 from sparkkeras.data.block import Block
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
 from sparkkeras.data.schema import OnNan, Reader, label_ranges
@@ -313,7 +314,8 @@ def load_ensemble_model(
     try:
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
-        compile_to_judge(ensemble.model, settings["compiled"], objects, safe_mode=safe_mode)
+        found = {**already_loaded(settings["compiled"]), **objects}
+        compile_to_judge(ensemble.model, settings["compiled"], found, safe_mode=safe_mode)
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
     except (ConfigurationError, KeyError) as error:

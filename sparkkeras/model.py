@@ -19,6 +19,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -486,7 +487,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
     data = save_bytes(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
-        loaded = load_bytes(data, described.objects, safe_mode=False)
+        loaded = _read(data, described.objects, safe_mode=False)
     _verify(model, described.code, loaded)
     return data, loaded
 
@@ -565,30 +566,48 @@ def compile_to_judge(
 _JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
-def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, compiled: bool = True) -> keras.Model:
-    """A model out of the bytes of a ``.keras`` archive; with ``compiled=False`` without its compile arguments.
+def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+    """A model out of the bytes of a ``.keras`` archive, or of an HDF5 file of Keras's.
+
+    Custom code that an archive names and this process has loaded already need not be given.
 
     Raises:
         CustomObjectError: Custom code is missing.
         ModelError: The archive cannot be loaded, or holds a Python lambda and ``safe_mode`` is on.
     """
+    found = {} if data.startswith(HDF5) else custom_code.already_loaded(_config_in(data))
+    return _read(data, {**found, **custom_objects}, safe_mode=safe_mode)
+
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+"""What an HDF5 file begins with."""
+
+
+def _config_in(data: bytes) -> Any:
+    """The configuration in a ``.keras`` archive; ``None`` if it cannot be read, which Keras reports."""
+    with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return json.loads(archive.read("config.json"))
+    return None
+
+
+def _read(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
-        path = Path(folder) / "model.keras"
+        path = Path(folder) / ("model.h5" if data.startswith(HDF5) else "model.keras")
         path.write_bytes(data)
-        return _load(path, custom_objects, safe_mode=safe_mode, compiled=compiled)
+        return _load(path, custom_objects, safe_mode=safe_mode)
 
 
 _OURS = {keras.saving.get_registered_name(Vote): Vote}
 """The layers of our own that saved models may have."""
 
 
-def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, compiled: bool = True) -> keras.Model:
+def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
     try:
         with warnings.catch_warnings():
             # An optimizer that had not made a step when it was saved has no slots to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
             objects = {**_OURS, **custom_objects}
-            return keras.saving.load_model(path, objects, compile=compiled, safe_mode=safe_mode)
+            return keras.saving.load_model(path, objects, safe_mode=safe_mode)
     except Exception as error:
         told = _load_error(error)
         raise told from told.__cause__
@@ -600,7 +619,8 @@ def _load_error(error: Exception) -> ModelError:
     if "Could not locate" in text:
         what = text.split("Could not locate", 1)[1].split(". Make sure", 1)[0].strip()
         return CustomObjectError(
-            f"the model needs the custom {what}, which was not found: pass custom_objects={{name: object}}."
+            f"the model needs the custom {what}, which was not found: import the module that defines it first, or pass "
+            "custom_objects={name: object}."
         )
     if "unsafe deserialization" in text or "safe_mode" in text:
         return ModelError(

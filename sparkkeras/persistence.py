@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.model import load_bytes, save_bytes
+from sparkkeras.model import HDF5, load_bytes, save_bytes
 from sparkkeras.parameter.rules import State
 
 _SETTINGS = "sparkkeras.json"
@@ -44,8 +44,10 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
     """The model, the settings (empty if plain Keras wrote the archive) and the rule's state.
 
     Raises:
-        ModelError: It is no ``.keras`` archive, or one of a later format, or the model does not load.
+        ModelError: It is no file of Keras's, or one of a later format, or the model does not load.
     """
+    if data.startswith(HDF5):
+        return _unpack_hdf5(data, custom_objects, safe_mode)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = set(archive.namelist())
@@ -59,6 +61,47 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
     if settings.pop("format", _FORMAT) > _FORMAT:
         raise ModelError(_LATER)
     return load_bytes(data, custom_objects, safe_mode=safe_mode), settings, state
+
+
+def _unpack_hdf5(
+    data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool
+) -> tuple[keras.Model, dict[str, Any], State]:
+    """A model that Keras or Elephas wrote as HDF5, with the settings that Elephas puts into an attribute of the file."""
+    import h5py
+
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            written = json.loads(file.attrs.get("distributed_config", "{}"))
+        config = dict(written.get("config") or {})
+        asynchronous = written.get("class_name") == "AsynchronousSparkModel"
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"the HDF5 file cannot be read: it may be damaged ({type(error).__name__}: {error}).") from error
+    settings = {name: config[name] for name in _OF_ELEPHAS if config.get(name) is not None}
+    if asynchronous:
+        settings.setdefault("mode", "asynchronous")
+    aliases = {short: getattr(keras.losses, name) for short, name in _ALIASES.items()}
+    try:
+        return load_bytes(data, {**aliases, **custom_objects}, safe_mode=safe_mode), settings, {}
+    except ModelError as error:
+        raise type(error)(
+            f"{error} The file is HDF5, which older versions of Keras and Elephas write. Where its optimizer or loss is the "
+            "obstacle, load the model without and compile it again: model = keras.models.load_model(path, compile=False); "
+            f"model.compile(...); SparkModel(model{''.join(f', {name}={value!r}' for name, value in settings.items())})."
+        ) from error.__cause__
+
+
+_ALIASES = {
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_logarithmic_error",
+    "bce": "binary_crossentropy",
+    "kld": "kl_divergence",
+}
+"""Names of losses that Keras takes in compile, and does not find when it loads HDF5."""
+
+_OF_ELEPHAS = ("mode", "frequency", "num_workers", "parameter_server_mode", "batch_size")
+"""The settings of Elephas that have the same names and values here."""
 
 
 def pack_ensemble(models: Sequence[keras.Model], settings: Mapping[str, Any]) -> bytes:

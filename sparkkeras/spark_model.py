@@ -615,11 +615,14 @@ class SparkModel:
 def load_spark_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> SparkModel:
-    """Load what `SparkModel.save` wrote, or any ``.keras`` file of a model.
+    """Load what `SparkModel.save` wrote, any ``.keras`` file of a model, or an HDF5 file (``.h5``) of Keras or Elephas.
+
+    Of an Elephas file, the mode, frequency, number of workers, transport and batch size are kept.
 
     Args:
         path: A path of this machine, or a URI that Spark can read.
-        custom_objects: Custom classes and functions of the model, and the class of an own update rule, by name.
+        custom_objects: Custom classes and functions of the model, and the class of an own update rule, by name. Those of
+            the model that this process has loaded, in ``__main__`` or a module, are found without it (not for HDF5).
         safe_mode: Whether to refuse Python code inside the file (lambdas). Turn it off for files that you trust only.
 
     Returns:

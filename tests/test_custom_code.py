@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import keras
@@ -16,6 +17,7 @@ import pytest
 import sparkkeras
 from sparkkeras.custom_code import (
     ByValue,
+    already_loaded,
     check_same_code,
     code_of,
     custom_objects,
@@ -382,3 +384,85 @@ def test_other_code_is_refused_with_both():
     assert "relu in its place" in message
     with pytest.raises(CustomObjectError, match=r"layers\[0\] \(its class\) is"):
         check_same_code({"layers[0].__class__": Doubled}, {"layers[0].__class__": keras.layers.Dense})
+
+
+# Custom code that a file names
+
+
+class Quadrupled(keras.layers.Layer):
+    def call(self, x):
+        return 4 * x
+
+
+def slanted(x):
+    return keras.ops.maximum(x, 0.1 * x)
+
+
+def _class(name, module=__name__, registered=None):
+    return {"module": module, "class_name": name, "config": {}, "registered_name": registered or name}
+
+
+def _function(name, module="builtins"):
+    return {"module": module, "class_name": "function", "config": name, "registered_name": "function"}
+
+
+def test_what_the_process_has_is_found_in_a_configuration():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation=slanted), Quadrupled()])
+    config = keras.saving.serialize_keras_object(model)
+    assert already_loaded(config) == {"slanted": slanted, "Quadrupled": Quadrupled}
+
+
+def test_the_script_has_no_module_in_a_configuration(monkeypatch):
+    class Scripted(keras.layers.Layer):
+        pass
+
+    Scripted.__module__, Scripted.__qualname__ = "__main__", "Scripted"
+    monkeypatch.setattr(sys.modules["__main__"], "Scripted", Scripted, raising=False)
+    assert keras.saving.serialize_keras_object(Scripted())["module"] is None
+    assert already_loaded(keras.saving.serialize_keras_object(Scripted())) == {"Scripted": Scripted}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        _function("system", "posix"),
+        _function("call", "subprocess"),
+        _function("mean_squared_error"),
+        _function("run"),
+        _class("Popen", "subprocess"),
+        _class("Dense", "keras.layers"),
+        _class("slanted"),
+        _function("Quadrupled"),
+        _class("keras"),
+        _function("pytest"),
+        _function("already_loaded"),  # imported here, and not defined
+        _function("param", "pytest"),  # of an installed package
+        _class("Missing"),
+        _class("Quadrupled", "tests.not_there"),
+        {"class_name": "function", "config": ["slanted"], "registered_name": "slanted", "module": __name__},
+        {"class_name": ["Quadrupled"], "config": {}, "registered_name": "Quadrupled", "module": __name__},
+        {"class_name": "Quadrupled", "config": {}, "registered_name": None, "module": __name__},
+        {"class_name": "Quadrupled", "config": {}, "registered_name": "Quadrupled", "module": ["x"]},
+        None,
+        "slanted",
+    ],
+    ids=str,
+)
+def test_a_file_may_name_nothing_else(config):
+    assert already_loaded({"config": {"layers": [config]}}) == {}
+
+
+def test_a_file_has_no_module_imported(tmp_path, monkeypatch):
+    (tmp_path / "never_imported_by_a_file.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert already_loaded(_class("Own", "never_imported_by_a_file")) == {}
+    assert "never_imported_by_a_file" not in sys.modules
+
+
+def test_two_of_one_name_are_left_to_the_person(monkeypatch):
+    other = types.ModuleType("tests.other_code")
+    other.__file__ = __file__
+    other.Quadrupled = type("Quadrupled", (keras.layers.Layer,), {"__module__": other.__name__})
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    assert already_loaded([_class("Quadrupled", other.__name__)]) == {"Quadrupled": other.Quadrupled}
+    assert already_loaded([_class("Quadrupled"), _class("Quadrupled", other.__name__)]) == {}

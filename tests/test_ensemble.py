@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import warnings
 import zipfile
 
@@ -488,11 +489,15 @@ def test_the_ensemble_as_one_model_is_known_to_who_has_made_none(hard, digits, t
     assert np.array_equal(loaded.model.predict(digits[2], verbose=0), hard.predict(digits[2]))
 
 
-def test_custom_objects_are_asked_for(digits, tmp_path):
+def test_custom_objects_are_asked_for(digits, tmp_path, monkeypatch):
     ensemble = EnsembleModel([network(Unregistered())])
     ensemble.save(tmp_path / "e")
+    found = load_ensemble_model(tmp_path / "e")  # this module has the class
+    assert np.array_equal(found.predict(digits[2]), ensemble.predict(digits[2]))
+    monkeypatch.delattr(sys.modules[__name__], "Unregistered")
     with pytest.raises(CustomObjectError, match="member 0: .*custom_objects="):
         load_ensemble_model(tmp_path / "e")
+    monkeypatch.undo()
     loaded = load_ensemble_model(tmp_path / "e", {"Unregistered": Unregistered})
     assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
 

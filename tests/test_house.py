@@ -55,6 +55,7 @@ DOORS = {
     "cryptography": {"parameter"},
     "flask": {"parameter"},
     "google_crc32c": {"data"},
+    "h5py": {"persistence"},
     "hyperopt": {"hyperopt"},
     "matplotlib": {"hyperopt"},
     "pandas": set(),

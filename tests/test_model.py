@@ -883,8 +883,9 @@ def test_bytes_that_are_no_model_are_told(damage):
         models.load_bytes(damage, {}, safe_mode=True)
 
 
-def test_custom_code_that_is_missing_is_named():
+def test_custom_code_that_is_missing_is_named(monkeypatch):
     data = models.save_bytes(dense(activation=tilted, optimizer="sgd"))
+    monkeypatch.setattr(models.custom_code, "already_loaded", lambda config: {})
     with pytest.raises(CustomObjectError, match=r"the model needs the custom .*tilted.*pass custom_objects"):
         models.load_bytes(data, {}, safe_mode=True)
     assert models.load_bytes(data, {"tilted": tilted}, safe_mode=True).predict(X, verbose=0).shape == (12, 1)

@@ -2,13 +2,16 @@
 
 import io
 import json
+import traceback
+import warnings
 import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
-from sparkkeras import persistence
+from sparkkeras import load_spark_model, persistence
 from sparkkeras.errors import CustomObjectError, ModelError
 
 SETTINGS = {
@@ -176,3 +179,75 @@ def test_a_lambda_is_loaded_only_if_trusted():
     with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
         persistence.unpack(data, {}, True)
     assert np.array_equal(persistence.unpack(data, {}, False)[0](X), model(X))
+
+
+# What Elephas and older versions of Keras wrote
+
+
+def hdf5(model, path, **written):
+    """A model as Elephas saves it: ``SparkModel.save`` of its version 7.3."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: HDF5 is an old format
+        model.save(path)
+    if written:
+        with h5py.File(path, "a") as file:
+            file.attrs["distributed_config"] = json.dumps(written).encode("utf8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            {"class_name": "SparkModel", "config": {"num_workers": None, "batch_size": 64, "epochs": 3}},
+            {"mode": "synchronous", "batch_size": 64, "num_workers": None},
+        ),
+        (
+            {
+                "class_name": "AsynchronousSparkModel",
+                "config": {"num_workers": 3, "parameter_server_mode": "socket", "mode": "hogwild", "frequency": "batch"},
+            },
+            {"mode": "hogwild", "frequency": 1, "num_workers": 3, "parameter_server_mode": "socket"},
+        ),
+        ({"class_name": "AsynchronousSparkModel", "config": {}}, {"mode": "asynchronous"}),
+        ({}, {"mode": "synchronous"}),
+    ],
+    ids=["synchronous", "hogwild", "asynchronous", "of Keras"],
+)
+def test_a_file_of_elephas_loads(model, tmp_path, written, expected):
+    loaded = load_spark_model(hdf5(model, tmp_path / "model.h5", **written))
+    assert {name: getattr(loaded, name) for name in expected} == expected
+    assert np.array_equal(loaded.model(X), model(X))
+    assert int(loaded.model.optimizer.iterations) == 2
+
+
+def test_a_file_of_elephas_that_keras_cannot_load(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
+    path = hdf5(model, tmp_path / "model.h5", class_name="AsynchronousSparkModel", config={"frequency": "batch"})
+    with pytest.raises(
+        ModelError, match=r"model.h5': the model holds Python code.*HDF5.*compile=False\); model.compile"
+    ) as caught:
+        load_spark_model(path)
+    assert "SparkModel(model, frequency='batch', mode='asynchronous')" in str(caught.value)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(ModelError, match="HDF5 file cannot be read: it may be damaged"):
+        load_spark_model(path)
+
+
+def test_the_error_for_missing_code_is_the_only_one(model, tmp_path):
+    class Hidden(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((3,)), Hidden()])
+    path = tmp_path / "model.keras"
+    model.save(path)
+    with pytest.raises(
+        CustomObjectError, match=r"model.keras': the model needs the custom class 'Hidden'.*import the module"
+    ):
+        load_spark_model(path)
+    try:
+        load_spark_model(path)
+    except CustomObjectError as error:
+        written = "".join(traceback.format_exception(error))
+    assert written.count("Traceback") == 1

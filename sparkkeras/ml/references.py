@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
-from sparkkeras.custom_code import ByValue, is_builtin, is_own, lookup_names
+from sparkkeras.custom_code import ByValue, is_own, lookup_names, may_be_named
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import CustomObjectError
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -203,13 +203,11 @@ def _checked_dataclass(found: T, place: str) -> T:
 
 
 def _checked_code(found: T, place: str) -> T:
+    if may_be_named(found, _is_own(place)):
+        return found
     if isinstance(found, type):
-        if issubclass(found, _keras_kinds()) and not is_builtin(found):
-            return found
         expected = "a class that extends one of Keras's, such as keras.layers.Layer, and is not Keras's own"
     else:
-        if isinstance(found, FunctionType) and _is_own(place):
-            return found
         expected = "a function, defined with def in a module of your own that is in no installed package"
     raise CustomObjectError(
         f"{place} is {found!r}. Keras calls custom code with whatever a file says, so a file may only name {expected}. "
@@ -225,10 +223,3 @@ def _has_members_of(kind: type, protocol: type) -> bool:
     fields = {field.name for field in dataclasses.fields(kind)}
     members = [name for name in vars(protocol) if not name.startswith("_") or name == "__call__"]
     return all(name in fields or hasattr(kind, name) for name in members)
-
-
-def _keras_kinds() -> tuple[type, ...]:
-    return (
-        keras.Operation, keras.Loss, keras.Metric, keras.Optimizer, keras.Regularizer, keras.Initializer,
-        keras.optimizers.schedules.LearningRateSchedule, keras.constraints.Constraint, keras.dtype_policies.DTypePolicy,
-    )  # fmt: skip
