@@ -53,7 +53,7 @@ def main() -> None:
             estimator,
         ]
     )
-    area = BinaryClassificationEvaluator(rawPredictionCol="probability")  # of 0.5 to 1, under the ROC curve
+    area = BinaryClassificationEvaluator()  # of 0.5 to 1, under the ROC curve
     search = TrainValidationSplit(
         estimator=pipeline,
         estimatorParamMaps=ParamGridBuilder().addGrid(estimator.learning_rate, options.rates).build(),

@@ -106,7 +106,8 @@ class Scorer:
         options: How rows become batches.
         schema: What the model takes.
         outputs: What it gives.
-        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls.
+        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls;
+            ``"drop"`` and ``"null"`` predict nothing for any of these.
     """
 
     archive: ModelArchive
@@ -264,7 +265,8 @@ def with_predictions(
         transform: ``transform(x, None) -> x`` on each batch, on the workers.
         loader: What turns a column into an input, such as `image_loader`.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with nulls.
+        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with nulls;
+            ``"null"`` predicts null for rows with any of these, and ``"drop"`` leaves out all rows without a prediction.
 
     Raises:
         DataError: A column is missing, or of a type that does not fit.
@@ -287,7 +289,7 @@ def with_predictions(
             name: scored[quoted(whole)].getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
         }
         scored = scored.withColumns(fields).drop(whole)
-    return scored.where(scored[quoted(names[0])].isNotNull()) if _drops(selection.leaves) else scored
+    return scored.where(scored[quoted(names[0])].isNotNull()) if on_nan == "drop" or _drops(selection.leaves) else scored
 
 
 def _drops(leaves: Sequence[Leaf]) -> bool:

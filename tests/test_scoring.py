@@ -258,6 +258,18 @@ def test_nan_is_predicted_from_where_it_is_allowed():
     assert np.isfinite(found[1])
 
 
+@pytest.mark.parametrize("on_nan", ["drop", "null"])
+def test_rows_that_are_not_finite_do_not_reach_the_model(on_nan):
+    def finite(x, y):
+        assert np.isfinite(x).all()
+        return x
+
+    rows = [[1.0, 2.0, float("nan")], [1.0, 2.0, 3.0], None, [float("inf"), 2.0, 3.0]]
+    found = score(regression(), pa.array(rows, pa.list_(pa.float32())), on_nan=on_nan, transform=finite)
+    assert found.is_valid().to_pylist() == [False, True, False, False]
+    assert score(regression(), *batches(X, 40), on_nan=on_nan).null_count == 0
+
+
 def test_a_transform_comes_before_the_model():
     model = regression()
     found = score(model, pa.array(X[:, 0]), transform=lambda x, y: np.stack([x, x * 2, x * 3], axis=1))

@@ -13,7 +13,7 @@ from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
-OnNan = Literal["error", "drop", "allow"]
+OnNan = Literal["error", "drop", "allow", "null"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ class Reader:
     Attributes:
         schema: What the model expects.
         labelled: Whether there must be labels (training, evaluation) or they are dropped (prediction).
-        on_nan: What to do with rows that hold NaN or infinite values.
+        on_nan: What to do with rows that hold NaN or infinite values. In prediction, ``"drop"`` and ``"null"`` mark such
+            rows as not whole; the caller drops them or predicts null.
     """
 
     schema: Schema
@@ -248,7 +249,11 @@ class Reader:
                 arrays[index][~leaf.good & ~known] = np.nan
                 continue
             if not leaf.may_lack and (self.on_nan == "error" or (self.labelled and self.on_nan == "allow")):
-                policy = 'on_nan="drop"' if self.labelled else 'on_nan="allow", which predicts null for them'
+                policy = (
+                    'on_nan="drop" (in Spark ML handleInvalid="skip")'
+                    if self.labelled
+                    else 'on_nan="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
+                )
                 row = int(np.argmin(leaf.good))
                 raise DataError(
                     f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. Fill it "
@@ -264,6 +269,9 @@ class Reader:
             number = row if rows is None else int(rows[row])
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
+        if not self.labelled and self.on_nan in ("drop", "null"):
+            finite = _finite_rows(block)
+            return block, finite if whole is None else whole if finite is None else whole & finite
         return self._finite(block, told), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
@@ -389,13 +397,24 @@ class Reader:
             if self.on_nan == "error" and not finite.all():
                 row = int(np.argmin(finite))
                 remedy = (
-                    'give on_nan="drop" to leave such rows out, or on_nan="allow" to train on them'
+                    'give on_nan="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_nan="allow" to '
+                    "train on them"
                     if self.labelled
-                    else 'give on_nan="allow" to predict whatever the model makes of it'
+                    else 'give on_nan="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
+                    "predicts null)"
                 )
                 raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Mend the data, or {remedy}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
+
+
+def _finite_rows(block: Block) -> Array | None:
+    """Which rows hold no NaN and no infinite value; ``None``: all of them."""
+    finite = np.ones(block.rows, bool)
+    for array in block.arrays:
+        if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
+            finite &= np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
+    return None if finite.all() else finite
 
 
 def _in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:

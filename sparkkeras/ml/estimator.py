@@ -54,8 +54,10 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         outputCol: As in `KerasTransformer`, like the other columns that it adds.
         predictionCol: As in `KerasTransformer`.
         probabilityCol: As in `KerasTransformer`.
+        rawPredictionCol: As in `KerasTransformer`.
         outputType: As in `KerasTransformer`.
         task: As in `KerasTransformer`.
+        thresholds: As in `KerasTransformer`.
         epochs: Train up to this epoch, counted from 0.
         batch_size: Rows in a batch of one worker.
         learning_rate: The optimizer's learning rate; ``None``: as it was compiled.
@@ -78,8 +80,8 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         steps_per_epoch: As in `SparkModel.fit`.
         transform: As in `SparkModel.fit`. The KerasTransformer has it as ``batch_transform`` and calls it with ``y=None``.
         loader: As in `SparkModel.fit`.
-        on_nan: As in `SparkModel.fit`. With ``"drop"`` and ``"allow"``, the KerasTransformer predicts null for nulls; its
-            ``evaluate`` does as ``fit`` does.
+        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, or ``"skip"`` them. The
+            KerasTransformer does the same; its ``setHandleInvalid("keep")`` keeps such rows and predicts null.
         verbose: As in `SparkModel.fit`.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model.
         inferenceBatchSize: Rows that the KerasTransformer calls the model on at a time.
@@ -108,8 +110,10 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         outputCol: Names = "output",
         predictionCol: Names = "prediction",
         probabilityCol: Names = "probability",
+        rawPredictionCol: Names = "rawPrediction",
         outputType: str = "array",
         task: str | Mapping[str, str] = "auto",
+        thresholds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
         epochs: int = 1,
         batch_size: int = 32,
         learning_rate: float | None = None,
@@ -132,7 +136,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         steps_per_epoch: int | None = None,
         transform: Callable[[Any, Any], Any] | None = None,
         loader: Loaders | None = None,
-        on_nan: str = "error",
+        handleInvalid: str = "error",
         verbose: str | int = "auto",
         custom_objects: Mapping[str, Any] | None = None,
         inferenceBatchSize: int = BATCH_SIZE,
@@ -187,7 +191,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
                 label=own("labelCol"),
                 loader=own("loader"),
                 transform=own("transform"),
-                on_nan=own("on_nan"),
+                on_nan="drop" if own("handleInvalid") == "skip" else "error",
                 worker_callbacks=own("worker_callbacks"),
             )
         return self._fitted(model, history.history)

@@ -1,10 +1,13 @@
 """What a model's outputs mean, and the columns that Spark ML wants of them.
 
-The raw column comes from the model; what is made of it (probabilities, predictions) are expressions of Spark's.
+One column comes from the model. The others (raw predictions, probabilities, predictions) are Spark expressions on it, so the
+model runs once for all of them.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.ml.values import Names
+from sparkkeras.ml.values import Names, Thresholds
 from sparkkeras.scoring import Output, outputs_of
 
 if TYPE_CHECKING:
@@ -86,8 +89,10 @@ class OutputColumns:
         output: The output.
         units: How many values it has; ``None`` where that is open.
         meaning: What they say.
-        as_vector: Whether the raw column is a vector where there are several units on one axis.
-        raw: The name of the raw column.
+        thresholds: What each class's probability is divided by before the largest is taken; ``None``: nothing.
+        as_vector: Whether the output's column is a vector where there are several units on one axis.
+        output_col: The name of the column of the model's own output.
+        raw_prediction: The name of the column of logits, or of the logarithms of probabilities.
         probability: The name of the column of probabilities.
         prediction: The name of the column of predictions.
     """
@@ -95,28 +100,53 @@ class OutputColumns:
     output: Output
     units: int | None
     meaning: Meaning
+    thresholds: tuple[float, ...] | None
     as_vector: bool
-    raw: str
+    output_col: str
+    raw_prediction: str
     probability: str
     prediction: str
 
     def without_missing(self) -> OutputColumns:
         """The same with names for those columns only that the output has."""
         task = self.meaning.task
+        classifies = task in ("binary", "multiclass", "multilabel")
         return replace(
             self,
-            probability=self.probability if task in ("binary", "multiclass", "multilabel") else "",
+            raw_prediction=self.raw_prediction if classifies else "",
+            probability=self.probability if classifies else "",
             prediction=self.prediction if task is not None else "",
         )
+
+    def check_thresholds(self) -> None:
+        """Refuse thresholds that do not fit the output.
+
+        Raises:
+            ConfigurationError: The output does not choose one class of several, or has another number of classes.
+        """
+        if self.thresholds is None:
+            return
+        if self.meaning.task not in ("binary", "multiclass"):
+            raise ConfigurationError(
+                f"thresholds={list(self.thresholds)}: the task of the output {self.output.name!r} is {self.meaning.task!r}; "
+                "expected 'binary' or 'multiclass', where one class is predicted. Leave thresholds out, or say task=."
+            )
+        if self._classes is not None and len(self.thresholds) != self._classes:
+            raise ConfigurationError(
+                f"thresholds={list(self.thresholds)}: {len(self.thresholds)} value(s) for the output {self.output.name!r}, "
+                f"which has {self._classes} classes; expected one threshold for each class, in their order."
+            )
 
     def fields(self) -> Iterator[StructField]:
         """The columns, as a schema has them."""
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import ArrayType, DoubleType, StructField
 
-        if self.raw:
-            kind, metadata = self._raw_type()
-            yield StructField(self.raw, kind, True, metadata)
+        if self.output_col:
+            kind, metadata = self._output_type()
+            yield StructField(self.output_col, kind, True, metadata)
+        if self.raw_prediction:
+            yield StructField(self.raw_prediction, VectorUDT(), True, _vector_of(self._classes))
         if self.probability:
             yield StructField(self.probability, VectorUDT(), True, _vector_of(self._classes))
         if self.prediction:
@@ -126,10 +156,15 @@ class OutputColumns:
 
     def expressions(self, scored: Column) -> list[Column]:
         """The columns, made of the column that the model gave."""
-        found = {self.raw: self._raw, self.probability: self._probability, self.prediction: self._prediction}
+        found = {
+            self.output_col: self._output,
+            self.raw_prediction: self._raw_prediction,
+            self.probability: self._probability,
+            self.prediction: self._prediction,
+        }
         return [found[field.name](scored).alias(field.name, metadata=field.metadata) for field in self.fields()]
 
-    def _raw_type(self) -> tuple[DataType, dict[str, Any]]:
+    def _output_type(self) -> tuple[DataType, dict[str, Any]]:
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import DoubleType
 
@@ -149,17 +184,24 @@ class OutputColumns:
             return {}
         return {"ml_attr": {"num_vals": self._classes, "type": "nominal"}}
 
-    def _raw(self, scored: Column) -> Column:
+    def _output(self, scored: Column) -> Column:
         if self.output.rank == 0:
             return scored.cast("double")
         return as_vector(scored) if self.as_vector and self.output.rank == 1 else scored
 
-    def _probability(self, scored: Column) -> Column:
+    def _raw_prediction(self, scored: Column) -> Column:
+        """Logits where the model gives them or a sigmoid can be undone, else the logarithms of the probabilities."""
         from pyspark.sql import functions
 
         if self.meaning.task == "binary":
-            chance = self._chance(scored.cast("double"))
-            return as_vector(functions.when(scored.isNotNull(), functions.array(1 - chance, chance)))
+            logit = self._logit(scored.cast("double"))
+            return as_vector(functions.when(scored.isNotNull(), functions.array(-logit, logit)))
+        numbers = self._numbers(scored)
+        if self.meaning.task == "multilabel":
+            return as_vector(functions.transform(numbers, self._logit))
+        return as_vector(numbers if self.meaning.from_logits else functions.transform(numbers, _log))
+
+    def _probability(self, scored: Column) -> Column:
         return as_vector(self._chances(scored))
 
     def _prediction(self, scored: Column) -> Column:
@@ -175,10 +217,12 @@ class OutputColumns:
         """The number of the class, or those of the labels."""
         from pyspark.sql import functions
 
+        if self.thresholds is not None:
+            return _let(_over(self._chances(scored), self.thresholds), _largest)
         if self.meaning.task == "binary":
             return (self._chance(scored.cast("double")) > 0.5).cast("double")
         if self.meaning.task == "multiclass":
-            return (functions.array_position(scored, functions.array_max(scored)) - 1).cast("double")
+            return _largest(scored)
 
         def number(chance: Column, place: Column) -> Column:
             return functions.when(chance > 0.5, place.cast("double"))
@@ -190,17 +234,29 @@ class OutputColumns:
 
         return 1 / (1 + functions.exp(-value)) if self.meaning.from_logits else value
 
+    def _logit(self, value: Column) -> Column:
+        return value if self.meaning.from_logits else _log(value) - _log(1 - value)
+
     def _chances(self, scored: Column) -> Column:
-        """The probabilities of several classes or labels, array<double>."""
+        """The probabilities of the classes or labels, array<double>."""
         from pyspark.sql import functions
 
-        numbers = functions.when(scored.isNotNull(), functions.array(scored)) if self.output.rank == 0 else scored
-        numbers = numbers.cast("array<double>")
+        if self.meaning.task == "binary":
+            chance = self._chance(scored.cast("double"))
+            return functions.when(scored.isNotNull(), functions.array(1 - chance, chance))
+        numbers = self._numbers(scored)
         if not self.meaning.from_logits:
             return numbers
         if self.meaning.task == "multilabel":
             return functions.transform(numbers, self._chance)
         return _softmax(numbers)
+
+    def _numbers(self, scored: Column) -> Column:
+        """What the model gives, array<double>, also where it is one number."""
+        from pyspark.sql import functions
+
+        numbers = functions.when(scored.isNotNull(), functions.array(scored)) if self.output.rank == 0 else scored
+        return numbers.cast("array<double>")
 
 
 def columns_of(
@@ -208,9 +264,11 @@ def columns_of(
     *,
     task: str | Mapping[str, str],
     output_type: str,
-    raw: Names,
+    output_col: Names,
+    raw_prediction: Names,
     probability: Names,
     prediction: Names,
+    thresholds: Thresholds | None = None,
 ) -> list[OutputColumns]:
     """The columns that a model's outputs become.
 
@@ -218,13 +276,15 @@ def columns_of(
         model: The model.
         task: What its outputs mean, or what each of them means by name.
         output_type: ``"array"`` or ``"vector"``.
-        raw: What the param ``outputCol`` says.
+        output_col: What the param ``outputCol`` says.
+        raw_prediction: What the param ``rawPredictionCol`` says.
         probability: What the param ``probabilityCol`` says.
         prediction: What the param ``predictionCol`` says.
+        thresholds: What the param ``thresholds`` says.
 
     Raises:
         ModelError: The model does not say what it gives.
-        ConfigurationError: Names or tasks do not fit its outputs.
+        ConfigurationError: Names, tasks or thresholds do not fit its outputs.
     """
     outputs = outputs_of(model)
     ends = [output.name for output in outputs]
@@ -233,16 +293,19 @@ def columns_of(
         tasks = [task.get(end, "auto") for end in ends]
     else:
         tasks = [task] * len(ends)
-    named = [_by_output(*each, ends) for each in (("outputCol", raw), ("probabilityCol", probability))]
-    named.append(_by_output("predictionCol", prediction, ends))
+    given = {"outputCol": output_col, "rawPredictionCol": raw_prediction, "probabilityCol": probability}
+    named = [_by_output(*each, ends) for each in (given | {"predictionCol": prediction}).items()]
+    limits = _thresholds_of(thresholds, ends)
     found = []
     for index, (output, tensor, loss) in enumerate(zip(outputs, model.outputs, losses_of(model, ends), strict=True)):
         shape = tuple(tensor.shape[1:])
         meaning = Meaning.of(loss, output, shape, tasks[index])
         names = [each[index] for each in named]
-        found.append(
-            OutputColumns(output, shape[-1] if shape else 1, meaning, output_type == "vector", *names).without_missing()
-        )
+        units = shape[-1] if shape else 1
+        limit = limits.get(output.name)
+        columns = OutputColumns(output, units, meaning, limit, output_type == "vector", *names)
+        columns.check_thresholds()
+        found.append(columns.without_missing())
     return found
 
 
@@ -289,6 +352,20 @@ def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
     return list(given)
 
 
+def _thresholds_of(given: Thresholds | None, outputs: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """The thresholds by the outputs that have any."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        _check_keys("thresholds", given, outputs)
+        return {name: tuple(values) for name, values in given.items()}
+    if len(outputs) > 1:
+        raise ConfigurationError(
+            f"thresholds={given!r}: the model has the outputs {list(outputs)}; expected {{output name: thresholds}}."
+        )
+    return {outputs[0]: tuple(given)}
+
+
 def _check_keys(param: str, given: Mapping[str, Any], outputs: Sequence[str]) -> None:
     for name in given:
         if name not in outputs:
@@ -308,6 +385,34 @@ def _stored_type(output: Output) -> DataType:
     for _ in range(output.rank):
         kind = ArrayType(kind)
     return kind
+
+
+def _log(value: Column) -> Column:
+    """The natural logarithm; of 0, which Spark has none of, that of the smallest number. NaN stays NaN."""
+    from pyspark.sql import functions
+
+    return functions.log(functions.greatest(value, functions.lit(sys.float_info.min)))
+
+
+def _largest(numbers: Column) -> Column:
+    """The index of the largest number, the first of equal ones, a double."""
+    from pyspark.sql import functions
+
+    return (functions.array_position(numbers, functions.array_max(numbers)) - 1).cast("double")
+
+
+def _over(chances: Column, thresholds: Sequence[float]) -> Column:
+    """Each probability divided by its threshold, as in Spark's classifiers: p/0 is infinite, 0/0 never is the largest."""
+    from pyspark.sql import functions
+
+    def ratio(chance: Column, threshold: Column) -> Column:  # Spark refuses to divide by 0
+        return (
+            functions.when(threshold > 0, chance / threshold)
+            .when(chance > 0, functions.lit(math.inf))
+            .otherwise(functions.lit(-math.inf))
+        )
+
+    return functions.zip_with(chances, functions.array(*map(functions.lit, thresholds)), ratio)
 
 
 def _softmax(numbers: Column) -> Column:

@@ -142,6 +142,10 @@ class InferenceParams(KerasParams):
         "the new column of the predicted number: a value, the number of a class, or (multilabel) an array of such; likewise",
         values.names,
     )
+    rawPredictionCol = param(
+        "the new column of the vector of the classes' logits, or of the logarithms of their probabilities; likewise",
+        values.names,
+    )
     probabilityCol = param("the new column of the vector of the classes' probabilities; likewise", values.names)
     outputType = param(
         "what outputCol holds where an output has several units: 'array' or 'vector'", values.choice("array", "vector")
@@ -149,6 +153,11 @@ class InferenceParams(KerasParams):
     task = param(
         f"what the outputs mean, or {{output: what it means}}: one of {', '.join(values.TASKS)}; 'auto' asks the loss",
         values.task,
+    )
+    thresholds = param(
+        "a threshold for each class, over 0 (one may be 0): the class with the largest probability / threshold is "
+        "predicted; several outputs: {output: thresholds}; None: the class with the largest probability",
+        values.optional(values.thresholds),
     )
     inferenceBatchSize = param("rows that the model is called on at a time to predict", values.number())
     custom_objects = param(
@@ -207,9 +216,9 @@ class TrainingParams(InferenceParams):
         "transform(x, y) -> (x, y) on each batch, on the workers; to predict, y is None and x alone may be returned",
         values.optional(values.function),
     )
-    on_nan = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'drop' (predict null) or 'allow'",
-        values.choice("error", "drop", "allow"),
+    handleInvalid = param(
+        "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' them",
+        values.choice("error", "skip"),
     )
     verbose = param(
         "0 is silent, 1 keeps a line alive, 2 writes a line an epoch; 'auto' is 1", values.choice("auto", 0, 1, 2)

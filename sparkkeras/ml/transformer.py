@@ -1,6 +1,6 @@
 """`KerasTransformer`: a Keras model as a Model of Spark ML."""
 
-# ruff: noqa: N803 - Spark's names
+# ruff: noqa: N803, N815 - Spark's names
 from __future__ import annotations
 
 import warnings
@@ -15,6 +15,7 @@ from pyspark.ml import Model
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import Columns, Loaders, Named, tells_case
+from sparkkeras.data.schema import OnNan
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class KerasTransformer(InferenceParams, Model, Savable):
     """A Keras model that adds its predictions to a DataFrame: what `KerasEstimator` gives, or made of any model.
 
-    To each output of the model it adds up to three columns. ``outputCol`` has what the model gives: a double for one unit,
+    To each output of the model it adds up to four columns. ``outputCol`` has what the model gives: a double for one unit,
     else an array<float>, or a vector with ``outputType="vector"``. What the others are depends on the task:
 
     ============  ============================================  ==========================================
@@ -46,11 +47,15 @@ class KerasTransformer(InferenceParams, Model, Savable):
 
     ``task="auto"`` asks the loss that an output was compiled with: (sparse) categorical cross-entropy is multiclass, binary
     cross-entropy is binary with one unit and multilabel with several. With any other loss, an own one, or none, an output of
-    one unit is regression, and others get only their raw column. A loss with ``from_logits=True`` has softmax or sigmoid
+    one unit is regression, and others get only ``outputCol``. A loss with ``from_logits=True`` has softmax or sigmoid
     applied to its output; without such a loss, outputs are taken for probabilities.
 
-    Columns are added lazily. Rows with nulls are refused, or predicted as null with ``on_nan="allow"``. Where an output has
-    a NaN, there is no class or label: the prediction is null.
+    ``rawPredictionCol`` is a vector that classifiers add, computed from the same output: ``[-z, z]`` with the logit z for
+    binary, the logits of the labels for multilabel, and for multiclass the logits of a loss with ``from_logits=True``, else
+    the logarithms of the probabilities. Spark's evaluators find it under its default name.
+
+    Columns are added lazily. What becomes of rows with invalid values, ``handleInvalid`` says. Where an output has a NaN,
+    there is no class or label: the prediction is null.
 
     Args:
         model: A built model, compiled or not.
@@ -58,17 +63,22 @@ class KerasTransformer(InferenceParams, Model, Savable):
             ``None``: the column ``features``, or columns named as the inputs.
         labelCol: The columns of the labels, likewise by output, for `evaluate`.
         weightCol: The column of the rows' weights, for `evaluate`.
-        outputCol: The raw column. A model with several outputs has one for each: a list, ``{output name: column}``, or a
-            name to which the outputs' names are appended (``output_left``, ``output_right``). ``""`` leaves it out.
+        outputCol: The column of what the model gives. A model with several outputs has one for each: a list, ``{output name:
+            column}``, or a name to which the outputs' names are appended (``output_left``, ``output_right``). ``""`` leaves
+            it out.
         predictionCol: The column of predictions, likewise.
         probabilityCol: The column of probabilities, likewise.
+        rawPredictionCol: The column of logits or logarithms of probabilities, likewise.
         outputType: ``"array"`` or ``"vector"``.
         task: ``"auto"``, ``"regression"``, ``"binary"``, ``"multiclass"``, ``"multilabel"``, or ``{output name: task}``.
+        thresholds: A threshold for each class of a binary or multiclass output, all over 0 but for one that may be 0: the
+            class with the largest probability / threshold is predicted. A model with several outputs has
+            ``{output name: thresholds}``. ``None``: the class with the largest probability.
         inferenceBatchSize: Rows that the model is called on at a time.
         batch_transform: ``batch_transform(x, None) -> x`` on each batch, on the workers; the estimator's ``transform``.
         loader: What turns a column into an input, such as `image_loader`, or ``{input name: loader}``.
-        on_nan: ``"error"``, ``"allow"``, or ``"drop"``, with which `evaluate` leaves such rows out; to predict, it means
-            ``"allow"``.
+        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"skip"`` to leave them
+            out, or ``"keep"`` to predict null. `evaluate` leaves them out with either.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model.
 
     Attributes:
@@ -86,10 +96,9 @@ class KerasTransformer(InferenceParams, Model, Savable):
     """
 
     batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", values.optional(values.function))
-    on_nan = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'allow' (nulls are predicted as null), or "
-        "'drop' (evaluate leaves them out; else as 'allow')",
-        values.choice("error", "drop", "allow"),
+    handleInvalid = param(
+        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' them, or 'keep' them (predict null)",
+        values.choice("error", "skip", "keep"),
     )
 
     @known_arguments
@@ -104,12 +113,14 @@ class KerasTransformer(InferenceParams, Model, Savable):
         outputCol: Names = "output",
         predictionCol: Names = "prediction",
         probabilityCol: Names = "probability",
+        rawPredictionCol: Names = "rawPrediction",
         outputType: str = "array",
         task: str | Mapping[str, str] = "auto",
+        thresholds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
         inferenceBatchSize: int = BATCH_SIZE,
         batch_transform: Callable[[Any, Any], Any] | None = None,
         loader: Loaders | None = None,
-        on_nan: str = "error",
+        handleInvalid: str = "error",
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -161,7 +172,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
             sample_weight=own("weightCol"),
             loader=own("loader"),
             transform=own("batch_transform"),
-            on_nan=own("on_nan"),
+            on_nan="error" if own("handleInvalid") == "error" else "drop",
             return_dict=True,
         )
         return logs
@@ -185,7 +196,8 @@ class KerasTransformer(InferenceParams, Model, Savable):
         own = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
             warnings.warn(
-                f"{self.uid} adds nothing: outputCol, predictionCol and probabilityCol are all left out.", stacklevel=3
+                f"{self.uid} adds nothing: outputCol, rawPredictionCol, probabilityCol and predictionCol are all left out.",
+                stacklevel=3,
             )
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
@@ -198,9 +210,13 @@ class KerasTransformer(InferenceParams, Model, Savable):
             transform=own("batch_transform"),
             loader=own("loader"),
             custom_objects=own("custom_objects"),
-            on_nan="error" if own("on_nan") == "error" else "allow",
+            on_nan=_ON_NAN[own("handleInvalid")],
         )
         return with_columns(scored, scored_as, columns)
+
+
+_ON_NAN: dict[str, OnNan] = {"error": "error", "skip": "drop", "keep": "null"}
+"""What handleInvalid means to `with_predictions`."""
 
 
 def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputColumns]:
@@ -209,9 +225,11 @@ def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputCo
         model,
         task=params.getOrDefault("task"),
         output_type=params.getOrDefault("outputType"),
-        raw=params.getOrDefault("outputCol"),
+        output_col=params.getOrDefault("outputCol"),
+        raw_prediction=params.getOrDefault("rawPredictionCol"),
         probability=params.getOrDefault("probabilityCol"),
         prediction=params.getOrDefault("predictionCol"),
+        thresholds=params.getOrDefault("thresholds"),
     )
 
 
@@ -240,7 +258,7 @@ class Columnar:
     """What stands for a DataFrame where only its columns count."""
 
     schema: StructType
-    sparkSession: SparkSession | None = None  # noqa: N815 - as a DataFrame's
+    sparkSession: SparkSession | None = None  # as a DataFrame's
 
     @classmethod
     def of(cls, data: DataFrame | StructType) -> DataFrame:
@@ -267,15 +285,15 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
         lower = field.name if tells else field.name.lower()
         if lower in new:
             raise ConfigurationError(
-                f"two new columns are called {field.name!r}: give outputCol, predictionCol and probabilityCol different "
-                "names, or leave one out with ''."
+                f"two new columns are called {field.name!r}: give outputCol, rawPredictionCol, probabilityCol and "
+                "predictionCol different names, or leave one out with ''."
             )
         new.add(lower)
         if lower in known:
             spelled = "" if known[lower] == field.name else f", as {known[lower]!r}, which Spark does not tell apart"
             raise ConfigurationError(
-                f"the output column {field.name!r} is there already{spelled}: choose another name (outputCol, predictionCol "
-                f"and probabilityCol), or drop({known[lower]!r}) first."
+                f"the output column {field.name!r} is there already{spelled}: choose another name (outputCol, "
+                f"rawPredictionCol, probabilityCol, predictionCol), or drop({known[lower]!r}) first."
             )
     return StructType([*schema.fields, *fields])
 

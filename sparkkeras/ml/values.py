@@ -27,6 +27,9 @@ T = TypeVar("T")
 Names = str | list[str] | dict[str, str]
 """A name for what all outputs give, or one for each output: in their order, or by the output's name."""
 
+Thresholds = list[float] | dict[str, list[float]]
+"""A threshold for each class, or such a list for each output by its name."""
+
 TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
 """What the outputs of a model may mean."""
 
@@ -118,6 +121,26 @@ def task(name: str, value: Any) -> str | dict[str, str]:
         return {str(output): _choice(TASKS, f"{name}[{output!r}]", each) for output, each in value.items()}
     arguments.one_of(name, value, TASKS)
     return str(value)
+
+
+def thresholds(name: str, value: Any) -> Thresholds:
+    """A threshold for each class, or ``{output: thresholds}``: none below 0, and not more than one of 0."""
+    if isinstance(value, Mapping):
+        return {str(output): _thresholds(f"{name}[{output!r}]", each) for output, each in value.items()}
+    return _thresholds(name, value)
+
+
+def _thresholds(name: str, value: Any) -> list[float]:
+    try:
+        given = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # ragged
+        given = np.empty(())
+    numbers = given.ndim == 1 and len(given) > 1 and given.dtype.kind in "iuf" and np.isfinite(given).all()
+    if not numbers or (given < 0).any() or (given == 0).sum() > 1:
+        raise ConfigurationError(
+            f"{name}={value!r}: expected a list with a threshold for each class, all of them over 0; one may be 0."
+        )
+    return [float(threshold) for threshold in given]
 
 
 def network(name: str, value: Any) -> keras.Model:

@@ -17,8 +17,11 @@ def network(loss=None, units=1, axes=(), compiled=True):
     return model
 
 
-def columns(model, task="auto", raw="o", probability="pr", prediction="p", output_type="array"):
-    return columns_of(model, task=task, output_type=output_type, raw=raw, probability=probability, prediction=prediction)
+def columns(model, task="auto", raw="o", probability="pr", prediction="p", output_type="array", logits="", thresholds=None):
+    return columns_of(
+        model, task=task, output_type=output_type, output_col=raw, raw_prediction=logits, probability=probability,
+        prediction=prediction, thresholds=thresholds,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -109,3 +112,43 @@ def test_the_types_and_what_they_say_of_classes():
     assert [field.dataType.simpleString() for field in column.fields()] == ["array<array<float>>"]
     (column,) = columns(network("mse", 1))
     assert [field.dataType.simpleString() for field in column.fields()] == ["double", "double"]
+
+
+def test_classifiers_have_a_vector_of_raw_predictions():
+    for model, size in [(network("binary_crossentropy"), 2), (network("categorical_crossentropy", 3), 3)]:
+        _, raw, probability, _ = columns(model, logits="l")[0].fields()
+        assert (raw.name, raw.dataType.simpleString(), raw.metadata) == ("l", "vector", {"ml_attr": {"num_attrs": size}})
+        assert probability.metadata == raw.metadata
+    assert [field.name for field in columns(network("mse"), logits="l")[0].fields()] == ["o", "p"]
+    found = columns(two_outputs(), logits="l")
+    assert [field.name for column in found for field in column.fields()] == [
+        "o_age",
+        "p_age",
+        "o_kind",
+        "l_kind",
+        "pr_kind",
+        "p_kind",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "thresholds", "words"),
+    [
+        (network("categorical_crossentropy", 3), [0.5, 0.5], r"2 value\(s\) for the output 'end', which has 3 classes"),
+        (network("binary_crossentropy"), [1.0, 1.0, 1.0], r"3 value\(s\) for the output 'end', which has 2 classes"),
+        (network("mse"), [0.5, 0.5], "the task of the output 'end' is 'regression'; expected 'binary' or 'multiclass'"),
+        (network("binary_crossentropy", 2), [0.5, 0.5], "is 'multilabel'; expected 'binary' or 'multiclass'"),
+        (two_outputs(), [0.5, 0.5, 0.5], r"the model has the outputs \['age', 'kind'\]; expected {output name: thresholds}"),
+        (two_outputs(), {"kinds": [0.5, 0.5]}, "thresholds: the model has no output 'kinds'.*Did you mean 'kind'"),
+        (two_outputs(), {"kind": [0.5, 0.5]}, "output 'kind', which has 3 classes"),
+    ],
+)
+def test_thresholds_that_do_not_fit_the_output(model, thresholds, words):
+    with pytest.raises(ConfigurationError, match=words):
+        columns(model, thresholds=thresholds)
+
+
+def test_thresholds_of_one_output():
+    found = columns(two_outputs(), thresholds={"kind": [0.5, 0.2, 0.0]})
+    assert [column.thresholds for column in found] == [None, (0.5, 0.2, 0.0)]
+    assert columns(network("binary_crossentropy"), thresholds=[1, 3])[0].thresholds == (1, 3)

@@ -35,16 +35,16 @@ def test_spark_models_arguments_are_there_under_their_names_and_with_their_defau
     renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
     for function in (SparkModel.__init__, SparkModel.fit):
         for name, given in inspect.signature(function).parameters.items():
-            if name in renamed or name in ("model", "batch_size"):
+            if name in renamed or name in ("model", "batch_size", "on_nan"):
                 continue
             assert KerasEstimator().getOrDefault(name) == given.default, name
     assert KerasEstimator().getOrDefault("batch_size") == inspect.signature(SparkModel).parameters["batch_size"].default
 
 
 def test_setters_and_getters():
-    estimator = KerasEstimator().setNumWorkers(3).setFeaturesCol(["a", "b"]).setOnNan("drop").setLearningRate(0.5)
+    estimator = KerasEstimator().setNumWorkers(3).setFeaturesCol(["a", "b"]).setHandleInvalid("skip").setLearningRate(0.5)
     assert (estimator.getNumWorkers(), estimator.getFeaturesCol()) == (3, ["a", "b"])
-    assert (estimator.getOnNan(), estimator.getLearningRate(), estimator.getEpochs()) == ("drop", 0.5, 1)
+    assert (estimator.getHandleInvalid(), estimator.getLearningRate(), estimator.getEpochs()) == ("skip", 0.5, 1)
     assert estimator.setParams(epochs=4, mode="hogwild").getEpochs() == 4
     assert estimator.set(estimator.seed, np.int64(7)) is None
     assert estimator.getSeed() == 7
@@ -100,7 +100,13 @@ def test_arguments_are_keywords_only():
         ("outputType", "list", "outputType='list' is not known"),
         ("task", "classification", "task='classification' is not known"),
         ("task", {"left": "count"}, r"task\['left'\]='count' is not known"),
-        ("on_nan", "ignore", "on_nan='ignore' is not known"),
+        ("handleInvalid", "keep", "handleInvalid='keep' is not known. Known: 'error', 'skip'"),
+        ("thresholds", 0.5, "thresholds=0.5: expected a list with a threshold for each class"),
+        ("thresholds", [0.5], r"thresholds=\[0.5\]: expected a list"),
+        ("thresholds", [0.5, -0.1], "all of them over 0; one may be 0"),
+        ("thresholds", [0, 0, 1], "all of them over 0; one may be 0"),
+        ("thresholds", [0.5, float("nan")], "all of them over 0"),
+        ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]=.*: expected a list"),
         ("verbose", 5, "verbose=5 is not known"),
         ("callbacks", ["EarlyStopping"], "expected keras.callbacks.Callback objects"),
         ("custom_objects", [parts.Scale], "expected {name: class or function}"),
@@ -142,6 +148,8 @@ def test_values_that_json_knows_come_back_from_it():
         "outputCol": ["x", "y"],
         "rule": "diloco",
         "frequency": "batch",
+        "thresholds": np.array([0.25, 0.5, 0.0]),
+        "rawPredictionCol": {"end": "logits"},
     }.items():
         first = KerasEstimator(**{name: value}).getOrDefault(name)
         assert KerasEstimator(**{name: json.loads(json.dumps(first))}).getOrDefault(name) == first
@@ -186,3 +194,14 @@ def test_a_transformer_has_transform_as_its_method():
     assert not hasattr(KerasTransformer, "setTransform")
     assert callable(KerasTransformer(model=classifier()).transform)
     assert isinstance(KerasTransformer(model=classifier()).get_model(), keras.Model)
+
+
+def test_invalid_rows_have_sparks_values():
+    assert KerasTransformer(handleInvalid="keep").getHandleInvalid() == "keep"
+    assert KerasTransformer().getThresholds() is None
+    assert KerasTransformer(thresholds=(1, 3)).getThresholds() == [1.0, 3.0]
+    with pytest.raises(ConfigurationError, match="Known: 'error', 'keep', 'skip'"):
+        KerasTransformer(handleInvalid="drop")
+    for kind in (KerasEstimator, KerasTransformer):
+        with pytest.raises(UnknownArgumentError, match="takes no argument 'on_nan'"):
+            kind(on_nan="error")

@@ -157,6 +157,7 @@ def test_binary(trained):
     scored = trained[0]["binary"][1]
     by_probability = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
     by_output = BinaryClassificationEvaluator(rawPredictionCol="output").evaluate(scored)
+    assert BinaryClassificationEvaluator().evaluate(scored) == pytest.approx(by_output, abs=1e-3)
     assert by_probability == pytest.approx(by_output, abs=1e-3)
     assert by_probability > 0.95
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9

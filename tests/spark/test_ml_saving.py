@@ -64,7 +64,8 @@ def test_every_param_of_an_estimator_comes_back(tmp_path):
     given = {
         "featuresCol": ["a", "b"], "labelCol": "y", "outputCol": {"scores": "raw"}, "epochs": 7, "learning_rate": 0.5,
         "mode": "synchronous", "frequency": 3, "rule": DiLoCo(momentum=0.5), "class_weight": {0: 1.0, 2: 0.5},
-        "server_options": ParameterServerOptions(timeout=7.0), "seed": 3, "transform": parts.halved, "on_nan": "drop",
+        "server_options": ParameterServerOptions(timeout=7.0), "seed": 3, "transform": parts.halved, "handleInvalid": "skip",
+        "thresholds": [0.25, 0.5, 0.0], "rawPredictionCol": "logits",
         "loader": image_loader((8, 8), "L", 1 / 255), "custom_objects": {"Scale": parts.Scale}, "num_workers": 2,
     }  # fmt: skip
     estimator = KerasEstimator(model=small(optimizer="rmsprop"), **given)

@@ -128,9 +128,10 @@ def test_several_inputs_and_outputs(frame):
     for mine, expected in zip(got, [size[:, 0], size[:, 0], kind, kind, kind.argmax(axis=1)], strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
     assert transformed.columns[4:] == [
-        "output_size", "prediction_size", "output_kind", "probability_kind", "prediction_kind",
+        "output_size", "prediction_size", "output_kind", "rawPrediction_kind", "probability_kind", "prediction_kind",
     ]  # fmt: skip
-    by_name = scorer.copy({scorer.outputCol: "", scorer.probabilityCol: "", scorer.predictionCol: {"kind": "sort"}})
+    without = dict.fromkeys([scorer.outputCol, scorer.rawPredictionCol, scorer.probabilityCol], "")
+    by_name = scorer.copy({**without, scorer.predictionCol: {"kind": "sort"}})
     assert by_name.transform(frame).columns[4:] == ["sort"]
 
 
@@ -159,9 +160,13 @@ def test_the_model_runs_once_for_all_columns(frame):
 
 
 def test_empty_names_leave_columns_out(frame):
-    scorer = KerasTransformer(model=network(1, "sigmoid", "binary_crossentropy"), outputCol="", probabilityCol="")
+    scorer = KerasTransformer(
+        model=network(1, "sigmoid", "binary_crossentropy"), outputCol="", probabilityCol="", rawPredictionCol=""
+    )
     assert scorer.transform(frame).columns == [*frame.columns, "prediction"]
-    with pytest.warns(UserWarning, match="adds nothing: outputCol, predictionCol and probabilityCol are all left out"):
+    with pytest.warns(
+        UserWarning, match="adds nothing: outputCol, rawPredictionCol, probabilityCol and predictionCol are all"
+    ):
         assert scorer.setPredictionCol("").transform(frame).columns == frame.columns
 
 
@@ -187,21 +192,20 @@ def test_a_batch_transform(frame):
 def test_nulls(spark):
     frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
     model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    scorer = KerasTransformer(model=model, on_nan="allow", outputType="vector")
+    scorer = KerasTransformer(model=model, handleInvalid="keep", outputType="vector")
     first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
-    assert (second.output, second.probability, second.prediction) == (None, None, None)
+    assert (second.output, second.rawPrediction, second.probability, second.prediction) == (None, None, None, None)
     assert first.prediction is not None
-    with pytest.raises(Exception, match="column 'features' is null"):
-        scorer.setOnNan("error").transform(frame).collect()
+    with pytest.raises(Exception, match=r"column 'features' is null.*handleInvalid=\"keep\""):
+        scorer.setHandleInvalid("error").transform(frame).collect()
 
 
 @pytest.mark.parametrize(
     ("units", "task"), [(1, "binary"), (3, "multiclass"), (3, "multilabel")], ids=["binary", "multiclass", "multilabel"]
 )
 def test_a_nan_is_no_class(spark, units, task):
-    nan = float("nan")
-    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, [nan] * 4)], "id int, features array<double>")
-    scorer = KerasTransformer(model=network(units), on_nan="allow", task=task)
+    frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, [0.0] * 4)], "id int, features array<double>")
+    scorer = KerasTransformer(model=network(units), batch_transform=parts.nan_for_zeros, task=task)
     first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
     assert (first.prediction is None, second.prediction) == (False, None)
     assert np.isnan(second.output).all()
@@ -210,7 +214,7 @@ def test_a_nan_is_no_class(spark, units, task):
 @pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
 def test_a_row_without_features_has_no_prediction(spark, task):
     frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
-    scored = KerasTransformer(model=network(1, "sigmoid"), on_nan="allow", task=task).transform(frame)
+    scored = KerasTransformer(model=network(1, "sigmoid"), handleInvalid="keep", task=task).transform(frame)
     whole, empty = sorted(scored.collect(), key=lambda row: row.id)
     assert None not in whole
     assert set(empty[2:]) == {None}

@@ -159,7 +159,8 @@ def test_several_inputs_and_outputs(frame):
         epochs=5, seed=1, verbose=0,
     )  # fmt: skip
     assert estimator.transformSchema(halves.schema).names[4:] == [
-        "output_digit", "probability_digit", "prediction_digit", "output_low", "probability_low", "prediction_low",
+        "output_digit", "rawPrediction_digit", "probability_digit", "prediction_digit",
+        "output_low", "rawPrediction_low", "probability_low", "prediction_low",
     ]  # fmt: skip
     scored = estimator.fit(halves).transform(halves)
     assert accuracy(predictionCol="prediction_digit").evaluate(scored) > 0.7
@@ -184,15 +185,20 @@ def test_mistakes_are_told_before_training(estimator, model, frame):
         KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)
 
 
-def test_on_nan_is_handed_on(spark, model):
-    rows = [([0.5] * 64, 1), (None, 2), ([0.1] * 64, 3)]
+def test_rows_that_are_skipped_or_kept(spark, model):
+    rows = [([0.5] * 64, 1), (None, 2), ([float("nan")] * 64, 2), ([0.1] * 64, 3)]
     frame = spark.createDataFrame(rows, "features array<double>, label int")
-    fitted = KerasEstimator(model=model, on_nan="drop", verbose=0, num_workers=1).fit(frame)
-    assert fitted.getOnNan() == "drop"
-    assert [row.prediction is None for row in fitted.transform(frame).collect()] == [False, True, False]
-    whole = fitted.evaluate(frame.where("features is not null"))
+    fitted = KerasEstimator(model=model, handleInvalid="skip", verbose=0, num_workers=1).fit(frame)
+    assert fitted.getHandleInvalid() == "skip"
+    scored = fitted.transform(frame)
+    assert [row.label for row in scored.collect()] == [1, 3]
+    assert scored._jdf.queryExecution().executedPlan().toString().count("ArrowEvalPython") == 1
+    kept = fitted.transform(frame, {fitted.handleInvalid: "keep"}).collect()
+    assert [row.prediction is None for row in kept] == [False, True, True, False]
+    whole = fitted.evaluate(frame.where("label != 2"))
     assert np.isfinite(whole["loss"])
     assert fitted.evaluate(frame) == pytest.approx(whole)
+    assert fitted.setHandleInvalid("keep").evaluate(frame) == pytest.approx(whole)
 
 
 def test_metrics_with_several_values(frame):
