@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         UnknownArgumentError,
         WorkerError,
     )
+    from sparkkeras.loading import load_spark_model
     from sparkkeras.ml.image_featurizer import ImageFeaturizer
     from sparkkeras.mllib_model import SparkMLlibModel
     from sparkkeras.parameter.options import ParameterServerOptions
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     )
     from sparkkeras.parameter.service import ParameterServerStats
     from sparkkeras.spark_ensemble import SparkEnsemble
-    from sparkkeras.spark_model import SparkModel, load_spark_model
+    from sparkkeras.spark_model import SparkModel
     from sparkkeras.sql import keras_udf, register_keras_udf
 
 __version__ = "0.1.0"
@@ -142,6 +143,7 @@ _HOMES = {
     "sparkkeras.data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
     "sparkkeras.ensemble": ["EnsembleModel", "load_ensemble_model"],
     "sparkkeras.greedy": ["greedy_ensemble"],
+    "sparkkeras.loading": ["load_spark_model"],
     "sparkkeras.ml.image_featurizer": ["ImageFeaturizer"],
     "sparkkeras.mllib_model": ["SparkMLlibModel"],
     "sparkkeras.parameter.options": ["ParameterServerOptions"],
@@ -162,7 +164,7 @@ _HOMES = {
     ],
     "sparkkeras.parameter.service": ["ParameterServerStats"],
     "sparkkeras.spark_ensemble": ["SparkEnsemble"],
-    "sparkkeras.spark_model": ["SparkModel", "load_spark_model"],
+    "sparkkeras.spark_model": ["SparkModel"],
     "sparkkeras.sql": ["keras_udf", "register_keras_udf"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -23,7 +23,8 @@ from sparkkeras.data.schema import OnNan
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
-from sparkkeras.spark_model import SparkModel, Transform, Verbose, load_spark_model
+from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.spark_model import SparkModel, Transform, Verbose, load_saved, save_as
 
 if TYPE_CHECKING:
     import keras
@@ -105,6 +106,16 @@ class SparkMLlibModel:
     def master_network(self) -> keras.Model:
         """The trained Keras model, the same as `model`."""
         return self.model
+
+    @property
+    def training_histories(self) -> list[dict[str, Any]]:
+        """As `SparkModel.training_histories`."""
+        return self.spark_model.training_histories
+
+    @property
+    def parameter_server_stats(self) -> ParameterServerStats | None:
+        """As `SparkModel.parameter_server_stats`."""
+        return self.spark_model.parameter_server_stats
 
     @known_arguments
     def fit(
@@ -273,7 +284,7 @@ class SparkMLlibModel:
             StorageError: The path cannot be written, or is there and ``overwrite`` is off.
             ConfigurationError: The path does not end in ``.keras``.
         """
-        self.spark_model.save(path, overwrite)
+        save_as(SparkMLlibModel.__name__, self.spark_model, path, overwrite)
 
     @classmethod
     def load(
@@ -290,9 +301,14 @@ class SparkMLlibModel:
             StorageError: The path cannot be read.
             ModelError: It holds no model that can be trained, or code that ``safe_mode`` refuses.
         """
-        loaded = cls.__new__(cls)
-        loaded.spark_model = load_spark_model(path, custom_objects, safe_mode)
-        return loaded
+        return cls.of(load_saved(path, custom_objects, safe_mode)[0])
+
+    @classmethod
+    def of(cls, spark_model: SparkModel) -> SparkMLlibModel:
+        """A SparkMLlibModel around a SparkModel."""
+        made = cls.__new__(cls)
+        made.spark_model = spark_model
+        return made
 
     def _pairs(self, lp_rdd: Any, categorical: bool, nb_classes: int | None, transform: Transform | None) -> Any:
         """The LabeledPoints as rows that a SparkModel takes."""

@@ -461,13 +461,15 @@ class SparkModel:
             StorageError: The path cannot be written, or is there and ``overwrite`` is off.
             ConfigurationError: The path does not end in ``.keras``.
         """
-        _check_suffix(path)
-        settings = self.get_config() | {
+        save_as(SparkModel.__name__, self, path, overwrite)
+
+    def _settings(self) -> dict[str, Any]:
+        """What is saved beside the model, as JSON can hold it."""
+        return self.get_config() | {
             "rule": rule_config(self.rule),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
             "fits": self._fits,
         }
-        storage.write_bytes(str(path), persistence.pack(self.model, settings, self._rule_state), overwrite)
 
     @property
     def _trained_models(self) -> Sequence[keras.Model]:
@@ -611,22 +613,29 @@ class SparkModel:
         metrics.prepare(self.model, seen.zeros())
 
 
-@known_arguments
-def load_spark_model(
-    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
-) -> SparkModel:
-    """Load what `SparkModel.save` wrote, any ``.keras`` file of a model, or an HDF5 file (``.h5``) of Keras or Elephas.
-
-    Of an Elephas file, the mode, frequency, number of workers, transport and batch size are kept.
+def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Write what `load_saved` reads.
 
     Args:
-        path: A path of this machine, or a URI that Spark can read.
-        custom_objects: Custom classes and functions of the model, and the class of an own update rule, by name. Those of
-            the model that this process has loaded, in ``__main__`` or a module, are found without it (not for HDF5).
-        safe_mode: Whether to refuse Python code inside the file (lambdas). Turn it off for files that you trust only.
+        kind: The name of the class that is saved: a SparkModel, or what has one inside.
+        spark_model: The SparkModel.
+        path: As in `SparkModel.save`.
+        overwrite: As in `SparkModel.save`.
 
-    Returns:
-        A SparkModel with the same mode, frequency, rule, seed and optimizer state.
+    Raises:
+        StorageError: The path cannot be written, or exists and ``overwrite`` is off.
+        ConfigurationError: The path does not end in ``.keras``.
+    """
+    _check_suffix(path)
+    settings = {"kind": kind, **spark_model._settings()}
+    data = persistence.pack(spark_model.model, settings, spark_model._rule_state)
+    storage.write_bytes(str(path), data, overwrite)
+
+
+def load_saved(
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> tuple[SparkModel, str]:
+    """What a file holds as a SparkModel, and the name of the class that saved it; see `load_spark_model`.
 
     Raises:
         StorageError: The path cannot be read.
@@ -638,7 +647,7 @@ def load_spark_model(
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
-    fits = settings.pop("fits", 0)
+    kind, fits = settings.pop("kind", SparkModel.__name__), settings.pop("fits", 0)
     if "rule" in settings:
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
@@ -646,7 +655,7 @@ def load_spark_model(
     spark_model = SparkModel(model, custom_objects=objects, **settings)
     spark_model._fits = fits
     spark_model._rule_state = rule_state
-    return spark_model
+    return spark_model, kind
 
 
 def _seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:

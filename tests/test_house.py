@@ -41,6 +41,7 @@ FLOORS = {
     "ensemble": FACES,
     "greedy": FACES,
     "hyperopt": FACES,
+    "loading": FACES,
     "members": FACES,
     "ml": FACES,
     "mllib_model": FACES,

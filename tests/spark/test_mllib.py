@@ -268,7 +268,8 @@ def test_what_is_saved_is_loaded(sc, digits, tmp_path):
     assert repr(again) == repr(mllib_model)
     assert again.predict(to_matrix(x[:9])) == mllib_model.predict(to_matrix(x[:9]))
     plain = load_spark_model(path)
-    assert (plain.batch_size, plain.seed) == (64, 7)
+    assert (type(plain), repr(plain)) == (SparkMLlibModel, repr(mllib_model))
+    assert (plain.spark_model.batch_size, plain.spark_model.seed) == (64, 7)
     np.testing.assert_array_equal(plain.model.get_weights()[0], model.get_weights()[0])
     for each in (again, mllib_model):
         each.fit(to_labeled_point(sc, x[:200], y[:200]), epochs=1, verbose=0)
@@ -363,3 +364,20 @@ def test_unknown_arguments_are_refused():
         mllib_model.evaluate(None, y=Y)
     with pytest.raises(UnknownArgumentError, match="SparkMLlibModel.predict takes no argument 'collect'"):
         mllib_model.predict(None, collect=False)
+
+
+def test_the_class_that_was_saved_is_loaded(tmp_path):
+    """Without Spark: paths of this machine need none."""
+    model = classifier(width=3)
+    for kind in (SparkModel, SparkMLlibModel):
+        kind(model, batch_size=5).save(tmp_path / "saved.keras")
+        assert type(load_spark_model(tmp_path / "saved.keras")) is kind
+        assert SparkMLlibModel.load(tmp_path / "saved.keras").spark_model.batch_size == 5
+    model.save(tmp_path / "plain.keras")
+    assert type(load_spark_model(tmp_path / "plain.keras")) is SparkModel
+
+
+def test_it_knows_its_spark_models_histories():
+    mllib_model = SparkMLlibModel(classifier(width=3))
+    assert mllib_model.training_histories is mllib_model.spark_model.training_histories
+    assert mllib_model.parameter_server_stats is None
