@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyspark.ml.param import Param, Params
 
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import values
+from sparkkeras.ml.grid import as_grid_value, from_grid_value
 from sparkkeras.parameter.rules import RULES
 from sparkkeras.strategy.base import MODES
 
@@ -47,7 +48,8 @@ class KerasParams(Params):
         super().__init_subclass__(**kwargs)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Param)}
         for name, each in own.items():
-            each.name, each.typeConverter = name, partial(each.typeConverter, name)
+            if not each.name:  # made by `param`; a subclass may have plain ones of Spark's
+                each.name, each.typeConverter = name, partial(_converted, name, cast(Any, each.typeConverter))
             for accessor in (_setter(name), _getter(name)):
                 accessor.__qualname__ = f"{cls.__qualname__}.{accessor.__name__}"
                 if not hasattr(cls, accessor.__name__):
@@ -69,15 +71,55 @@ class KerasParams(Params):
             ConfigurationError: The value is out of range.
         """
         self._shouldOwn(param)
-        self._paramMap[param] = param.typeConverter(value)
+        self._paramMap[param] = from_grid_value(param.typeConverter(value))
+
+    def getParam(self, paramName: str) -> Param[Any]:  # noqa: N802, N803 - Spark's names
+        """The param of a name.
+
+        Raises:
+            UnknownArgumentError: There is none.
+        """
+        if not self.hasParam(paramName):
+            raise self._unknown(paramName)
+        return super().getParam(paramName)
+
+    def copy(self: P, extra: Mapping[Param[Any], Any] | None = None) -> P:
+        """A copy with the same uid, and other values of some params.
+
+        Args:
+            extra: The values by param; those of other stages are left aside.
+
+        Raises:
+            UnknownArgumentError: A key is no param.
+            ConfigurationError: A value is out of range.
+        """
+        for param in extra or {}:
+            if not isinstance(param, Param):
+                if not self.hasParam(str(param)):
+                    raise self._unknown(param)
+                raise UnknownArgumentError(
+                    f"{param!r} is no param: give the param itself, such as {{stage.{param}: value}}."
+                )
+        return super().copy(dict(extra or {}))
 
     def _set(self: P, **kwargs: Any) -> P:
         known = {param.name: param for param in self.params}
         for name, value in kwargs.items():
             if name not in known:
-                raise UnknownArgumentError(f"{type(self).__name__} has no param {name!r}. {known_names(name, known)}")
+                raise self._unknown(name)
             self.set(known[name], value)
         return self
+
+    def _setDefault(self: P, **kwargs: Any) -> P:  # noqa: N802 - Spark's name
+        super()._setDefault(**kwargs)
+        for name in kwargs:
+            param = self.getParam(name)
+            self._defaultParamMap[param] = from_grid_value(self._defaultParamMap[param])
+        return self
+
+    def _unknown(self, name: object) -> UnknownArgumentError:
+        known = [param.name for param in self.params]
+        return UnknownArgumentError(f"{type(self).__name__} has no param {name!r}. {known_names(name, known)}")
 
     def _begin(self, constructor: Callable[..., None]) -> None:
         """Take the constructor's defaults as the params', and set what it was called with."""
@@ -95,6 +137,11 @@ class _Required:
 
 
 REQUIRED: Any = _Required()
+
+
+def _converted(name: str, convert: Callable[[str, Any], Any], value: Any) -> Any:
+    """What Spark's grids keep of a value."""
+    return as_grid_value(name, convert(name, from_grid_value(value)))
 
 
 def _setter(name: str) -> Callable[..., Any]:

@@ -6,7 +6,9 @@ What JSON can hold stands among Spark's params. Functions and classes are kept a
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,8 +17,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
+from pyspark.errors import PySparkRuntimeError
 from pyspark.ml.param import Params
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.ml.util import (
+    BaseReadWrite,
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 
 from sparkkeras import custom_code, persistence, storage
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError
@@ -43,6 +54,8 @@ class Savable(Params, MLWritable, MLReadable[Any]):
     a notebook, lambdas and closures are refused when saving; a model's custom code may be registered with Keras instead,
     and functions of it that are in an installed package must be. ``load`` imports the modules that a folder names: load
     only folders that you trust as you do your own modules.
+    A subclass is saved under its own name and found again by it, so it stands at the top level of a module, or of the script
+    that loads it.
     Callbacks are left out, with a warning. A Lambda layer with a Python lambda is refused when loading, unless
     ``keras.config.enable_unsafe_deserialization()`` was called.
     """
@@ -106,7 +119,7 @@ class Content:
         if isinstance(given.get("model"), keras.Model):
             del given["model"]
         objects = given.pop("custom_objects", None) or {}
-        plain = {name: value for name, value in given.items() if _is_json(value)}
+        plain = {name: value for name, value in given.items() if is_json(value)}
         notes = {
             "format": 1,
             "encoded": {name: encode(value, f"the param {name}") for name, value in given.items() if name not in plain},
@@ -136,13 +149,14 @@ class KerasWriter(MLWriter):
         """Write the folder: beside the path first, then renamed, so that a failure leaves what is there as it was.
 
         Raises:
-            StorageError: The folder is there, and ``overwrite()`` was not called, or it cannot be written.
+            StorageError: There is no Spark session, the folder exists and ``overwrite()`` was not called, or it cannot be
+                written.
             CustomObjectError: Something could not be loaded again.
         """
-        session = _classic(self.sparkSession)
+        kind = _checked_class(type(self.instance))
+        session = _classic(_session(self, "saving"))
         content = Content.of(self.instance)
-        kind = type(self.instance)
-        extra = {"class": f"sparkkeras.ml.{kind.__name__}", _OURS: content.notes}
+        extra = {"class": _saved_name(kind), _OURS: content.notes}
         with _replaced(session, str(path), self.shouldOverwrite) as beside:
             if content.model is not None:
                 storage.write_bytes(f"{beside}/{_MODEL}", content.model)
@@ -164,12 +178,13 @@ class KerasReader(MLReader[Any]):
         """Read the folder.
 
         Raises:
-            StorageError: There is no such folder, or it cannot be read.
+            StorageError: There is no Spark session, or no such folder, or it cannot be read.
             ModelError: It holds something else, was written by a later version, or its model cannot be loaded.
             CustomObjectError: A module that it refers to is missing, or what it names may not be named by a file.
         """
-        metadata = _metadata(self.sparkSession, str(path))
-        expected = f"sparkkeras.ml.{self.kind.__name__}"
+        session = _session(self, "loading")
+        metadata = _metadata(session, str(path))
+        expected = _saved_name(self.kind)
         if metadata.get("class") != expected:
             raise ModelError(
                 f"{str(path)!r} holds a {metadata.get('class')}; expected a {expected}: load it with its own class."
@@ -188,9 +203,62 @@ class KerasReader(MLReader[Any]):
             instance._set(custom_objects=objects)
         instance._loaded_notes(notes)
         if notes["has_model"]:
-            data = _read(self.sparkSession, f"{path}/{_MODEL}")
+            data = _read(session, f"{path}/{_MODEL}")
             instance._loaded_model(_model_of(data, {**_imported(notes["code"]), **objects}, str(path)))
         return instance
+
+
+def _saved_name(kind: type[Savable]) -> str:
+    """The name that Spark's loader imports a class by: those of this package are at hand in the package itself."""
+    own = getattr(sys.modules[__package__], kind.__name__, None) is kind
+    return f"{__package__ if own else kind.__module__}.{kind.__name__}"
+
+
+def _checked_class(kind: type[Savable]) -> type[Savable]:
+    """The class of what is to be saved, found to be one that can be loaded.
+
+    Raises:
+        CustomObjectError: Spark's loader would not find it, or could not make one.
+    """
+    found: object = getattr(sys.modules.get(kind.__module__), kind.__name__, None)
+    if found is not kind:
+        raise CustomObjectError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be saved: Spark loads a stage by the name of its class, and at "
+            "that name there is another class, or none. Define the class at the top level of a module or script, not inside "
+            "a function or class; if it was defined again meanwhile, create the stage again."
+        )
+    needed = [
+        name
+        for name, each in inspect.signature(kind).parameters.items()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if needed:
+        raise CustomObjectError(
+            f"{kind.__name__} cannot be saved: loading makes one without arguments, and its __init__ requires {needed}. "
+            "Give each argument a default."
+        )
+    return kind
+
+
+def _session(of: BaseReadWrite, doing: str) -> SparkSession:
+    """The Spark session that was given, or the active one.
+
+    Raises:
+        StorageError: There is none.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    try:
+        return of.sparkSession
+    except PySparkRuntimeError as error:
+        if SparkContext._active_spark_context is not None:
+            return SparkSession(SparkContext._active_spark_context)
+        raise StorageError(
+            f"{doing} an estimator or transformer needs a Spark session, and none is active: start one with "
+            "SparkSession.builder.getOrCreate(). A Keras model alone needs none: model.save(path) and "
+            "KerasTransformer(model=keras.saving.load_model(path))."
+        ) from error
 
 
 def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
@@ -308,7 +376,8 @@ def _imported(references: Mapping[str, str]) -> dict[str, Any]:
     return {name: find_code(place) for name, place in missing.items()}
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
+    """Whether a value comes back from JSON as it was."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

@@ -7,11 +7,20 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, DiLoCo, ModelError, ParameterServerOptions, SparkModel, UnknownArgumentError
+from sparkkeras import (
+    ConfigurationError,
+    CustomObjectError,
+    DiLoCo,
+    ModelError,
+    ParameterServerOptions,
+    SparkModel,
+    StorageError,
+    UnknownArgumentError,
+)
 from sparkkeras.data.images import image_loader
 from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
 from sparkkeras.ml.persistence import Content
-from tests.ml import parts
+from tests.ml import parts, stages
 from tests.models import classifier
 
 CLASSES = [KerasEstimator, KerasTransformer, ImageFeaturizer]
@@ -205,3 +214,44 @@ def test_invalid_rows_have_sparks_values():
     for kind in (KerasEstimator, KerasTransformer):
         with pytest.raises(UnknownArgumentError, match="takes no argument 'on_nan'"):
             kind(on_nan="error")
+
+
+def test_names_of_params_are_known_everywhere():
+    estimator = KerasEstimator()
+    for ask in (estimator.getParam, estimator.getOrDefault, estimator.isSet, estimator.explainParam):
+        with pytest.raises(UnknownArgumentError, match=r"KerasEstimator has no param 'epoch'.*Did you mean 'epochs'\?"):
+            ask("epoch")
+    with pytest.raises(UnknownArgumentError, match=r"has no param 'epoch'.*Did you mean 'epochs'\?"):
+        estimator.copy({"epoch": 3})
+    with pytest.raises(UnknownArgumentError, match=r"'epochs' is no param: give the param itself, such as {stage.epochs: "):
+        estimator.copy({"epochs": 3})
+    assert estimator.copy({KerasTransformer().task: "binary"}).getTask() == "auto"  # of another stage
+
+
+def test_a_subclass_may_have_params_of_sparks_kind():
+    made = stages.ChurnTransformer(cutoff=2, task="binary")
+    assert (made.getCutoff(), made.getTask(), made.setCutoff(1).getCutoff()) == (2.0, "binary", 1.0)
+    assert made.copy({made.cutoff: 3}).getCutoff() == 3.0
+    assert stages.ChurnEstimator(seed=1).getEpochs() == 3
+    with pytest.raises(UnknownArgumentError, match="Did you mean 'epochs'"):
+        stages.ChurnEstimator(epoch=1)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_saving_and_loading_without_a_session(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
+    with pytest.raises(StorageError, match=r"saving an estimator or transformer needs a Spark session.*getOrCreate\(\)"):
+        kind().save(str(tmp_path / "stage"))
+    with pytest.raises(StorageError, match="loading an estimator or transformer needs a Spark session"):
+        kind.load(str(tmp_path / "stage"))
+
+
+def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path):
+    class Local(KerasTransformer):
+        pass
+
+    with pytest.raises(CustomObjectError, match=r"Local cannot be saved: .*at the top level of a module or script"):
+        Local().save(str(tmp_path / "local"))
+    with pytest.raises(CustomObjectError, match=r"requires \['country'\]. Give each argument a default"):
+        stages.DemandingTransformer("at").save(str(tmp_path / "demanding"))

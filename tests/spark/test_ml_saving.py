@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
-from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.ml.tuning import (
+    CrossValidator,
+    CrossValidatorModel,
+    ParamGridBuilder,
+    TrainValidationSplit,
+    TrainValidationSplitModel,
+)
 from pyspark.sql import SparkSession
 
 from sparkkeras import (
@@ -25,7 +31,7 @@ from sparkkeras import (
 )
 from sparkkeras.data.images import image_loader
 from sparkkeras.ml import KerasEstimator, KerasTransformer
-from tests.ml import parts
+from tests.ml import parts, stages
 from tests.models import classifier
 
 pytestmark = pytest.mark.usefixtures("sc")
@@ -268,6 +274,12 @@ class Registered(Layer):
 saved(Registered(), "registered")
 (stage,) = PipelineModel.load(sys.argv[1] + "registered").stages
 assert type(stage.get_model().layers[0]) is Registered
+
+class Mine(KerasTransformer):
+    pass
+
+PipelineModel([Mine(model=stage.get_model())]).save(sys.argv[1] + "mine")
+assert type(PipelineModel.load(sys.argv[1] + "mine").stages[0]) is Mine
 """
 
 
@@ -374,3 +386,45 @@ def test_a_search_is_loaded_in_another_process(spark, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     mine = [row.output for row in found.transform(frame).orderBy("id").select("output").collect()]
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), np.array(mine), rtol=0, atol=1e-6)
+
+
+def test_subclasses_are_loaded_as_what_they_are(tmp_path):
+    path = str(tmp_path / "here")
+    scorer = stages.ChurnTransformer(model=small(), cutoff=0.75, task="multiclass")
+    Pipeline(stages=[scorer, stages.ChurnEstimator(seed=4)]).save(path)
+    loaded, estimator = Pipeline.load(path).getStages()
+    assert (type(loaded), type(estimator)) == (stages.ChurnTransformer, stages.ChurnEstimator)
+    assert (loaded.getCutoff(), loaded.getTask(), loaded.uid) == (0.75, "multiclass", scorer.uid)
+    assert (estimator.getEpochs(), estimator.getSeed()) == (3, 4)
+    same_model(loaded.get_model(), scorer.get_model())
+    (folder,) = Path(path, "stages").glob("*Churn*Transformer*")
+    with pytest.raises(ModelError, match=r"holds a tests.ml.stages.ChurnTransformer; expected a sparkkeras.ml.KerasTransf"):
+        KerasTransformer.load(str(folder))
+
+
+def test_a_search_over_models_is_saved(tmp_path):
+    estimator = KerasEstimator(model=small(), labelCol="y")
+    models = [custom(parts.Scale(2.0), parts.squared), custom(parts.Scale(3.0))]
+    grid = ParamGridBuilder().addGrid(estimator.model, models).addGrid(estimator.class_weight, [None, {1: 2.0}]).build()
+    search = TrainValidationSplit(
+        estimator=Pipeline(stages=[estimator]), estimatorParamMaps=grid, evaluator=MulticlassClassificationEvaluator()
+    )
+    found = search._copyValues(TrainValidationSplitModel(KerasTransformer(model=models[1]), [0.1, 0.2, 0.3, 0.4]))
+    found.save(str(tmp_path / "found"))
+    again = TrainValidationSplitModel.load(str(tmp_path / "found"))
+    (stage,) = again.getEstimator().getStages()
+    taken = [stage.copy(values) for values in again.getEstimatorParamMaps()]
+    assert [each.getModel().layers[-1].factor for each in taken] == [2.0, 2.0, 3.0, 3.0]
+    assert [each.getClassWeight() for each in taken] == [None, {1: 2.0}] * 2
+    assert taken[0].getModel().loss is parts.squared
+    same_model(taken[2].getModel(), models[1])
+    (calling,) = ParamGridBuilder().addGrid(estimator.callbacks, [[keras.callbacks.TerminateOnNaN()]]).build()
+    with pytest.raises(CustomObjectError, match=r"a value of the param callbacks in the grid\[0\] is .*cannot be saved"):
+        search.setEstimatorParamMaps([calling]).save(str(tmp_path / "calling"))
+
+
+def test_a_context_without_a_session_is_enough(sc, spark, tmp_path, monkeypatch):
+    spark._jvm.SparkSession.clearActiveSession()
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
+    KerasEstimator(epochs=3).save(str(tmp_path / "bare"))
+    assert KerasEstimator.load(str(tmp_path / "bare")).getEpochs() == 3

@@ -1,0 +1,40 @@
+"""Values in grids that JSON cannot hold: what Spark sees of them, and what the stage does."""
+
+import json
+
+import pytest
+from pyspark.ml.tuning import ParamGridBuilder
+
+from sparkkeras import ConfigurationError, DiLoCo
+from sparkkeras.ml import GridValue, KerasEstimator
+from tests.ml import parts
+from tests.models import classifier
+
+
+def test_what_json_cannot_hold_is_a_stage_that_the_estimator_takes_the_value_of():
+    small, large = classifier(units=2), classifier(units=4)
+    estimator = KerasEstimator()
+    grid = (
+        ParamGridBuilder().addGrid(estimator.model, [small, large]).addGrid(estimator.rule, [DiLoCo(momentum=0.5)]).build()
+    )
+    assert [type(value) for value in grid[0].values()] == [GridValue, GridValue]
+    assert "GridValue('model', <Sequential" in repr(grid[0][estimator.model])
+    assert [estimator.copy(values).getModel() for values in grid] == [small, large]
+    assert estimator.copy(grid[1]).getRule() == DiLoCo(momentum=0.5)
+    assert estimator.setModel(grid[1][estimator.model]).getModel() is large
+
+
+def test_what_json_can_hold_stays_as_it_is():
+    estimator = KerasEstimator()
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.1]).addGrid(estimator.thresholds, [None, [0.5, 1]]).build()
+    values = [list(each.values()) for each in grid]
+    assert values == [[0.1, None], [0.1, [0.5, 1.0]]]
+    assert json.loads(json.dumps(values)) == values
+    (weighted,) = ParamGridBuilder().addGrid(estimator.class_weight, [{0: 1, 1: 2}]).build()
+    assert weighted[estimator.class_weight].value == {0: 1.0, 1: 2.0}  # JSON would make texts of the keys
+
+
+def test_a_grid_checks_its_values():
+    estimator = KerasEstimator()
+    with pytest.raises(ConfigurationError, match="transform is .*; expected a function"):
+        ParamGridBuilder().addGrid(estimator.transform, [parts.halved, "halved"]).build()
