@@ -162,7 +162,9 @@ def already_loaded(config: Any) -> dict[str, Any]:
             name, key = place["class_name"], place["registered_name"]
             modules = [sys.modules.get(place.get("module") or "__main__")]  # Keras writes none for a script's either
         for module in modules:
-            value = vars(module).get(name) if isinstance(module, types.ModuleType) else None
+            if not isinstance(module, types.ModuleType):
+                continue
+            value = vars(module).get(name)
             if value is None or isinstance(value, type) is (place["class_name"] == "function"):
                 continue
             at_home = (getattr(value, "__module__", None), getattr(value, "__qualname__", None)) == (module.__name__, name)

@@ -15,7 +15,7 @@ from sparkkeras.spark_model import SparkModel, load_saved
 def load_spark_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> SparkModel | SparkMLlibModel:
-    """Load what `SparkModel.save` or `SparkMLlibModel.save` wrote, any ``.keras`` file of a model, or an HDF5 file (``.h5``).
+    """Load what `SparkModel.save` or `SparkMLlibModel.save` wrote, any ``.keras`` file, or an HDF5 file (``.h5``).
 
     Of an HDF5 file of Elephas, the mode, frequency, number of workers, transport and batch size are kept.
 
