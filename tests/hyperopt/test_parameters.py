@@ -151,7 +151,6 @@ def test_names_of_options(options, names):
         ({"a": (1, "x"), "f": a_function}, "{a=(1, x), f=a_function}"),
         (functools.partial(a_function), "partial"),
     ],
-    ids=repr,
 )
 def test_values_as_text(value, text):
     assert as_text(value) == text

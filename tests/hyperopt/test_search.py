@@ -372,7 +372,7 @@ class TestResume:
         assert [trial.status for trial in fits_of(read, max_evals=4, **arguments).trials] == ["ok"] * 4
 
     def test_objects_of_the_space_are_each_models_own(self, rows, tmp_path):
-        layer = keras.layers.Dense(8, "relu")
+        layer = keras.layers.Dense(8, "relu", name="first")
 
         def build(params):
             model = keras.Sequential([keras.Input((64,)), params["layer"], keras.layers.Dense(10, "softmax")])
@@ -387,7 +387,7 @@ class TestResume:
         one, other = search.best_models(2)
         assert not layer.built
         assert not np.allclose(one.get_weights()[0], other.get_weights()[0])
-        another = keras.layers.Dense(8, "relu")  # it has another name
+        another = keras.layers.Dense(8, "relu", name="second")
         again = fits_of(rows, space=space(another), max_evals=3, **arguments)
         assert len(again.trials) == 3
 
