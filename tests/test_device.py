@@ -4,6 +4,10 @@ import logging
 
 import keras
 import numpy as np
+"""What a process that trains decides for its backend."""
+
+from types import SimpleNamespace
+
 import pytest
 
 from sparkkeras import device
@@ -38,3 +42,7 @@ def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are
     finally:
         logger.removeFilter(note)
     assert device._is_for_the_person(logging.LogRecord("tensorflow", logging.WARNING, "", 0, "%s left", ("one",), None))
+@pytest.mark.parametrize(("every", "steps"), [(1, 1), (7, 7), (32, 32), (37, 1), (40, 20), (64, 32), (99, 11)])
+def test_a_compiled_call_ends_where_a_window_does(every, steps):
+    """The largest number of steps, up to 32 here, that goes into a window without a rest."""
+    assert device.steps_per_execution(SimpleNamespace(run_eagerly=False), 32, False, every) == steps

@@ -511,6 +511,15 @@ def test_evaluation_leaves_the_weights(linear):
     assert np.array_equal(ModelState.take(linear.archive.cached()).weights.vector, linear.state.weights.vector)
 
 
+def test_evaluation_has_the_weights_that_it_is_given(linear):
+    """Not those that training has left in the process."""
+    linear.fit()
+    found = linear.evaluate([ROWS], BatchOptions(BATCH))[0]
+    plain = linear.anew()
+    expected = plain.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
+    assert figures(plain, found) == pytest.approx(expected, rel=1e-5)
+
+
 def test_evaluation_of_features_that_do_not_fit_is_told(linear):
     with pytest.raises(DataError, match=r"expects rows of shape \(3,\), received rows of shape \(2,\)"):
         linear.evaluate([from_arrays(X[:, :2], Y, None)], BatchOptions(BATCH))

@@ -153,10 +153,11 @@ def test_files_that_are_not_here_are_missed(tmp_path, monkeypatch):
         Handle(0, "/nowhere/data/part-0", 3, numbered(3).spec).open()
 
 
-def test_files_of_another_size_are_missed(tmp_path):
+@pytest.mark.parametrize("rows", [4, 6])
+def test_files_of_another_size_are_missed(tmp_path, rows):
     """They are there, but hold other rows than the handle knows: the source was read again and gave others."""
     handle = files.write([numbered(5)], 0, tmp_path)
-    other = files.write([numbered(4)], 0, tmp_path)
+    other = files.write([numbered(rows)], 0, tmp_path)
     shutil.rmtree(handle.directory)
     Path(other.directory).rename(handle.directory)
     with pytest.raises(FileNotFoundError):

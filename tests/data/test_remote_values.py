@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ def test_files_that_are_there_are_not_written_again(machine):
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert len(before) == len(mine.starts)
     assert same(travelled.value, some())
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(machine, monkeypatch):
+    def half(path, data):
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError("no space left")
+
+    mine, _ = shared_of(some())
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", half)
+        with pytest.raises(OSError, match="no space left"):
+            write(mine)
+    assert not list((machine / "dataset").iterdir())
 
 
 @pytest.mark.parametrize("harm", ["nothing written", "one gone", "one short"])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
-from sparkkeras.data.schema import LabelRange, Reader, Schema, Slot, label_ranges, union
+from sparkkeras.data.schema import ColumnValues, LabelRange, Reader, Schema, Slot, label_ranges, union
 from sparkkeras.errors import DataError
 
 ONE = Schema((Slot("inputs", (3,)),), (Slot("out", (1,)),))
@@ -611,3 +611,11 @@ def test_an_object_that_is_no_number_is_told_with_its_row_and_a_reason(value, ad
     assert re.match(f"y of (row 10 of )?partition 2 .*{advice}", message)
     message = arrays_refusal(np.ones((3, 3)), objects(1, 2.5, value), None)
     assert re.match(f"y of (row 2 of )?the arrays .*{advice}", message)
+def test_a_row_is_whole_where_no_column_lacks_its_values():
+    one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
+    other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
+    form = Form(Structure(2, bare=False))
+    block, whole = Reader(Schema(), labelled=False, on_nan="allow").read_columns([one, other], form, "partition 0", 0)
+    assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
+    block, whole = Reader(Schema(), labelled=True, on_nan="drop").read_columns([one, other], form, "partition 0", 0)
+    assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)

@@ -113,7 +113,11 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
         time.sleep(0.05)
         return 1.0
 
-    calls = []
+    calls, cancelled = [], []
+
+    class Watched(LocalRunning):
+        def cancel(self):
+            cancelled.append(self)
 
     def tick():
         calls.append(1)
@@ -126,7 +130,8 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
         task = SearchTask(LocalShared(work), LocalShared(None), address)
         with pytest.raises(KeyboardInterrupt):
-            supervise(LocalDataset((None,)), task, ledger, LocalRunning, tick)
+            supervise(LocalDataset((None,)), task, ledger, Watched, tick)
+    assert cancelled
     assert ledger.running == []
     assert "interrupted" in ledger.reason
 

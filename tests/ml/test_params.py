@@ -100,6 +100,7 @@ def test_arguments_are_keywords_only():
         ("learning_rate", -1, "learning_rate=-1: expected a positive number"),
         ("learning_rate", float("nan"), "learning_rate=nan: expected a positive number"),
         ("class_weight", {"a": 1}, "expected class numbers from 0 up"),
+        ("class_weight", {0: -0.5}, "each with a weight of 0 or more"),
         ("class_weight", [1, 2], "expected {class number: weight}"),
         ("featuresCol", 3, "featuresCol is .*3.*; expected the name of a column"),
         ("featuresCol", [], "expected the name of a column"),

@@ -132,6 +132,17 @@ def test_a_vector_that_nobody_reads_any_more_is_used_again(locked):
     assert (held.weights.vector.tolist(), now.weights.vector.tolist()) == ([2, 3], [3, 4])
 
 
+def test_a_vector_that_somebody_still_reads_is_not_used_again():
+    store = a_store()
+    one, other = store.snapshot(), store.snapshot()
+    fold(store, [1, 1])
+    one.release()
+    with store.snapshot():
+        fold(store, [1, 1])
+    assert other.weights.vector.tolist() == [1, 2]
+    assert values(store) == [3, 4]
+
+
 def test_only_a_few_spares_are_kept(locked):
     store = a_store(locked=locked)
     held = []

@@ -259,6 +259,14 @@ def test_a_flipped_bit_in_a_head_is_refused(data):
         server.open(flipped(head, data.draw(bits(head))))
 
 
+def test_a_head_that_is_refused_does_not_spend_the_number_of_the_true_one():
+    client, server = conversation()
+    head, rest = sent(client)
+    with pytest.raises(WireError):
+        server.open(flipped(head, 0))
+    assert received(server, head, rest) == (HEAD, BODY)
+
+
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(st.booleans(), st.data())
 def test_a_flipped_bit_in_a_body_or_its_tag_is_refused(encrypt, data):

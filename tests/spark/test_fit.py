@@ -139,7 +139,7 @@ def test_the_same_seed_gives_the_same_weights(sc, digits):
     assert not np.array_equal(first, trained(6))
 
 
-def test_dropout_masks_differ_between_workers_and_epochs(sc):
+def test_dropout_masks_differ_between_workers_epochs_and_fits(sc):
     """With a learning rate of 0 only the masks can change the loss."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
@@ -147,8 +147,9 @@ def test_dropout_masks_differ_between_workers_and_epochs(sc):
     x, y = np.ones((64, 8), np.float32), np.ones((64, 1), np.float32)
     spark_model = SparkModel(model, num_workers=2)
     spark_model.fit(x, y, epochs=2, batch_size=4, verbose=0)
+    spark_model.fit(x, y, epochs=1, batch_size=4, verbose=0)
     losses = [report["loss"] for report in spark_model.training_histories]
-    assert len(set(losses)) == 4
+    assert len(set(losses)) == 6
 
 
 def test_results_do_not_depend_on_the_number_of_steps_in_a_call(sc, digits):

@@ -116,6 +116,7 @@ class TestWhatIsFound:
     def test_algorithms(self, sc, algo):
         search = search_of(sc, objective=parabola, algo=algo, max_evals=8)
         assert sorted(trial.number for trial in search.trials) == list(range(8))
+        assert len({trial.params["x"] for trial in search.trials}) == 8  # each is drawn from a seed of its own
         assert search.best_value == min((trial.params["x"] - 3) ** 2 for trial in search.trials)
 
     def test_the_largest_value_is_best_where_it_is_to_be_maximized(self, sc, digits):

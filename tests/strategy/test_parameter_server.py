@@ -5,6 +5,7 @@ Workers that come one after the other make every figure predictable; those that 
 
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.local import LocalDataset, LocalResults
+from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
 from sparkkeras.job import Server, Shares, Validation
 from sparkkeras.model import ModelState
@@ -307,6 +308,43 @@ def test_a_partition_whose_rows_are_gone_is_trained_from_its_source(linear):
     assert close(linear.model, found)
 
 
+class Again(LocalDataset):
+    """A task that fails is run once more, as Spark does."""
+
+    def run(self, task):
+        from sparkkeras.data.dataset import TaskContext
+
+        def attempts():
+            found = []
+            for number, block in enumerate(self.blocks):
+                with suppress(RuntimeError):
+                    found.append(list(task(TaskContext(number, 10**6 + number), iter((block,)))))
+                    continue
+                found.append(list(task(TaskContext(number, 2 * 10**6 + number), iter((block,)))))
+            return found
+
+        return LocalResults(attempts)
+
+
+def test_an_attempt_that_takes_over_counts_what_was_seen_before(tmp_path):
+    mark = tmp_path / "mark"
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3 and not mark.exists():
+                mark.touch()
+                raise RuntimeError("on purpose")
+
+    given = Model(optimizer=sgd(momentum=0.0))
+    callbacks = ByValue.dump([Fail()], "callbacks")
+    history, stats, _ = train(given, Again(partitions(22).blocks), epochs=2, frequency=1, worker_callbacks=callbacks)
+    assert (stats.takeovers, stats.pushes, stats.steps) == (1, 12, {0: 12})
+    found = ModelState.take(given.model).weights.vector
+    expected = plain(given, 2)
+    assert close(given.model, found)
+    assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
+
+
 # Figures, weights and callbacks on the driver
 
 
@@ -317,12 +355,23 @@ def test_callbacks_see_the_weights_of_their_epoch(linear):
     np.testing.assert_allclose(mine.weights, theirs.weights, rtol=0, atol=1e-6)
 
 
+def test_callbacks_see_the_steps_of_the_busiest_worker(linear):
+    seen = []
+
+    class Iterations(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(int(self.model.optimizer.iterations))
+
+    train(linear, partitions(18, 7), epochs=2, frequency=2, callbacks=[Iterations()])
+    assert seen == [5, 10]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_validation_has_the_weights_of_its_epoch(linear, own):
     """The worker is epochs ahead of the driver, whose callback is slow."""
     dataset = partitions(22)
     shares = Shares.split(dataset.handles, 0.2)
-    held_out = LocalDataset((rows(X[17:20], Y[17:20]), None, rows(X[20:22], Y[20:22])))
+    held_out = LocalDataset((rows(X[17:19], Y[17:19]), None, rows(X[19:20], Y[19:20]), rows(X[20:22], Y[20:22])))
     validation = (
         Validation(held_out, BatchOptions(BATCH), 2)
         if own
@@ -486,6 +535,27 @@ def test_after_a_failure_the_next_fit_works(linear, transport, where):
     assert np.isfinite(ModelState.take(linear.model).weights.vector).all()
     history, _, _ = train(linear, partitions(20, 8), transport=transport, epochs=2)
     assert np.isfinite(history.history["loss"]).all()
+
+
+def test_a_driver_that_is_interrupted_cancels_the_job(linear):
+    """A worker that hangs would not hear that training is over."""
+    cancelled = []
+
+    class Watched(LocalRunning):
+        def cancel(self):
+            cancelled.append(self.done)
+
+    class Watching(LocalDataset):
+        def background(self, call):
+            return Watched(call)
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(linear, Watching(partitions(20).blocks), epochs=2, callbacks=[Interrupt()])
+    assert len(cancelled) == 1
 
 
 def test_divergence_keeps_the_last_epoch_that_ended(linear):
