@@ -1,13 +1,10 @@
 """Making a process ready to train."""
 
 import logging
+from types import SimpleNamespace
 
 import keras
 import numpy as np
-"""What a process that trains decides for its backend."""
-
-from types import SimpleNamespace
-
 import pytest
 
 from sparkkeras import device
@@ -42,6 +39,8 @@ def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are
     finally:
         logger.removeFilter(note)
     assert device._is_for_the_person(logging.LogRecord("tensorflow", logging.WARNING, "", 0, "%s left", ("one",), None))
+
+
 @pytest.mark.parametrize(("every", "steps"), [(1, 1), (7, 7), (32, 32), (37, 1), (40, 20), (64, 32), (99, 11)])
 def test_a_compiled_call_ends_where_a_window_does(every, steps):
     """The largest number of steps, up to 32 here, that goes into a window without a rest."""

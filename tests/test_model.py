@@ -1146,6 +1146,8 @@ def test_why_a_custom_class_does_not_load(build, reason):
         ModelArchive.pack(model)
     assert "config={" not in str(caught.value)
     assert caught.value.__cause__.__cause__ is caught.value.__cause__.__context__ is None
+
+
 def test_who_goes_on_for_another_in_a_later_fit_counts_on():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")

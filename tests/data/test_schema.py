@@ -611,6 +611,8 @@ def test_an_object_that_is_no_number_is_told_with_its_row_and_a_reason(value, ad
     assert re.match(f"y of (row 10 of )?partition 2 .*{advice}", message)
     message = arrays_refusal(np.ones((3, 3)), objects(1, 2.5, value), None)
     assert re.match(f"y of (row 2 of )?the arrays .*{advice}", message)
+
+
 def test_a_row_is_whole_where_no_column_lacks_its_values():
     one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
     other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")

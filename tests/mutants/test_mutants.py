@@ -1,0 +1,45 @@
+"""The list of mutants is in step with the code: see tests/mutants/run.py, which runs them."""
+
+import ast
+import re
+
+from tests.mutants.run import ROOT, load
+
+MUTANTS = load()
+PACKAGES = ("", "data/", "hyperopt/", "ml/", "parameter/", "strategy/")
+
+
+def test_there_are_enough_in_every_package():
+    assert len(MUTANTS) >= 80
+    assert sum(mutant.spark for mutant in MUTANTS) >= 12
+    folders = [mutant.file.removeprefix("sparkkeras/").rpartition("/") for mutant in MUTANTS]
+    assert {parent + slash for parent, slash, _ in folders} == set(PACKAGES)
+
+
+def test_names_are_unique_and_in_kebab_case():
+    names = [mutant.name for mutant in MUTANTS]
+    assert sorted(set(names)) == sorted(names)
+    assert [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name)] == []
+
+
+def test_every_mutant_applies():
+    """Its old text is there once, and what comes of it compiles."""
+    texts = {mutant.file: (ROOT / mutant.file).read_text() for mutant in MUTANTS}
+    for mutant in MUTANTS:
+        mutated = mutant.apply(texts[mutant.file])
+        assert mutated != texts[mutant.file], mutant.name
+        ast.parse(mutated, f"{mutant.file} with {mutant.name}")
+
+
+def test_the_tests_that_should_notice_are_there():
+    for mutant in MUTANTS:
+        assert mutant.tests, mutant.name
+        for named in mutant.tests:
+            file, *inside = named.partition("[")[0].split("::")
+            text = (ROOT / file).read_text()
+            for part in inside:
+                assert re.search(rf"^ *(def|class) {part}\b", text, re.MULTILINE), f"{mutant.name}: {named}"
+
+
+def test_a_mutant_that_survives_says_why():
+    assert [mutant.name for mutant in MUTANTS if mutant.killed == bool(mutant.reason)] == []
