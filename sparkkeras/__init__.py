@@ -14,122 +14,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sparkkeras.data.arrays import to_simple_rdd
-    from sparkkeras.data.images import image_loader
-    from sparkkeras.data.mllib import (
-        encode_label,
-        from_labeled_point,
-        from_matrix,
-        from_vector,
-        lp_to_simple_rdd,
-        to_labeled_point,
-        to_matrix,
-        to_vector,
-    )
-    from sparkkeras.data.tables import from_data_frame, to_data_frame
-    from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
-    from sparkkeras.ensemble import EnsembleModel, load_ensemble_model
-    from sparkkeras.errors import (
-        ClusterError,
-        ConfigurationError,
-        CustomObjectError,
-        DataError,
-        DivergenceError,
-        ModelError,
-        ParameterServerError,
-        SearchError,
-        SparkKerasError,
-        StorageError,
-        UnknownArgumentError,
-        WorkerError,
-    )
-    from sparkkeras.loading import load_spark_model
-    from sparkkeras.ml.image_featurizer import ImageFeaturizer
-    from sparkkeras.mllib_model import SparkMLlibModel
-    from sparkkeras.parameter.options import ParameterServerOptions
-    from sparkkeras.parameter.rules import (
-        AGN,
-        DCASGD,
-        EAMSGD,
-        EASGD,
-        AsynchronousRule,
-        Average,
-        DiLoCo,
-        Downpour,
-        DynSGD,
-        SlowMo,
-        Update,
-        UpdateRule,
-        Window,
-    )
-    from sparkkeras.parameter.service import ParameterServerStats
-    from sparkkeras.spark_ensemble import SparkEnsemble
-    from sparkkeras.spark_model import SparkModel
-    from sparkkeras.sql import keras_udf, register_keras_udf
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AGN",
-    "DCASGD",
-    "EAMSGD",
-    "EASGD",
-    "AsynchronousRule",
-    "Average",
-    "ClusterError",
-    "ConfigurationError",
-    "CustomObjectError",
-    "DataError",
-    "DiLoCo",
-    "DivergenceError",
-    "Downpour",
-    "DynSGD",
-    "EnsembleModel",
-    "ImageFeaturizer",
-    "ModelError",
-    "ParameterServerError",
-    "ParameterServerOptions",
-    "ParameterServerStats",
-    "SearchError",
-    "SlowMo",
-    "SparkEnsemble",
-    "SparkKerasError",
-    "SparkMLlibModel",
-    "SparkModel",
-    "StorageError",
-    "UnknownArgumentError",
-    "Update",
-    "UpdateRule",
-    "Window",
-    "WorkerError",
-    "encode_label",
-    "from_data_frame",
-    "from_labeled_point",
-    "from_matrix",
-    "from_vector",
-    "greedy_ensemble",
-    "image_loader",
-    "keras_udf",
-    "load_ensemble_model",
-    "load_spark_model",
-    "load_tfrecords",
-    "lp_to_simple_rdd",
-    "register_keras_udf",
-    "save_as_tfrecords",
-    "to_data_frame",
-    "to_labeled_point",
-    "to_matrix",
-    "to_simple_rdd",
-    "to_vector",
-]
-
+# Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
-    "sparkkeras.data.arrays": ["to_simple_rdd"],
-    "sparkkeras.data.images": ["image_loader"],
-    "sparkkeras.data.mllib": [
+    "data.arrays": ["to_simple_rdd"],
+    "data.images": ["image_loader"],
+    "data.mllib": [
         "encode_label",
         "from_labeled_point",
         "from_matrix",
@@ -139,15 +32,29 @@ _HOMES = {
         "to_matrix",
         "to_vector",
     ],
-    "sparkkeras.data.tables": ["from_data_frame", "to_data_frame"],
-    "sparkkeras.data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
-    "sparkkeras.ensemble": ["EnsembleModel", "load_ensemble_model"],
-    "sparkkeras.greedy": ["greedy_ensemble"],
-    "sparkkeras.loading": ["load_spark_model"],
-    "sparkkeras.ml.image_featurizer": ["ImageFeaturizer"],
-    "sparkkeras.mllib_model": ["SparkMLlibModel"],
-    "sparkkeras.parameter.options": ["ParameterServerOptions"],
-    "sparkkeras.parameter.rules": [
+    "data.tables": ["from_data_frame", "to_data_frame"],
+    "data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
+    "ensemble": ["EnsembleModel", "load_ensemble_model"],
+    "errors": [
+        "ClusterError",
+        "ConfigurationError",
+        "CustomObjectError",
+        "DataError",
+        "DivergenceError",
+        "ModelError",
+        "ParameterServerError",
+        "SearchError",
+        "SparkKerasError",
+        "StorageError",
+        "UnknownArgumentError",
+        "WorkerError",
+    ],
+    "greedy": ["greedy_ensemble"],
+    "loading": ["load_spark_model"],
+    "ml.image_featurizer": ["ImageFeaturizer"],
+    "mllib_model": ["SparkMLlibModel"],
+    "parameter.options": ["ParameterServerOptions"],
+    "parameter.rules": [
         "AGN",
         "AsynchronousRule",
         "Average",
@@ -162,12 +69,14 @@ _HOMES = {
         "UpdateRule",
         "Window",
     ],
-    "sparkkeras.parameter.service": ["ParameterServerStats"],
-    "sparkkeras.spark_ensemble": ["SparkEnsemble"],
-    "sparkkeras.spark_model": ["SparkModel"],
-    "sparkkeras.sql": ["keras_udf", "register_keras_udf"],
+    "parameter.service": ["ParameterServerStats"],
+    "spark_ensemble": ["SparkEnsemble"],
+    "spark_model": ["SparkModel"],
+    "sql": ["keras_udf", "register_keras_udf"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -190,9 +99,9 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:  # of an AttributeError, `from sparkkeras import name` would not show the message
         raise ImportError(f"{__name__} has no {name}: use {_ELSEWHERE[name]}.", name=__name__)
-    if name not in __all__:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF.get(name, "sparkkeras.errors")), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
