@@ -369,6 +369,11 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         )
     traceback = worker_traceback(text)
     if not traceback:
+        alone = _OWN_ERROR.search(text)  # without a traceback; see `sparkkeras.data.frame.OverColumns`
+        if alone:
+            own = _own_error(_until_java(text, alone.start()))
+            if own:
+                return own
         stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
         if stopped:
             return ClusterError("the SparkContext was stopped while a job was running.")
@@ -393,8 +398,7 @@ def worker_traceback(text: str) -> str:
     start = text.find(_TRACEBACK)
     if start < 0:
         return ""
-    end = text.find("\n\tat ", start)
-    lines = re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end < 0 else end]).strip().splitlines()
+    lines = _until_java(text, start).splitlines()
     kept, skipping = [], False
     for line in lines:
         if line.startswith("  File "):
@@ -434,6 +438,15 @@ def _worker_died(text: str, master: str | None) -> str:
 
 
 _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
+
+
+def _until_java(text: str, start: int) -> str:
+    """What Python said from a place in a message of Spark's on, without what Java adds behind it."""
+    end = re.compile(r"\n\tat |\n\nJVM stacktrace:").search(text, start)
+    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
+
+
+_OWN_ERROR = re.compile(r"^sparkkeras\.errors\.\w+: ", re.MULTILINE)
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 

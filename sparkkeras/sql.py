@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from sparkkeras import arguments, device
-from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.data.schema import OnNan
@@ -57,20 +57,25 @@ def keras_udf(
         classify = keras_udf(model)
         df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
     """
-    function = _function(None, model, batch_size, transform, loader, custom_objects, on_nan)
+    function, read = _function(None, None, model, batch_size, transform, loader, custom_objects, on_nan)
+    return _Checked(function, read, None)
 
-    inputs = [slot.name for slot in models.schema_of(model).inputs]
 
-    def predicted(*columns: Any) -> Column:
-        if not columns or (len(inputs) > 1 and len(columns) != len(inputs)):
-            wanted = f"one for each input ({', '.join(inputs)})" if len(inputs) > 1 else "one or more"
-            raise ConfigurationError(
-                f"the function of the model {model.name!r} takes columns, {wanted}: it got {len(columns)}."
-            )
-        with cluster_of(active_session(), device.worker_environment).training_workers():
-            return function(*columns)
+@dataclass(frozen=True)
+class _Checked:
+    """A function of columns that refuses a wrong number of them."""
 
-    return predicted
+    function: Callable[..., Column]
+    read: ArgumentsToBlocks
+    session: SparkSession | None
+
+    def __call__(self, *columns: Any) -> Column:
+        """The column of its values."""
+        wrong = self.read.wrong_count(len(columns))
+        if wrong:
+            raise ConfigurationError(wrong)
+        with cluster_of(self.session or active_session(), device.worker_environment).training_workers():
+            return self.function(*columns)
 
 
 @known_arguments
@@ -101,7 +106,8 @@ def register_keras_udf(
         The function, which takes columns or their names, as `keras_udf` gives it.
 
     Raises:
-        ConfigurationError: The name is none that SQL takes, or one of Spark's own functions.
+        ConfigurationError: The name is none that SQL takes, or one of Spark's own functions; the returned function raises it
+            for a wrong number of columns. In SQL, wrong arguments are a ``DataError`` of the query.
         ModelError: As in `keras_udf`.
 
     Example::
@@ -115,10 +121,10 @@ def register_keras_udf(
         raise ConfigurationError(
             f"name={name!r}: Spark has a function of this name, and SQL would go on calling that one. Choose another."
         )
-    function = _function(spark, model, batch_size, transform, loader, custom_objects, on_nan)
+    function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_nan)
     with cluster_of(spark, device.worker_environment).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
-    return registered
+    return _Checked(registered, read, spark)
 
 
 def _is_built_in(spark: SparkSession, name: str) -> bool:
@@ -127,13 +133,14 @@ def _is_built_in(spark: SparkSession, name: str) -> bool:
 
 def _function(
     spark: SparkSession | None,
+    name: str | None,
     model: keras.Model,
     batch_size: int,
     transform: Transform | None,
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
     on_nan: OnNan,
-) -> ColumnFunction:
+) -> tuple[ColumnFunction, ArgumentsToBlocks]:
     arguments.on_nan_to_predict(on_nan)
     scorer = Scorer.of(
         model,
@@ -142,5 +149,7 @@ def _function(
         custom_objects=custom_objects,
         on_nan=on_nan,
     )
-    read = ArgumentsToBlocks(scorer.reader, loader, fits=transform is None)
-    return scorer.function(cluster_of(spark or active_session(), device.worker_environment), read)
+    called = f"the function of the model {model.name!r}" if name is None else f"{name}()"
+    make = "make it again with" if name is None else "register the function again with"
+    read = ArgumentsToBlocks(scorer.reader, loader, transform is None, called, make)
+    return scorer.function(cluster_of(spark or active_session(), device.worker_environment), read), read

@@ -1,18 +1,23 @@
 """Scoring without Spark: a model's outputs as columns, and batches of columns through a model, row by row the same."""
 
+import datetime
+import io
 import itertools
 import warnings
+import re
 
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.util import handle_worker_exception
 
 from sparkkeras import ConfigurationError, DataError, ModelError
+from sparkkeras.cluster import translated
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.frame import ArgumentsToBlocks, BatchesToBlocks, Selection
+from sparkkeras.data.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
 from sparkkeras.data.local import LocalShared
 from sparkkeras.scoring import Output, Scorer, ScoreTask, _column_names, outputs_of
 from tests.models import classifier, regression
@@ -298,10 +303,60 @@ def test_one_input_takes_several_arguments_and_several_take_one_each():
     model = regression()
     found = score(model, tuple(pa.array(X[:, place]) for place in range(3)))
     np.testing.assert_allclose(found, model.predict(X, verbose=0).ravel(), atol=1e-6)
-    with pytest.raises(DataError, match=r"the model has 2 inputs \(a, b\), but the function was given 1 argument\(s\)"):
+    with pytest.raises(DataError, match=r"the function takes 2 arguments, one for each input .* \(a, b\); it received 1"):
         score(two_by_two(), (pa.array([1.0]),))
-    with pytest.raises(DataError, match=r"argument 1, argument 2.*rows of shape \(3,\), received rows of shape \(2,\)"):
+    with pytest.raises(DataError, match=r"arguments of the function .*rows of shape \(3,\), received rows of shape \(2,\)"):
         score(model, (pa.array([1.0]), pa.array([2.0])))
+
+
+NULL, NAN = pa.array([1.0, None]), pa.array([1.0, np.nan])
+NUMBERS = pa.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ((), r"^f\(\) takes 3 number\(s\), or arrays or vectors that hold as many in all; it received 0 argument\(s\)\.$"),
+        ((NUMBERS,) * 4, r"^f\(\) takes 3 number\(s\), .* it received 4 argument"),
+        ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Give arguments that hold 3 number"),
+        ((pa.array([[1.0], [2.0]]),), r"^argument 1 of f\(\) does not fit .* Give arguments that hold 3 number"),
+        ((pa.array([[1.0], [2.0, 3.0]]),), r"^argument 1 of f\(\) holds arrays of different lengths .* array_repeat"),
+        ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
+        ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_timestamp"),
+        ((NUMBERS, NUMBERS, NULL), r"^argument 3 of f\(\) is null, .*WHERE .* register the function again with on_nan"),
+        ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* register the function again with on_nan"),
+        (
+            (pa.array([b"\xff\xd8\xff\xe0"] * 2),),
+            r"^argument 1 of f\(\) holds encoded images.* register the .*image_loader",
+        ),
+    ],
+)
+def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
+    scorer = Scorer.of(regression(), on_nan="error")
+    read = ArgumentsToBlocks(scorer.reader, function="f()", make="register the function again with")
+    with pytest.raises(DataError, match=words) as error:
+        list(read.blocks(columns, "partition 0", 0))
+    assert not re.search("transform=|give on_nan|give loader|column '|dropna", str(error.value))
+
+
+def test_an_error_in_the_data_is_all_that_spark_says_of_it(monkeypatch):
+    def task(context, batches):
+        raise DataError("too short") from ValueError("inner")
+        yield
+
+    monkeypatch.setattr("sparkkeras.data.frame.task_context", lambda: None)
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
+    stream = io.BytesIO()
+    try:
+        list(OverColumns(task)(iter([])))
+    except DataError as error:
+        handle_worker_exception(error, stream)
+    finally:
+        monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
+    said = stream.getvalue()[8:].decode()
+    assert said == "sparkkeras.errors.DataError: too short\n"
+    found = translated(RuntimeError(f"An exception was thrown from the Python worker:\n{said}\n\nJVM stacktrace:\n\tat x"))
+    assert (type(found), str(found)) == (DataError, "too short")
 
 
 # Names of columns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from sparkkeras.data.numeric import is_encoded_image
-from sparkkeras.data.schema import ColumnPart, ColumnValues, Slot
+from sparkkeras.data.schema import BY_NAME, ColumnPart, ColumnValues, Slot, Terms
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -69,6 +69,7 @@ class Leaf:
         slot: The model's input, where the model says what it takes.
         fits: Whether the values must fit the input: they need not if a function on batches comes between.
         loader: What makes an array of the one column.
+        terms: How messages name the columns.
     """
 
     columns: tuple[str, ...]
@@ -76,11 +77,12 @@ class Leaf:
     slot: Slot | None = None
     fits: bool = True
     loader: Loader | None = None
+    terms: Terms = BY_NAME
 
     @property
     def told(self) -> str:
         """What messages call it."""
-        return f"column {self.columns[0]!r}" if len(self.columns) == 1 else f"the columns {', '.join(self.columns)}"
+        return self.terms.column(self.columns[0]) if len(self.columns) == 1 else self.terms.columns(self.columns)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> ColumnValues:
         """The values of all rows.
@@ -98,10 +100,10 @@ class Leaf:
                 loaded, good = self.loader.load(columns[0], self.columns[0], where, first)
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
-            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, may_lack=True)
+            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, True, terms=self.terms)
         shape = None if self.slot is None else self.slot.shape
         floating = self.slot is not None and self.slot.floating
-        found = [read(column, name, shape, floating) for name, column in zip(self.columns, columns, strict=True)]
+        found = [read(column, name, shape, floating, self.terms) for name, column in zip(self.columns, columns, strict=True)]
         if shape is not None:
             found = self._widened(found, shape)
         arrays = [values for values, _ in found]
@@ -110,7 +112,7 @@ class Leaf:
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, whole, self.told, parts=parts)
+        return ColumnValues(values, whole, self.told, parts=parts, terms=self.terms)
 
     def _widened(
         self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
@@ -136,8 +138,8 @@ class Leaf:
         for name, part in zip(self.columns, parts, strict=True):
             if part.ndim > 2:
                 raise DataError(
-                    f"column {name!r} has rows of shape {part.shape[1:]}, which cannot be laid beside other columns: only "
-                    "numbers and flat arrays can. Give the column alone, or flatten() it."
+                    f"{self.terms.column(name)} has rows of shape {part.shape[1:]}, which cannot be laid beside others: "
+                    "only numbers and flat arrays can. Give it alone, or flatten() it."
                 )
         widths = [_width(part) for part in parts]
         together = np.empty((len(parts[0]), sum(widths)), self._dtype(parts))
@@ -161,9 +163,10 @@ class Leaf:
         if len(shape) == 1 and len(wanted) == len(self.slot.shape) and shape[0] == int(np.prod(wanted)):
             return values.reshape(len(values), *wanted)
         if self.fits:
+            does = "does" if len(self.columns) == 1 else "do"
             raise DataError(
-                f"{self.told} does not fit the model's input {self.slot.name!r}: it expects rows of shape "
-                f"{self.slot.shape}, received rows of shape {shape}. Choose other columns, or give transform= that reshapes."
+                f"{self.told} {does} not fit the model's input {self.slot.name!r}: it expects rows of shape "
+                f"{self.slot.shape}, received rows of shape {shape}. {self.terms.fit}"
             )
         return values
 
@@ -174,7 +177,11 @@ def _width(values: Array) -> int:
 
 
 def read(
-    column: pa.Array, name: str, shape: tuple[int | None, ...] | None = None, floating: bool = False
+    column: pa.Array,
+    name: str,
+    shape: tuple[int | None, ...] | None = None,
+    floating: bool = False,
+    terms: Terms = BY_NAME,
 ) -> tuple[Array, Array | None]:
     """A column as an array with the rows on its first axis, and which rows are whole; ``None``: all of them.
 
@@ -186,6 +193,7 @@ def read(
         shape: The shape of one row, where it is known: bytes are read by it.
         floating: Whether floating numbers are wanted: bytes are taken for them where their number leaves that open, and
             whole numbers are turned into them where they are of one byte, or have a null among them in an array.
+        terms: How messages name it.
 
     Raises:
         DataError: It names the column and what cannot become an array.
@@ -196,7 +204,8 @@ def read(
         good = column.is_valid().to_numpy(zero_copy_only=False)
         values, inner = _values(column.drop_null(), shape, floating)
     except _UnfitError as unfit:
-        raise DataError(f"column {name!r} {unfit}") from None
+        loader = f" {unfit.images}, {terms.give} loader=image_loader(size)." if unfit.images else ""
+        raise DataError(f"{terms.column(name)} {unfit}{loader}") from None
     spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
     spread[good] = values
     if inner is not None:
@@ -205,7 +214,15 @@ def read(
 
 
 class _UnfitError(Exception):
-    """What a column holds cannot become an array; the message goes on from the column's name."""
+    """What a column holds cannot become an array; the message goes on from the column's name.
+
+    Attributes:
+        images: The beginning of the advice to give a loader of images, where that may be what is missing.
+    """
+
+    def __init__(self, message: str, images: str = "") -> None:
+        super().__init__(message)
+        self.images = images
 
 
 def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
@@ -230,7 +247,7 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _tensors(column, shape, floating), None
     if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and _holds(column, _IMAGE_PATH.search):
-        raise _UnfitError("holds the paths of images. Give loader=image_loader(size), which reads and decodes them.")
+        raise _UnfitError("holds the paths of images.", "To read and decode them")
     raise _UnfitError(
         f"holds values of the type {kind}, which is no number, array or vector. Encode text and categories first, for "
         "instance with pyspark.ml.feature.StringIndexer."
@@ -299,7 +316,7 @@ def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: b
     except _UnfitError:
         # Only now: a tensor may begin with any bytes, but it has the size that is expected.
         if _holds(column, is_encoded_image):
-            raise _UnfitError("holds encoded images. Give loader=image_loader(size), which decodes them.") from None
+            raise _UnfitError("holds encoded images.", "To decode them") from None
         raise
 
 
@@ -308,7 +325,8 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
     if shape is None or len(row) < len(shape):
         raise _UnfitError(
             f"holds bytes, which can be read as tensors only where the model says the shape of its input; it says {shape}. "
-            "Give the column as an array, or loader=image_loader(size) if it holds images."
+            "Give an array instead.",
+            "If these are encoded images",
         )
     size = int(np.prod(row, dtype=np.int64))
     wide = column.type == "large_binary"
@@ -319,8 +337,8 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
         return np.zeros((0, *row), np.float32)
     if rest or item not in _DTYPES:
         raise _UnfitError(
-            f"holds {length} bytes a row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}. If "
-            "these are encoded images, give loader=image_loader(size)."
+            f"holds {length} bytes a row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}.",
+            "If these are encoded images",
         )
     data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     return data.view(np.dtype(_DTYPES[item][0 if floating else 1]).newbyteorder("<")).reshape(len(column), *row)

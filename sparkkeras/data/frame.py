@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +15,11 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
 from sparkkeras.cluster import Cluster, translated
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.columns import Leaf, Loader
+from sparkkeras.data.columns import VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.images import STRUCT
 from sparkkeras.data.rdd import task_context
-from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot
+from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot, Terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.weights import Array
 
@@ -186,39 +187,77 @@ class BatchesToBlocks:
 class ArgumentsToBlocks:
     """Turns the arguments of a function into blocks, whatever their number: one a model's input, or all for its one.
 
+    What is wrong is told in terms of the function: who calls it in SQL names no columns and gives no options.
+
     Attributes:
         reader: How rows are read.
         loader: What turns arguments into inputs.
+        fits: As in `Leaf`.
+        function: The function, as it is written.
+        make: How options are given to it, before their names.
     """
 
     reader: Reader
     loader: Loaders | None = None
     fits: bool = True
+    function: str = "the function"
+    make: str = "make the function with"
+
+    def wrong_count(self, count: int) -> str:
+        """What is wrong with a number of arguments, whatever their types; empty: nothing."""
+        slots, wanted = self.reader.schema.inputs, self._values_wanted
+        if len(slots) > 1:
+            names = ", ".join(slot.name for slot in slots)
+            expected, fits = f"{len(slots)} arguments, one for each input of the model ({names})", count == len(slots)
+        elif self.loader is not None:
+            expected, fits = "one argument, which its loader loads", count == 1
+        elif wanted is not None:
+            expected = f"{wanted} number(s), or arrays or vectors that hold as many in all"
+            fits = 1 <= count <= wanted
+        else:
+            expected, fits = "one argument or more", count > 0
+        return "" if fits else f"{self.function} takes {expected}; it received {count} argument(s)."
+
+    @property
+    def _values_wanted(self) -> int | None:
+        """How many values the arguments hold together; ``None``: the model, or a function on batches, leaves that open."""
+        slots = self.reader.schema.inputs
+        shape = slots[0].shape if len(slots) == 1 and self.fits else None
+        sizes = [size for size in shape or () if size is not None]
+        return None if shape is None or len(sizes) < len(shape) else int(np.prod(sizes, dtype=np.int64))
+
+    @property
+    def _terms(self) -> Terms:
+        wanted = self._values_wanted
+        return Terms(
+            give=self.make,
+            fit=f"Give arguments that hold {wanted} number(s) in all." if wanted else "Give arguments of another size.",
+            fill="Fill it (coalesce), leave such rows out (WHERE ... IS NOT NULL)",
+            function=self.function,
+        )
 
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""
+        wrong = self.wrong_count(len(columns))
+        if wrong:
+            raise DataError(wrong)
         slots, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
-        if not columns:
-            raise DataError("the function was given no arguments: give it the columns of the model's features.")
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
         if len(slots) > 1:
-            if len(columns) != len(slots):
-                raise DataError(
-                    f"the model has {len(slots)} inputs ({', '.join(slot.name for slot in slots)}), but the function was "
-                    f"given {len(columns)} argument(s): give one for each, in this order."
-                )
             structure = Structure(len(slots), bare=False)
             leaves = [
-                Leaf((name,), False, slot, self.fits, loaders.get(slot.name))
+                Leaf((name,), False, slot, self.fits, loaders.get(slot.name), self._terms)
                 for name, slot in zip(names, slots, strict=True)
             ]
         else:
             slot = slots[0] if slots else None
             structure = Structure()
-            leaves = [Leaf(tuple(names), len(names) > 1, slot, self.fits, loaders.get(slot.name if slot else ""))]
-            if loaders and len(names) > 1:
-                raise DataError(f"the function's loader takes one argument, received {len(names)}.")
-        return Selection(Form(structure), tuple(leaves)).blocks(self.reader, columns, where, first)
+            loader = loaders.get(slot.name if slot else "")
+            leaves = [Leaf(tuple(names), len(names) > 1, slot, self.fits, loader, self._terms)]
+        selection = Selection(Form(structure), tuple(leaves))
+        for number, column in enumerate(columns):
+            _check_argument(leaves[number if len(slots) > 1 else 0], names[number], column)
+        yield from selection.blocks(self.reader, columns, where, first)
 
 
 @dataclass(frozen=True)
@@ -273,7 +312,10 @@ def payload(result: Any) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class OverColumns:
-    """Runs over the batches of the columns that a column function was given; see `column_function`."""
+    """Runs over the batches of the columns that a column function was given; see `column_function`.
+
+    People call such functions, or `collect` what they gave, themselves: what they see of an error is what Spark says of it.
+    """
 
     __name__ = "keras_model"  # what Spark calls it in plans
 
@@ -281,7 +323,13 @@ class OverColumns:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
         """As many values as rows were given; every batch is read."""
-        yield from self.task(task_context(), batches)
+        try:
+            yield from self.task(task_context(), batches)
+        except DataError as error:
+            # The data is at fault, which its message says, and a traceback of ours would hide. Spark looks at this variable
+            # when it reports the error; then it ends the process.
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise error from None
         for _ in batches:
             pass
 
@@ -533,6 +581,17 @@ def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
         )
 
 
+def _check_argument(leaf: Leaf, name: str, column: pa.Array) -> None:
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructType
+
+    kind = from_arrow_type(column.type)
+    if leaf.loader is not None:
+        leaf.loader.check(name, kind.simpleString())
+    elif not isinstance(kind, StructType) or tuple(kind.names) != VECTOR_FIELDS:
+        _check_type(name, kind, leaf)
+
+
 def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
     from pyspark.sql import types
 
@@ -543,20 +602,25 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         return
     if isinstance(inner, types.BinaryType) and inner is kind and leaf.slot is not None:
         return
-    told = kind.simpleString()
+    told, give = kind.simpleString(), leaf.terms.give
     if isinstance(inner, types.StringType):
         advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
+        if leaf.terms.function:
+            advice = "Cast text that is a number, CAST(... AS DOUBLE), and encode other text first."
         if inner is kind and leaf.slot is not None and len(leaf.slot.shape or ()) == 3:
-            advice = f"If these are paths of images, give loader={_loader_call(leaf)}. {advice}"
+            advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
         advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
     elif told == STRUCT:
-        advice = f"It is the struct of Spark's image source: give loader={_loader_call(leaf)}."
+        advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
     elif isinstance(inner, (types.StructType, types.MapType)):
-        advice = f"Name the fields that count ({name}.field), or give loader=image_loader(...) if it holds images."
+        field = f" ({name}.field)" if not leaf.terms.function else ""
+        advice = f"Name the fields that count{field}, or {give} loader=image_loader(...) if it holds images."
     else:
         advice = "Turn it into numbers first, for instance with cast or unix_timestamp."
-    raise DataError(f"column {name!r} has the type {told}; expected numbers, booleans, arrays of them, or vectors. {advice}")
+    raise DataError(
+        f"{leaf.terms.column(name)} has the type {told}; expected numbers, booleans, arrays of them, or vectors. {advice}"
+    )
 
 
 def _loader_call(leaf: Leaf) -> str:

@@ -218,8 +218,8 @@ class ImageLoader:
                 if pixels.shape != images.shape[1:]:
                     place = f"column {name!r}, row {first + row} of {where}{_origin(column[row])}"
                     raise DataError(
-                        f"{place}: the image has {_told(pixels)}, and those before it {_told(images[0])}. "
-                        "Give image_loader a size=(height, width) to resize them."
+                        f"{place}: the image has {_told(pixels)}, and those before it {_told(images[0])}. Give image_loader "
+                        "a size=(height, width) to resize them."
                     )
                 images[filled] = pixels
                 filled += 1

@@ -101,6 +101,35 @@ class Schema:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """How messages name the columns of an array, and what they advise.
+
+    Attributes:
+        give: How an argument is given, before its name.
+        fit: What to do about values that do not fit the model's input.
+        fill: What to do about nulls.
+        function: The function whose arguments the columns are, as it is written; empty: they are columns by name.
+    """
+
+    give: str = "give"
+    fit: str = "Choose other columns, or give transform= that reshapes."
+    fill: str = "Fill it (df.fillna), leave such rows out (df.dropna(subset=[...]))"
+    function: str = ""
+
+    def column(self, name: str) -> str:
+        """What messages call one column."""
+        return f"{name} of {self.function}" if self.function else f"column {name!r}"
+
+    def columns(self, names: Sequence[str]) -> str:
+        """What messages call several columns."""
+        return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(names)}"
+
+
+BY_NAME = Terms()
+"""The columns of a DataFrame, which people name."""
+
+
+@dataclass(frozen=True)
 class ColumnPart:
     """What one column gave to an array.
 
@@ -125,6 +154,7 @@ class ColumnValues:
         told: What messages call it.
         may_lack: Whether somebody has allowed that rows lack their values.
         parts: What each column gave, where several lie side by side.
+        terms: How messages name them.
     """
 
     values: Array
@@ -132,17 +162,18 @@ class ColumnValues:
     told: str
     may_lack: bool = False
     parts: tuple[ColumnPart, ...] = ()
+    terms: Terms = BY_NAME
 
     def lacking(self, row: int) -> str:
         """What messages call the column that has a null in a row."""
         names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
-        return f"column {names[0]!r}" if names else self.told
+        return self.terms.column(names[0]) if names else self.told
 
     def holding(self, position: int) -> str:
         """What messages call the column of one of a row's values, which are counted over all columns."""
         for part in self.parts:
             if position < part.width:
-                return f"column {part.name!r}"
+                return self.terms.column(part.name)
             position -= part.width
         return self.told
 
@@ -256,8 +287,8 @@ class Reader:
                 )
                 row = int(np.argmin(leaf.good))
                 raise DataError(
-                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. Fill it "
-                    f"(df.fillna), leave such rows out (df.dropna(subset=[...])), or give {policy}."
+                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}, or "
+                    f"{leaf.terms.give} {policy}."
                 )
             whole = leaf.good if whole is None else whole & leaf.good
         block, rows = Block(form, tuple(arrays)), None
@@ -272,7 +303,7 @@ class Reader:
         if not self.labelled and self.on_nan in ("drop", "null"):
             finite = _finite_rows(block)
             return block, finite if whole is None else whole if finite is None else whole & finite
-        return self._finite(block, told), whole
+        return self._finite(block, told, leaves[0].terms.give if leaves else "give"), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
         """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
@@ -379,12 +410,13 @@ class Reader:
         slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
         return [index for index, slot in enumerate(slots[: form.x.count]) if slot is not None and slot.floating]
 
-    def _finite(self, block: Block, told: Callable[[int, int, int], str]) -> Block:
+    def _finite(self, block: Block, told: Callable[[int, int, int], str], give: str = "give") -> Block:
         """The rows without NaN and infinite values.
 
         Args:
             block: The rows.
             told: What is wrong with an array of the block, a row of it, and one of that row's values.
+            give: As in `Terms`.
         """
         if self.on_nan == "allow":
             return block
@@ -397,13 +429,13 @@ class Reader:
             if self.on_nan == "error" and not finite.all():
                 row = int(np.argmin(finite))
                 remedy = (
-                    'give on_nan="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_nan="allow" to '
+                    'on_nan="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_nan="allow" to '
                     "train on them"
                     if self.labelled
-                    else 'give on_nan="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
+                    else 'on_nan="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
                     "predicts null)"
                 )
-                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Mend the data, or {remedy}.")
+                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {give} {remedy}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
 

@@ -7,7 +7,8 @@ from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 
-from sparkkeras import ConfigurationError, ModelError, UnknownArgumentError, keras_udf, register_keras_udf
+from sparkkeras import ConfigurationError, DataError, ModelError, UnknownArgumentError, keras_udf, register_keras_udf
+from sparkkeras.cluster import translated
 from tests.models import regression
 
 X = np.random.default_rng(0).random((30, 3)).astype(np.float32)
@@ -99,7 +100,7 @@ def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
     found = values(spark.sql("SELECT id, lenient(a, b, c) AS p FROM gaps")).astype(float)
     assert np.isnan(found[::3]).all()
     close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
-    with pytest.raises(PythonException, match="DataError: column 'argument 2' is null"):
+    with pytest.raises(PythonException, match=r"DataError: argument 2 of strict\(\) is null"):
         spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
 
 
@@ -125,8 +126,10 @@ def test_mistakes_are_told_at_once(spark, model):
         keras_udf("model")
     with pytest.raises(ConfigurationError, match="transform=3: expected a function"):
         keras_udf(model, transform=3)
-    with pytest.raises(ConfigurationError, match="takes columns, one or more: it got 0"):
+    with pytest.raises(ConfigurationError, match=r"takes 3 number\(s\), or arrays or .*; it received 0"):
         keras_udf(model)()
+    with pytest.raises(ConfigurationError, match=r"^counted\(\) takes 3 number\(s\), or arrays or .*; it received 4"):
+        register_keras_udf(spark, "counted", model)("a", "b", "c", "d")
 
 
 def test_a_function_of_sparks_own_is_not_hidden(spark, model):
@@ -137,14 +140,21 @@ def test_a_function_of_sparks_own_is_not_hidden(spark, model):
     register_keras_udf(spark, "upper_bound", model)  # an own one is replaced
 
 
-def test_an_sql_function_without_arguments_is_told(spark, model, frame):
-    register_keras_udf(spark, "empty_handed", model)
-    with pytest.raises(PythonException, match="DataError: the function was given no arguments"):
-        spark.sql("SELECT empty_handed() FROM measurements").collect()
+def test_wrong_arguments_in_sql_are_told_in_a_line(spark, model, frame):
+    register_keras_udf(spark, "handed", model)
+    for arguments, words in {
+        "": "handed() takes 3 number(s), or arrays or vectors that hold as many in all; it received 0 argument(s).",
+        "a, b": "the arguments of handed() do not fit the model's input",
+    }.items():
+        with pytest.raises(PythonException) as error:
+            spark.sql(f"SELECT handed({arguments}) FROM measurements").collect()
+        assert f"sparkkeras.errors.DataError: {words}" in str(error.value)
+        assert "Traceback" not in str(error.value)
+        assert isinstance(translated(error.value), DataError)
 
 
 def test_a_function_of_several_inputs_takes_as_many_columns(spark):
     a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
     built = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
-    with pytest.raises(ConfigurationError, match=r"takes columns, one for each input \(a, b\): it got 1"):
+    with pytest.raises(ConfigurationError, match=r"takes 2 arguments, one for each input .* \(a, b\); it received 1"):
         keras_udf(built)("x")
