@@ -117,6 +117,10 @@ class Cluster:
         host = conf.get("spark.driver.host") or "127.0.0.1"
         return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
 
+    def require(self, module: str, package: str, purpose: str) -> None:
+        """Refuse workers that lack a module; see `check_optional`."""
+        check_optional(_equipped[self.context], module, package, purpose)
+
     def background(self, call: Callable[[], R]) -> SparkRunning[R]:
         """Call something that runs jobs in a thread of its own."""
         return SparkRunning(self.context, call)
@@ -282,7 +286,8 @@ def _running(context: SparkContext | None) -> SparkContext:
     return context
 
 
-_equipped: weakref.WeakKeyDictionary[SparkContext, bool] = weakref.WeakKeyDictionary()
+_equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+"""What `sparkkeras.probe` said of each worker."""
 
 
 def _equip(cluster: Cluster) -> None:
@@ -300,7 +305,7 @@ def _equip(cluster: Cluster) -> None:
             # In the context's own temporary folder, which Spark removes.
             folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)  # type: ignore[attr-defined]
             cluster.context.addPyFile(pack_package(folder))
-        _equipped[cluster.context] = True
+        _equipped[cluster.context] = found
 
 
 def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
@@ -316,6 +321,26 @@ def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
                 f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or let the workers "
                 "run a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit also "
                 f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
+            )
+
+
+def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str, purpose: str) -> None:
+    """Refuse workers that lack a module which one function needs.
+
+    Args:
+        found: What `sparkkeras.probe` says of each worker.
+        module: One of `sparkkeras.probe.OPTIONAL`.
+        package: What pip calls it.
+        purpose: What needs it, for the message.
+
+    Raises:
+        ClusterError: A worker lacks it.
+    """
+    for worker in found:
+        if module in worker["missing_optional"]:
+            raise ClusterError(
+                f"{purpose} need {package} on Spark's workers, and {worker['python']} (Python {worker['version']}) on "
+                f"{worker['host']} lacks it. Install it there: pip install {package}."
             )
 
 

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+OPTIONAL = ("google_crc32c",)
+"""Modules that some functions only need on the workers."""
+
 
 def package_digest(folder: Path) -> str:
     """A digest of the Python sources below a folder."""
@@ -49,5 +52,6 @@ def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]
         "python": sys.executable,
         "version": platform.python_version(),
         "missing": [name for name in ("keras", backend) if not has(name)],
+        "missing_optional": [name for name in OPTIONAL if not has(name)],
         "package": package_digest(folder) if folder is not None and folder.is_dir() else "",
     }

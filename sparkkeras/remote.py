@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkkeras import errors, probe
-from sparkkeras.cluster import Cluster, active_context, check_workers, equipping, is_current, pack_package, translated
+from sparkkeras.cluster import (
+    Cluster,
+    active_context,
+    check_optional,
+    check_workers,
+    equipping,
+    is_current,
+    pack_package,
+    translated,
+)
 from sparkkeras.data.dataset import Shared
 from sparkkeras.data.local import LocalShared
 from sparkkeras.errors import SparkKerasError
@@ -71,6 +80,10 @@ class RemoteCluster:
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
 
+    def require(self, module: str, package: str, purpose: str) -> None:
+        """As `Cluster.require`."""
+        check_optional(_equipped[self.session], module, package, purpose)
+
     def training_workers(self) -> AbstractContextManager[None]:
         """All Python workers are alike here."""
         return nullcontext()
@@ -116,7 +129,7 @@ class RemoteCluster:
 
 
 _sent: weakref.WeakKeyDictionary[SparkSession, set[str]] = weakref.WeakKeyDictionary()
-_equipped: weakref.WeakKeyDictionary[SparkSession, bool] = weakref.WeakKeyDictionary()
+_equipped: weakref.WeakKeyDictionary[SparkSession, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,7 @@ def _equip(cluster: RemoteCluster) -> None:
         if not is_current(found):
             with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
                 cluster.session.addArtifacts(pack_package(folder), pyfile=True)
-        _equipped[cluster.session] = True
+        _equipped[cluster.session] = found
 
 
 def _probe(cluster: RemoteCluster) -> list[dict[str, Any]]:

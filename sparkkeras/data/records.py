@@ -7,15 +7,17 @@ CRC-32C, rotated and offset, so that a checksum of data that holds checksums sta
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import google_crc32c
+from sparkkeras.errors import ClusterError, DataError
 
-from sparkkeras.errors import DataError
+LIBRARY = ("google_crc32c", "google-crc32c")
+"""What computes checksums, on the driver and on all workers: the module, and the package that has it."""
 
 SUFFIXES = {None: ".tfrecord", "gzip": ".tfrecord.gz", "zlib": ".tfrecord.zlib"}
 """The compressions there are, and how the names of their files end."""
@@ -80,8 +82,21 @@ def _broken(name: str, offset: int, what: str) -> DataError:
 
 
 def _checksum(data: bytes) -> int:
-    crc: int = google_crc32c.value(data)
+    crc = _crc32c()(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ClusterError(
+            f"the checksums of TFRecord files need {LIBRARY[1]}, which cannot be imported: pip install {LIBRARY[1]}, for "
+            f"the driver and for all workers. {type(error).__name__}: {error}"
+        ) from error
+    found: Callable[[bytes], int] = google_crc32c.value
+    return found
 
 
 def _is_head(head: bytes) -> bool:

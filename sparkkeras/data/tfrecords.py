@@ -22,7 +22,7 @@ from sparkkeras.cluster import translated
 from sparkkeras.data.block import describe
 from sparkkeras.data.examples import BYTES, KINDS, VALUES, Features, Field, Seen, decode, encode, parse, survey, together
 from sparkkeras.data.frame import is_frame
-from sparkkeras.data.records import EMPTY_BYTES, SUFFIXES, compressor, framed, read_records
+from sparkkeras.data.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
 from sparkkeras.remote import cluster_of
 from sparkkeras.storage import has_scheme
@@ -70,6 +70,7 @@ def save_as_tfrecords(
         DataError: It is no DataFrame, a column is of a type that an Example cannot hold, or an array holds a null.
         ConfigurationError: An argument is unknown.
         StorageError: Something is there already, or the path cannot be written.
+        ClusterError: A worker lacks google-crc32c.
         WorkerError: A task failed.
 
     Example::
@@ -86,7 +87,7 @@ def save_as_tfrecords(
         raise DataError(f"the DataFrame has the columns {names}; expected at least one, and no name twice: use toDF(...).")
     target = _Target.of(path)
     target.check(mode)
-    cluster_of(df.sparkSession, device.worker_environment)  # workers may lack this package
+    _equip(df.sparkSession)
     done = False
     try:
         target.prepare()
@@ -132,6 +133,7 @@ def load_tfrecords(
         DataError: The schema has a type that an Example does not hold; or, without one, there are no records, they
             contradict each other, or a file is damaged where it was looked at.
         ConfigurationError: Arguments that do not go together.
+        ClusterError: A worker lacks google-crc32c.
 
     Example::
 
@@ -144,11 +146,20 @@ def load_tfrecords(
     if schema is not None and binary_features:
         raise ConfigurationError("binary_features says what to make of bytes where there is no schema: declare them binary.")
     fields = None if schema is None else _fields_of(schema)
-    cluster_of(spark, device.worker_environment)  # workers may lack this package
+    _equip(spark)
     found = _Found.of(spark, path)
     if fields is None:
         fields = _inferred(found, path, binary_features)
     return found.frame.mapInArrow(_Read(fields), _ddl(fields))
+
+
+def _equip(session: SparkSession) -> None:
+    """See to it that workers have this package, and what it needs of others.
+
+    Raises:
+        ClusterError: They lack something.
+    """
+    cluster_of(session, device.worker_environment).require(*LIBRARY, "TFRecord files")
 
 
 def _rows(df: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> list[Any]:

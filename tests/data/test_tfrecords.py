@@ -1,8 +1,11 @@
 """TFRecord files and tf.train.Examples, held against TensorFlow's own reader and writer, and damaged on purpose."""
 
+import functools
 import gzip
 import io
+import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +13,13 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import types
 
-from sparkkeras import DataError
+from sparkkeras import ClusterError, DataError, load_tfrecords, probe
+from sparkkeras.cluster import check_optional
+from sparkkeras.data import records, tfrecords
 from sparkkeras.data.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
-from sparkkeras.data.records import SUFFIXES, compressor, framed, read_records
+from sparkkeras.data.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 
 RECORDS = [b"", b"a", bytes(range(256)) * 9, b"\x00" * 70_000]
 PLAIN = {str: str.encode, bool: int}
@@ -337,3 +343,37 @@ def test_records_that_contradict_each_other_are_named():
     records = [example(x=("int64", [1])), example(x=("float", [1.0]))]
     with pytest.raises(DataError, match="feature 'x' holds int64 values in record 0, but float values in record 1"):
         survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
+
+
+# What workers need
+
+
+def worker(missing):
+    return {"host": "node7", "python": "/usr/bin/python3", "version": "3.11.9", "missing_optional": missing}
+
+
+def test_workers_without_the_library_of_checksums_are_refused_before_a_job(monkeypatch, tmp_path):
+    found = [worker([]), worker(["google_crc32c"])]
+    cluster = SimpleNamespace(require=functools.partial(check_optional, found))
+    monkeypatch.setattr(tfrecords, "cluster_of", lambda session, environment: cluster)
+    schema = types.StructType([types.StructField("x", types.IntegerType())])
+    wanted = r"TFRecord files need google-crc32c on Spark's workers, and /usr/bin/python3 .* on node7 lacks it.*pip install"
+    with pytest.raises(ClusterError, match=wanted):
+        load_tfrecords(SimpleNamespace(read=None), str(tmp_path), schema=schema)
+    check_optional(found[:1], *LIBRARY, "TFRecord files")
+
+
+def test_a_probe_says_whether_the_library_of_checksums_is_there(monkeypatch):
+    assert LIBRARY[0] in probe.OPTIONAL
+    assert next(probe.probe())["missing_optional"] == []
+    monkeypatch.setattr(probe, "OPTIONAL", ("no_such_module",))
+    assert next(probe.probe())["missing_optional"] == ["no_such_module"]
+
+
+def test_a_worker_that_lacks_the_library_after_all_says_which_one(monkeypatch):
+    records._crc32c.cache_clear()
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(
+        ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c, for the driver"
+    ):
+        framed(b"data")
