@@ -3,8 +3,8 @@
 import datetime
 import io
 import itertools
-import warnings
 import re
+import warnings
 
 import keras
 import numpy as np
