@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkkeras import device
 from sparkkeras.custom_code import ByValue
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.child import StopWork
@@ -287,6 +288,15 @@ def test_a_value_of_an_epoch_has_its_number():
     assert outcome.history == {"loss": [0.5, 0.25, 0.75], "accuracy": [0.5, 0.75, 0.25]}
     assert driver.told == [(1, 0.5), (2, 0.25), (3, 0.75)]
     assert called(partial(objective, result=0.1)).best_epoch is None
+
+
+def test_the_backend_is_started_for_models_that_are_fitted_only(monkeypatch):
+    started = []
+    monkeypatch.setattr(device, "wake", lambda: started.append(1))
+    assert called(lambda params: 0.5).value == 0.5
+    assert started == []
+    assert fitted(epochs=1).status == OK
+    assert started == [1]
 
 
 def test_what_else_a_function_returns_is_kept_where_json_knows_it():

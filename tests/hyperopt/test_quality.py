@@ -51,9 +51,9 @@ def compared(seeds, count):
 
 @pytest.mark.soak
 def test_tpe_beats_random_search():
-    found = compared(seeds=10, count=80)
+    found = compared(seeds=6, count=60)
     assert np.mean(found["tpe"]) < 0.6 * np.mean(found["random"])
-    assert sum(tpe < random for tpe, random in zip(*found.values(), strict=True)) >= 8
+    assert sum(tpe < random for tpe, random in zip(*found.values(), strict=True)) >= 5
 
 
 @pytest.mark.soak

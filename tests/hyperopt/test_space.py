@@ -226,12 +226,16 @@ def objects_of_all_kinds():
 
 def test_a_digest_is_the_same_in_another_process():
     code = DIGEST.format(folder=str(Path(__file__).parent))
-    told = set()
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-        told.add(tuple(done.stdout.split()))
-    ((plain, _),) = told
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        for seed in ("1", "2")
+    ]
+    ((plain, _),) = {tuple(other.communicate()[0].split()) for other in others}
     assert plain == Space(nested()).digest
 
 

@@ -95,7 +95,10 @@ def test_files_of_any_path(sc, members, digits, tmp_path):
 # Training
 
 
-@pytest.mark.parametrize("sampling", ["all", pytest.param("bootstrap", marks=pytest.mark.core), "partition"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param("all", marks=pytest.mark.soak), pytest.param("bootstrap", marks=pytest.mark.core), "partition"],
+)
 def test_members_train_side_by_side(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling=sampling, seed=1)
@@ -179,7 +182,7 @@ class Kill(keras.callbacks.Callback):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("sampling", ["all", "partition"])
+@pytest.mark.parametrize("sampling", [pytest.param("all", marks=pytest.mark.soak), "partition"])
 def test_a_worker_that_dies_is_replaced_and_gives_the_same(sc, digits, tmp_path, sampling):
     x, y, x_test, y_test = digits
 
