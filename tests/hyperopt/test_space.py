@@ -20,6 +20,7 @@ from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.encoding import decode, encode
+from sparkkeras.hyperopt.search import _suggested
 from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
@@ -297,6 +298,13 @@ class TestAlgorithms:
         again = [Space(nested()).suggest(ALGORITHMS[name], 40, trials, seed, sign) for seed in range(5)]
         assert first == again
         assert len({each["lr"] for each in first}) == 5
+
+
+def test_a_search_draws_each_trial_from_a_seed_of_its_own():
+    space = Space({"x": hp.uniform("x", -10, 10)})
+    found = [_suggested(space, ALGORITHMS["random"], 7, 1.0, number, ()).params["x"] for number in range(5)]
+    assert len(set(found)) == 5
+    assert _suggested(space, ALGORITHMS["random"], 7, 1.0, 3, ()).params["x"] == found[3]
 
 
 @pytest.mark.parametrize("algorithm", [tpe.suggest, anneal.suggest], ids=["tpe", "anneal"])
