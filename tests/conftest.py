@@ -54,7 +54,7 @@ class Finished:
                 file.write(report.nodeid.split("@")[0] + "\n")
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist, which looks for groups
 def pytest_collection_modifyitems(config, items):
     """Leave out long versions, put what takes long first, and keep together what shares a SparkContext or a fixture.
 
@@ -83,6 +83,7 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=turn)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
+    return (yield)
 
 
 class Contexts:

@@ -577,7 +577,7 @@ def test_nothing_is_left_and_the_next_fit_works(sc, digits, transport, nothing_l
     spark_model.fit(to_simple_rdd(sc, x, y), epochs=2, validation_split=0.1, verbose=0)
     before = spark_model.model.get_weights()
     with pytest.raises(WorkerError, match="kaboom in my transform") as raised:
-        spark_model.fit(to_simple_rdd(sc, x, y), transform=explode, verbose=0)
+        spark_model.fit(sc.parallelize(list(zip(x, y, strict=True)), 2), transform=explode, verbose=0)
     assert "in explode" in raised.value.worker_traceback
     same(spark_model.model.get_weights(), before)
     with pytest.raises(WorkerError, match="kaboom in my callback"):
