@@ -51,15 +51,14 @@ class Finished:
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.outcome != "failed":
             with self._path.open("a") as file:
-                file.write(report.nodeid.split("@")[0] + "\n")
+                file.write(report.nodeid + "\n")
 
 
-@pytest.hookimpl(wrapper=True)  # before pytest-xdist, which looks for groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out long versions, put what takes long first, and keep together what shares a SparkContext or a fixture.
+    """Leave out long versions, and put what takes long first.
 
-    With several processes (pytest-xdist) each has its own SparkContext. Tests that need executors all run in one of them,
-    and those of a file in one as well.
+    What needs executors of its own comes last: one context is started for each kind. With several processes (pytest-xdist)
+    each has its own context, and a file's tests run in one of them.
     """
     path = config.getoption("--finished")
     finished = set(path.read_text().splitlines()) if path and path.exists() else set()
@@ -69,21 +68,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in set(left_out)]
 
     def turn(item):
-        file = item.nodeid.split("::")[0]
-        if "executors" in group(item):
+        if item.get_closest_marker("cluster"):
+            return 3
+        if item.nodeid.split("::")[0] in SLOW:
             return 0
-        if file in SLOW:
-            return 1
-        return 2 if "sc" in getattr(item, "fixturenames", ()) else 3
-
-    def group(item):
-        needs_executors = item.get_closest_marker("cluster") or "standalone" in getattr(item, "fixturenames", ())
-        return "executors" if needs_executors else item.nodeid.split("::")[0]
+        return 1 if "sc" in getattr(item, "fixturenames", ()) else 2
 
     items.sort(key=turn)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    return (yield)
 
 
 class Contexts:
