@@ -106,8 +106,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
                 **{**self._given, **{name: value for name, value in own.items() if value is not None}},
             )
         finally:
-            by_number = sorted(self.search.trials, key=lambda trial: trial.number)
-            self._dynamic_trials = list(history_of(by_number, 1.0, Space(space).labels).trials)
+            self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).labels).trials)
             self.refresh()
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
 

@@ -119,8 +119,8 @@ def test_a_seed_repeats_everything(sc, digits):
     x, y, *_ = digits
 
     def run(seed):
-        spark_ensemble = SparkEnsemble(unseeded, 3, sampling="bootstrap", seed=seed)
-        spark_ensemble.fit(x[:300], y[:300], epochs=2, verbose=0)
+        spark_ensemble = SparkEnsemble(unseeded, 2, sampling="bootstrap", seed=seed)
+        spark_ensemble.fit(x[:100], y[:100], epochs=1, verbose=0)
         return spark_ensemble.models
 
     random = np.random.get_state()[1].copy()

@@ -169,11 +169,7 @@ def test_rows_on_spark(sc, spark, digits, monkeypatch):
     from sparkkeras.cluster import Cluster
 
     x, y = digits[0][:200], digits[1][:200]
-    kinds = {
-        "arrays": (x, y),
-        "RDD": to_simple_rdd(sc, x, y, num_slices=1),
-        "DataFrame": to_data_frame(spark, x, y).coalesce(1),
-    }
+    kinds = {"RDD": to_simple_rdd(sc, x, y, num_slices=1), "DataFrame": to_data_frame(spark, x, y).coalesce(1)}
     arguments = {"model": build, "space": SPACE, "max_evals": 1, "validation_split": 0.25, "num_workers": 1}
     values = {name: search_of(sc, data=data, **arguments).best_value for name, data in kinds.items()}
     assert len(set(values.values())) == 1, values
