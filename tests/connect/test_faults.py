@@ -85,7 +85,7 @@ def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
     assert as_plain(classic, weights)
 
 
-@pytest.mark.parametrize("bound", [None, 0])
+@pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 0])
 def test_files_that_vanish_are_written_again(spark, classic, local_dir, monkeypatch, bound):
     """With results on their way to the driver, and with results that are brought together on the cluster."""
     import sparkkeras.remote

@@ -31,7 +31,7 @@ def small_bounds(monkeypatch):
     monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
 
 
-@cases.parametrized("often", "split", "two_ended")
+@cases.parametrized("split", "two_ended")
 def test_training_comes_to_the_same(spark, classic, small_bounds, settings, name):
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     trained, histories = cases.CASES[name].train(spark)
@@ -105,6 +105,7 @@ def values(folder):
     return {path.name.rsplit("-", 1)[0] for path in folder.rglob("value-*")}
 
 
+@pytest.mark.soak
 def test_an_executor_that_is_killed(classic, tmp_path):
     """In a process of its own, since this one has its session."""
     done = subprocess.run(

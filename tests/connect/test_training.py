@@ -50,6 +50,7 @@ def test_training_comes_to_the_same_as_in_an_ordinary_session(spark, classic, na
     assert not same(weights, cases.CASES[name]._model().get_weights())
 
 
+@pytest.mark.soak  # what it learns is that of an ordinary session, to the last bit
 def test_training_learns(spark):
     trained = SparkModel(cases.model(), batch_size=16, seed=1)
     history = trained.fit(cases.frame(spark), epochs=8, verbose=0).history
@@ -99,7 +100,7 @@ def test_partitions_without_rows_have_no_vote(spark):
     assert history.history["loss"][0] > 0
 
 
-@pytest.mark.parametrize("where", ["label < 0", "false"])
+@pytest.mark.parametrize("where", ["label < 0", pytest.param("false", marks=pytest.mark.soak)])
 def test_a_frame_without_rows_is_refused(spark, where):
     empty = cases.frame(spark).where(where)
     with pytest.raises(DataError, match="no rows"):
@@ -120,6 +121,7 @@ def test_columns_may_be_called_as_ours_are(spark):
     assert scored.column("token").to_pylist() == y.tolist()
 
 
+@pytest.mark.soak
 def test_many_partitions_and_small_batches(spark, settings):
     """With more than 64 workers, replicas are brought together on the cluster."""
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
