@@ -186,7 +186,7 @@ def _forked(tree: Path, tests: Sequence[str], log: Path) -> int:
         os.environ["PYTHONPATH"] = str(tree)
         import pytest
 
-        code = int(pytest.main([*PYTEST, *tests]))
+        code = int(pytest.main([*PYTEST, f"--basetemp={tree.with_suffix('.tmp')}", *tests]))
     except BaseException:
         traceback.print_exc()
     finally:
