@@ -124,8 +124,8 @@ def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
             shape, shaped = part[0].shape, row
         elif part[0].shape != shape:
             raise NotNumbersError(
-                f"has another shape than row {shaped}: {part[0].shape} instead of {shape}. Ragged rows cannot "
-                f"become one array. {_PAD}",
+                f"has another shape than row {shaped}: {part[0].shape} instead of {shape}, and "
+                f"ragged rows cannot become one array. {_PAD}",
                 row,
                 ragged=True,
             )
