@@ -30,7 +30,7 @@ collect_ignore = ["connect"]
 
 
 SLOW = ("tests/spark/test_connect.py", "tests/test_examples.py", "tests/test_docs.py", "tests/spark/test_deployment.py")
-"""Files of which a test takes a minute: they begin first, so that no process waits for the other one in the end."""
+"""Files of which a test takes a minute: they begin early, so that no process waits for the other one in the end."""
 
 
 def pytest_addoption(parser):
@@ -55,7 +55,7 @@ class Finished:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out long versions, and put what takes long first.
+    """Leave out long versions; run what needs no Spark first, then what takes long.
 
     What needs executors of its own comes last: one context is started for each kind. With several processes (pytest-xdist)
     each has its own context, and a file's tests run in one of them.
@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("cluster"):
             return 3
         if item.nodeid.split("::")[0] in SLOW:
-            return 0
-        return 1 if "sc" in getattr(item, "fixturenames", ()) else 2
+            return 1
+        return 2 if "sc" in getattr(item, "fixturenames", ()) else 0
 
     items.sort(key=turn)
 

@@ -170,7 +170,7 @@ def test_arrays(sc, spark_model, arrays):
             (((x, x), y), "1 input.s., but x is a tuple of 2 arrays"),
             ((broken, y), "row 7 of the arrays"),
             ((x.astype(str), y), "dtype <U32; expected numbers"),
-            (([[1.0, 2.0], [1.0]], [0, 1]), "Ragged"),
+            (([[1.0, 2.0], [1.0]], [0, 1]), "ragged"),
             ((x, y + 5), "from 0 to 9, but they range from 5"),
             ((x, keras.utils.to_categorical(y)), "does not fit the model, its loss or its metrics"),
             ((5, 3), "x is int 5|data is int 5"),
