@@ -112,7 +112,7 @@ def test_a_long_error_comes_whole(spark):
         fitted(spark, transform=refuse_at_length)
     assert LONG.strip() in told.value.worker_traceback
     x, _ = cases.arrays()
-    with pytest.raises(WorkerError, match="nobody reads all of this"):
+    with pytest.raises(ConfigurationError, match="nobody reads all of this"):  # the driver tries it on its rows
         SparkModel(cases.model()).predict(x, transform=refuse_at_length)
 
 
