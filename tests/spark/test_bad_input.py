@@ -193,14 +193,19 @@ def test_labels_that_do_not_fit_the_loss(sc, arrays):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ((None, 1), "x of row 15 of partition 1 is or holds None"),
-        ((np.zeros(64), None), "y of row 15 of partition 1 is or holds None"),
         ((np.zeros(5), 1), "x of row 15 of partition 1 has another shape"),
-        ((np.full(64, np.nan), 1), "x holds NaN or an infinite value in row 15 of partition 1"),
-        ((np.zeros(64), np.inf), "y holds NaN or an infinite value in row 15 of partition 1"),
-        (7, "row 15 of partition 1: expected a pair"),
-        ((np.zeros(64), 1, 1.0), "row 15 of partition 1: some rows have a sample weight"),
-        ((np.zeros(64), [1, 2]), "y of row 15 of partition 1 has another shape"),
+        *(
+            pytest.param(row, words, marks=pytest.mark.soak)  # tests/data has them without Spark
+            for row, words in [
+                ((None, 1), "x of row 15 of partition 1 is or holds None"),
+                ((np.zeros(64), None), "y of row 15 of partition 1 is or holds None"),
+                ((np.full(64, np.nan), 1), "x holds NaN or an infinite value in row 15 of partition 1"),
+                ((np.zeros(64), np.inf), "y holds NaN or an infinite value in row 15 of partition 1"),
+                (7, "row 15 of partition 1: expected a pair"),
+                ((np.zeros(64), 1, 1.0), "row 15 of partition 1: some rows have a sample weight"),
+                ((np.zeros(64), [1, 2]), "y of row 15 of partition 1 has another shape"),
+            ]
+        ),
     ],
 )
 def test_rows(sc, spark_model, rows, row, words):

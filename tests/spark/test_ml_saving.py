@@ -368,6 +368,7 @@ assert [len(grid) for grid in model.getEstimatorParamMaps()] == [1, 1]
 """
 
 
+@pytest.mark.soak
 def test_a_search_is_loaded_in_another_process(spark, tmp_path):
     rows = [(index, np.random.default_rng(index).normal(size=4).tolist(), index % 3) for index in range(60)]
     frame = spark.createDataFrame(rows, "id int, features array<double>, label int").repartition(2).cache()
