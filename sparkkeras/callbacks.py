@@ -56,7 +56,12 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
 
 
 def has_monitor(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback of Keras's does something when a metric says so."""
+    """Whether a callback of Keras's does something when a metric of the logs says so.
+
+    A subclass that takes logs or the metric from elsewhere is left alone.
+    """
+    if any(hasattr(callback, hook) and overrides(callback, hook) for hook in ("on_epoch_end", "get_monitor_value")):
+        return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_best_only)
     return isinstance(callback, (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau))

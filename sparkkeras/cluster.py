@@ -260,7 +260,7 @@ def active_context() -> SparkContext:
     context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
     if was_stopped:
         warnings.warn(
-            f"the earlier Spark session was stopped, so a new local one is started, with the master {context.master!r}. To "
+            f"the earlier Spark session was stopped, so a new one is started, with the master {context.master!r}. To "
             "use another one, start it before (SparkSession.builder.master(...).getOrCreate()).",
             stacklevel=2,
         )
@@ -396,7 +396,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     if not traceback:
         alone = _OWN_ERROR.search(text)  # without a traceback; see `sparkkeras.data.frame.OverColumns`
         if alone:
-            own = _own_error(_until_java(text, alone.start()))
+            own = _own_error(_until_java(text, alone.start(1)))
             if own:
                 return own
         stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
@@ -471,7 +471,7 @@ def _until_java(text: str, start: int) -> str:
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
 
 
-_OWN_ERROR = re.compile(r"^sparkkeras\.errors\.\w+: ", re.MULTILINE)
+_OWN_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect puts it into a line
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 

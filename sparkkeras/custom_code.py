@@ -187,6 +187,8 @@ def _places(config: Any) -> Iterator[dict[str, Any]]:
         is_function = config.get("class_name") == "function"
         if all(isinstance(name, str) for name in (*names, config.get("config") if is_function else "")):
             yield config
+        if config.get("class_name") == "Lambda":
+            return  # a file would choose the arguments of its function, which is called while the model is loaded
         config = list(config.values())
     if isinstance(config, list):
         for member in config:

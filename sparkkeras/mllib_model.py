@@ -290,7 +290,7 @@ class SparkMLlibModel:
     def load(
         cls, path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
     ) -> SparkMLlibModel:
-        """Load what `save` or `SparkModel.save` wrote, or any ``.keras`` file of a compiled model.
+        """Load what `save` or `SparkModel.save` wrote, any ``.keras`` file, or an HDF5 file; see `load_spark_model`.
 
         Args:
             path: As in `load_spark_model`.
@@ -299,7 +299,7 @@ class SparkMLlibModel:
 
         Raises:
             StorageError: The path cannot be read.
-            ModelError: It holds no model that can be trained, or code that ``safe_mode`` refuses.
+            ModelError: It holds no model, or code that ``safe_mode`` refuses.
         """
         return cls.of(load_saved(path, custom_objects, safe_mode)[0])
 

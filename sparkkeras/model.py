@@ -477,6 +477,7 @@ def _keep(fingerprint: str, to_predict: str, archive: ModelArchive) -> None:
         _packed.popitem(last=False)
 
 
+@locks_state
 def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[bytes, keras.Model]:
     """The bytes of a ``.keras`` archive, and the model that loads from them, which is found to be the same.
 

@@ -107,7 +107,8 @@ def register_keras_udf(
 
     Raises:
         ConfigurationError: The name is none that SQL takes, or one of Spark's own functions; the returned function raises it
-            for a wrong number of columns. In SQL, wrong arguments are a ``DataError`` of the query.
+            for a wrong number of columns. In SQL, wrong arguments fail the query with an
+            exception of Spark's, whose message has the ``DataError``.
         ModelError: As in `keras_udf`.
 
     Example::

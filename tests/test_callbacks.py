@@ -46,6 +46,18 @@ def test_a_monitor_of_validation_needs_validation():
         check_monitors("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
 
 
+class Computes(EarlyStopping):
+    """Has a metric of its own."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, {"computed": 1.0})
+
+
+class Looks(EarlyStopping):
+    def get_monitor_value(self, logs):
+        return 1.0
+
+
 @pytest.mark.parametrize(
     "callbacks",
     [
@@ -54,6 +66,8 @@ def test_a_monitor_of_validation_needs_validation():
         [ReduceLROnPlateau(), EarlyStopping("learning_rate")],
         [keras.callbacks.ModelCheckpoint("{epoch}.keras", "nothing")],  # saves every epoch, whatever it monitors
         [Adds(), EarlyStopping("added")],
+        [Computes("computed")],
+        [Looks("elsewhere")],
         [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(added=1)), EarlyStopping("added")],
     ],
 )

@@ -443,6 +443,7 @@ def test_the_script_has_no_module_in_a_configuration(monkeypatch):
         {"class_name": ["Quadrupled"], "config": {}, "registered_name": "Quadrupled", "module": __name__},
         {"class_name": "Quadrupled", "config": {}, "registered_name": None, "module": __name__},
         {"class_name": "Quadrupled", "config": {}, "registered_name": "Quadrupled", "module": ["x"]},
+        {"class_name": "Lambda", "config": {"function": _function("slanted"), "arguments": {"path": "x"}}},
         None,
         "slanted",
     ],

@@ -146,3 +146,13 @@ def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
         "ValueError: Python worker exited unexpectedly",
     ]
     assert "ValueError" in str(translated(RuntimeError("\n".join(lines)), Context("local[2]")))
+
+
+@pytest.mark.parametrize("lead", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "])
+def test_an_error_of_ours_without_a_traceback_comes_as_itself(lead):
+    from sparkkeras.cluster import translated
+
+    found = translated(
+        RuntimeError(f"An exception was thrown:\n{lead}sparkkeras.errors.DataError: x is null.\n SQLSTATE: 38000")
+    )
+    assert (type(found), str(found)) == (errors.DataError, "x is null.")

@@ -80,7 +80,8 @@ def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
     kinds = set(map(type, flat))
     absent = {kind for kind in kinds if _means_missing(kind)}
     found = kinds - absent
-    if not all(issubclass(kind, _NUMBERS) for kind in found):
+    # NumPy calls a duration an integer.
+    if not all(issubclass(kind, _NUMBERS) and not issubclass(kind, np.timedelta64) for kind in found):
         if array.ndim == 0:
             raise NotNumbersError(f"is {describe(array.item())}; expected numbers or booleans. {_advice(array)}")
         return _stacked(list(array), first)

@@ -117,7 +117,7 @@ def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) 
         warnings.warn(
             f"the data has {workers} partitions with rows to train on, but Spark has {slots} slots, and a partition trains "
             f"at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time "
-            f"takes longer than that. Give SparkModel(num_workers={slots}), which deals the rows out to as many workers, or "
+            f"may take longer than that. Give SparkModel(num_workers={slots}), which deals the rows out to as many, or "
             "fewer partitions (coalesce).",
             stacklevel=2,
         )

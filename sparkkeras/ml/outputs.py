@@ -182,7 +182,8 @@ class OutputColumns:
         """What Spark's classifiers note of their predictions."""
         if self.meaning.task not in ("binary", "multiclass"):
             return {}
-        return {"ml_attr": {"num_vals": self._classes, "type": "nominal"}}
+        known = {} if self._classes is None else {"num_vals": self._classes}
+        return {"ml_attr": {**known, "type": "nominal"}}
 
     def _output(self, scored: Column) -> Column:
         if self.output.rank == 0:

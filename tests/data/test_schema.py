@@ -621,3 +621,8 @@ def test_a_row_is_whole_where_no_column_lacks_its_values():
     assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
     block, whole = Reader(Schema(), labelled=True, on_nan="drop").read_columns([one, other], form, "partition 0", 0)
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)
+
+
+def test_durations_among_objects_are_no_whole_numbers():
+    """NumPy calls their type an integer."""
+    assert "Convert durations to numbers" in arrays_refusal(np.ones((2, 3)), objects(*[np.timedelta64(1, "s")] * 2), None)
