@@ -50,7 +50,6 @@ def search_of(sc, **arguments):
 
 
 class TestWhatIsFound:
-    @pytest.mark.core
     def test_the_best_model_has_the_weights_of_its_best_epoch(self, sc, digits):
         x, y, x_test, y_test = digits
         search = HyperParamModel(sc)
