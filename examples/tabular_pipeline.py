@@ -68,7 +68,7 @@ def main() -> None:
 
     found.bestModel.write().overwrite().save(folder.resolve().as_uri())
     loaded = PipelineModel.load(folder.resolve().as_uri())
-    predicted = loaded.transform(test).select("label", "score", "prediction", "probability").cache()
+    predicted = loaded.transform(test).select("label", "score", "prediction", "probability", "rawPrediction").cache()
     rows = predicted.toPandas()
     history = loaded.stages[-1].history
     draw(history["loss"], rows["label"].to_numpy(), rows["score"].to_numpy()).savefig(picture, dpi=150)
