@@ -375,7 +375,7 @@ def test_a_context_that_takes_the_place_of_a_stopped_one_is_announced(contexts, 
     contexts.stop()
     x, _ = arrays
     try:
-        with pytest.warns(UserWarning, match=r"earlier Spark session was stopped, so a new local one.*master 'local\["):
+        with pytest.warns(UserWarning, match=r"earlier Spark session was stopped, so a new one.*master 'local\["):
             spark_model.predict(x)
         spark_model.predict(x)  # it is told once
     finally:
