@@ -494,7 +494,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
 
 
 def _uncompiled(model: keras.Model) -> keras.Model:
-    """The model as if nobody had compiled it: another object with the same layers and variables. To be saved, not called.
+    """The model as if it had not been compiled: another object with the same layers and variables. To be saved, not called.
 
     The model itself stays as it is, since another thread may be training it.
     """

@@ -493,7 +493,7 @@ class SparkModel:
         worker_callbacks: Sequence[keras.callbacks.Callback],
         validates: bool,
     ) -> None:
-        """Refuse callbacks that monitor what nobody reports to them, as far as the names are known."""
+        """Refuse callbacks that monitor what training does not report, as far as the names are known."""
         if any(map(has_monitor, callbacks)) or any(map(has_monitor, worker_callbacks)):
             names = self._log_names()
             check_monitors("callbacks", callbacks, names, validates)
