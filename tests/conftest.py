@@ -115,8 +115,10 @@ class Contexts:
             "spark.python.daemon.module": "sparkkeras.daemon",  # scripts of test_models do without
         }.items():
             conf.set(key, value)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("ignore")
+            # Of the JVM: all its Python workers begin with Keras. Functions of rows in test modules need it where these import it.
+            patch.setenv("SPARKKERAS_WORKER", "1")
             context = SparkContext(conf=conf)
         context.setLogLevel("OFF")
         return context
