@@ -25,6 +25,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started by a shell in t
 
 SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
 
+
+def long(*values):
+    """Values of a parametrized test that only `scripts/soak` runs."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 # A process cannot hold a SparkContext and a session of Connect: tests/spark/test_connect.py runs these in another one.
 collect_ignore = ["connect"]
 
@@ -117,7 +123,7 @@ class Contexts:
             conf.set(key, value)
         with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("ignore")
-            # Of the JVM: all its Python workers begin with Keras. Functions of rows in test modules need it where these import it.
+            # Of the JVM: all its Python workers begin with Keras, which functions of test modules may import.
             patch.setenv("SPARKKERAS_WORKER", "1")
             context = SparkContext(conf=conf)
         context.setLogLevel("OFF")

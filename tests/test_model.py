@@ -19,6 +19,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights, check_compiled, check_trainable, reseed
+from tests.conftest import long
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -990,7 +991,7 @@ PREDICTING = {
 }
 
 
-@pytest.mark.parametrize("full_bytes", [models.FULL_BYTES, 0], ids=["whole", "emptied"])
+@pytest.mark.parametrize("full_bytes", [long(models.FULL_BYTES), 0], ids=["whole", "emptied"])
 @pytest.mark.parametrize("build", PREDICTING.values(), ids=PREDICTING)
 def test_a_model_that_only_predicts_makes_the_round_trip(build, full_bytes, monkeypatch):
     monkeypatch.setattr(models, "FULL_BYTES", full_bytes)

@@ -130,9 +130,9 @@ QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "two_ended"}
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]
 
 
-def parametrized(*names):
-    """The cases, of which `QUICK` ones are not marked as long."""
-    chosen = [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in names]
+def parametrized(*names, quick=QUICK):
+    """The cases, of which quick ones are not marked as long."""
+    chosen = [pytest.param(name, marks=() if name in quick else pytest.mark.soak) for name in names]
     return pytest.mark.parametrize("name", chosen)
 
 

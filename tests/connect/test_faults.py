@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
+from tests.conftest import long
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 
@@ -131,8 +132,10 @@ def test_a_lazy_prediction_that_fails_at_length_says_so(spark):
             "column 'features' is null.* row .* of partition",
         ),
         ("features, label + 2 AS label", "labels must be whole numbers from 0 to 3, but they range from 2 to 5"),
-        ("transform(features, v -> CAST('NaN' AS FLOAT)) AS features, label", "NaN or an infinite value"),
-        ("IF(label = 0, array(1.0F), features) AS features, label", "column 'features' holds arrays of different lengths"),
+        long("transform(features, v -> CAST('NaN' AS FLOAT)) AS features, label", "NaN or an infinite value"),
+        long(
+            "IF(label = 0, array(1.0F), features) AS features, label", "column 'features' holds arrays of different lengths"
+        ),
     ],
     ids=["null", "labels", "nan", "ragged"],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import SparkModel, from_data_frame, keras_udf, register_keras_udf, to_data_frame
+from tests.conftest import long
 from tests.connect import cases
 
 
@@ -33,7 +34,7 @@ def test_a_frame_gets_predictions_in_its_order(spark, model, expected):
     assert scored.where("scores[0] > 0.3").count() == (expected[:, 0] > 0.3).sum()
 
 
-@pytest.mark.parametrize("workers", [None, 3, 50])
+@pytest.mark.parametrize("workers", [None, 3, long(50)])
 def test_arrays_are_predicted_in_their_order(spark, model, expected, workers):
     close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
 

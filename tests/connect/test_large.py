@@ -83,6 +83,7 @@ def test_values_that_are_not_where_a_task_runs_are_written_again(
     assert not stored(local_dir)
 
 
+@pytest.mark.soak
 def test_values_that_are_never_where_a_task_runs(spark, small_bounds, local_dir, monkeypatch):
     monkeypatch.setattr(sparkkeras.data.remote, "write_files", Losing(local_dir, 99))
     with pytest.raises(ClusterError, match="were written 3 times, and were never where their tasks ran"):
@@ -134,6 +135,7 @@ def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):
         np.testing.assert_allclose(np.array(frame.toArrow().column("found").to_pylist()), expected, rtol=1e-5)
 
 
+@pytest.mark.soak
 def test_the_server_lets_go_of_values(spark, small_bounds):
     before = _kept()
     SparkModel(cases.model(), frequency=2).fit(cases.frame(spark), verbose=0)

@@ -41,7 +41,7 @@ def same(weights, others):
     )
 
 
-@cases.parametrized(*cases.CASES)
+@cases.parametrized(*cases.CASES, quick=cases.QUICK - {"two_ended"})  # test_large has that one
 def test_training_comes_to_the_same_as_in_an_ordinary_session(spark, classic, name):
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)

@@ -911,7 +911,7 @@ def test_what_can_be_read_on_the_line(name, encrypt):
                 assert word not in carried
 
 
-@pytest.mark.parametrize("turns", [50, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("turns", [25, pytest.param(1000, marks=pytest.mark.soak)])
 @encrypts
 @over_tcp
 def test_a_bit_that_flips_on_the_line_changes_nothing_that_arrives(name, encrypt, turns):

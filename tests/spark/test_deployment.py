@@ -18,7 +18,7 @@ import numpy as np
 from pyspark import SparkConf, SparkContext
 import keras
 from sparkkeras import SparkModel
-conf = SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false")
+conf = SparkConf().setMaster("local[1]").set("spark.ui.enabled", "false")
 sc = SparkContext(conf=conf)
 sc.setLogLevel("OFF")
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -31,10 +31,12 @@ bare, lacking, version = sys.argv[1], sys.argv[2], sc.pythonVer
 for python, driver in (bare, version), (sys.executable, "3.9"), (lacking, version):
     sc.pythonExec, sc.pythonVer = python, driver
     try:
-        SparkModel(model, num_workers=2).fit(x, x[:, 0], verbose=0)
+        SparkModel(model, num_workers=1).fit(x, x[:, 0], verbose=0)
         print("trained with", sc.parallelize([0], 1).mapPartitions(where).first())
     except Exception as error:
         print(type(error).__name__, str(error).replace(chr(10), " "))
+sc.stop()  # the next one is started for the arrays
+print(SparkModel(model, num_workers=1).fit(x, x[:, 0], verbose=0).history)
 """
 
 
@@ -52,8 +54,15 @@ def python_without(path, *, site_packages):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What a driver says that trains with three kinds of Python: without Keras, of another version, without sparkkeras."""
+    """What a driver says that trains with three kinds of Python: without Keras, of another version, without sparkkeras.
+
+    In the end it has Spark started for it, where python3 on PATH is another one.
+    """
     folder = tmp_path_factory.mktemp("deployment")
+    wrong = folder / "bin" / "python3"
+    wrong.parent.mkdir()
+    wrong.write_text("#!/bin/sh\necho wrong python >&2\nexit 9\n")
+    wrong.chmod(0o755)
     numpy = folder / "only-numpy"
     numpy.mkdir()
     for name in ("numpy", "numpy.libs"):
@@ -68,7 +77,8 @@ def told(tmp_path_factory):
         python_without(folder / "lacking-python", site_packages=sysconfig.get_paths()["purelib"]),
     ]
     command = [sys.executable, str(script), *pythons]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=250)
+    kept = environment(PATH=f"{wrong.parent}:{os.environ['PATH']}")
+    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 
@@ -90,21 +100,5 @@ def test_the_package_is_shipped_where_it_lacks(told):
     assert "sparkkeras.zip" in told[2]
 
 
-def test_spark_is_started_for_arrays_with_this_python(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys; sys.path.insert(0, os.environ['SPARKKERAS_ROOT'])\n"
-        "import keras, numpy as np\n"
-        "from sparkkeras import SparkModel\n"
-        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
-        "model.compile('sgd', 'mse')\n"
-        "x = np.ones((20, 3), np.float32)\n"
-        "print(SparkModel(model).fit(x, x[:, 0], verbose=0).history)\n"
-    )
-    bare = tmp_path / "bin"
-    bare.mkdir()
-    (bare / "python3").write_text("#!/bin/sh\necho wrong python >&2\nexit 9\n")
-    (bare / "python3").chmod(0o755)
-    kept = environment(PATH=f"{bare}:{os.environ['PATH']}")
-    done = subprocess.run([sys.executable, str(script)], env=kept, capture_output=True, text=True, timeout=250)
-    assert "loss" in done.stdout, done.stderr[-3000:]
+def test_spark_is_started_for_arrays_with_this_python(told):
+    assert told[3].startswith("{'loss'")

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from sparkkeras import SparkModel, to_simple_rdd
+from tests.conftest import long
 from tests.models import classifier, regression
 
 
-@pytest.mark.parametrize("frequency", ["epoch", pytest.param(10, marks=pytest.mark.core), "batch"])
+@pytest.mark.parametrize("frequency", [long("epoch"), pytest.param(10, marks=pytest.mark.core), long("batch")])
 def test_learns_digits(sc, digits, frequency):
     x, y, x_test, y_test = digits
     spark_model = SparkModel(classifier(), num_workers=2, frequency=frequency, seed=1)
@@ -34,7 +35,7 @@ def test_one_worker_is_plain_keras(sc, digits):
     assert int(spark_model.model.optimizer.iterations) == int(plain.optimizer.iterations)
 
 
-@pytest.mark.parametrize("rule", ["average", "slowmo", "diloco"])
+@pytest.mark.parametrize("rule", [long("average"), "slowmo", long("diloco")])
 def test_every_rule_learns(sc, digits, rule):
     x, y, x_test, y_test = digits
     spark_model = SparkModel(classifier(), num_workers=2, rule=rule, seed=3)

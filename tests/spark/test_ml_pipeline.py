@@ -1,9 +1,6 @@
 """Whole pipelines on real data, one for each task: trained, judged by Spark's evaluators, saved, loaded elsewhere."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -20,6 +17,9 @@ from pyspark.sql import SparkSession, functions
 from sklearn import datasets
 
 from sparkkeras.ml import KerasEstimator
+from tests.conftest import SOAK
+from tests.processes import clean_environment
+from tests.scripts import SECONDS, Script, run_scripts
 
 pytestmark = pytest.mark.usefixtures("sc")
 
@@ -96,6 +96,7 @@ def multilabel():
 
 
 MAKERS = {maker.__name__: maker for maker in (regression, binary, multiclass, multilabel)}
+TASKS = [name for name in MAKERS if SOAK or name in {"regression", "multiclass"}]  # one output, and several
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,8 @@ def trained(spark, tmp_path_factory):
     """By task: the fitted pipeline, the rows with its columns, and where both are saved."""
     folder = tmp_path_factory.mktemp("pipelines")
     made = {}
-    for name, maker in MAKERS.items():
-        data, stages = maker()
+    for name in TASKS:
+        data, stages = MAKERS[name]()
         data.insert(0, "id", range(len(data)))
         frame = spark.createDataFrame(data).repartition(2, "id").cache()
         model = Pipeline(stages=stages).fit(frame)
@@ -123,7 +124,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 spark.conf.set("spark.sql.shuffle.partitions", 2)
-for folder in sorted(Path(sys.argv[1]).iterdir()):
+for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
     model = PipelineModel.load(str(folder / "model"))
     rows = model.transform(spark.read.parquet(str(folder / "rows"))).select("id", "output", "prediction").collect()
     rows.sort(key=lambda row: row.id)
@@ -137,13 +138,54 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
+CUSTOM = """
+import sys
+import keras
+import pytest
+from pyspark.ml import PipelineModel
+from pyspark.sql import SparkSession
+from sparkkeras import CustomObjectError
+from sparkkeras.ml import KerasTransformer
+
+spark = SparkSession.builder.getOrCreate()
+
+class Layer(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + 1
+
+def save(layer, name):
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+    PipelineModel([KerasTransformer(model=model)]).save(f"{sys.argv[1]}/{name}")
+
+with pytest.raises(CustomObjectError, match="__main__"):
+    save(Layer(), "plain")
+
+@keras.saving.register_keras_serializable()
+class Registered(Layer):
+    pass
+
+save(Registered(), "registered")
+(stage,) = PipelineModel.load(f"{sys.argv[1]}/registered").stages
+assert type(stage.get_model().layers[0]) is Registered
+
+class Mine(KerasTransformer):
+    pass
+
+PipelineModel([Mine(model=stage.get_model())]).save(f"{sys.argv[1]}/mine")
+assert type(PipelineModel.load(f"{sys.argv[1]}/mine").stages[0]) is Mine
+"""
+
+
 @pytest.fixture(scope="module")
-def elsewhere(trained):
-    """What another process predicts with what was saved."""
-    _, folder = trained
-    done = subprocess.run([sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: json.loads(Path(folder / name / "found.json").read_text()) for name in MAKERS}
+def elsewhere(trained, tmp_path_factory):
+    """What became of two scripts in another process: one loads what was saved, one saves classes of its own."""
+    scripts = []
+    for text, argument in (LOAD, trained[1]), (CUSTOM, tmp_path_factory.mktemp("saved")):
+        folder = tmp_path_factory.mktemp("elsewhere")
+        scripts.append(Script(folder / "script.py", folder, (str(argument),)))
+        scripts[-1].path.write_text(text)
+    settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.daemon pyspark-shell"}
+    return run_scripts(scripts, clean_environment() | settings)
 
 
 def test_regression(trained):
@@ -153,6 +195,7 @@ def test_regression(trained):
     assert RegressionEvaluator(metricName="r2").evaluate(scored) > 0.2
 
 
+@pytest.mark.soak
 def test_binary(trained):
     scored = trained[0]["binary"][1]
     by_probability = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
@@ -170,6 +213,7 @@ def test_multiclass(trained):
     assert evaluator.setMetricName("logLoss").evaluate(scored) < 0.7
 
 
+@pytest.mark.soak
 def test_multilabel(trained):
     scored = trained[0]["multilabel"][1]
     labels = functions.filter(
@@ -187,11 +231,13 @@ def test_training_is_kerass(trained):
         assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("task", list(MAKERS))
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("task", TASKS)
 def test_another_process_predicts_the_same(trained, elsewhere, task):
+    assert elsewhere[0].failure == ""
     model, scored = trained[0][task]
     rows = scored.orderBy("id").select("output", "prediction").collect()
-    found = elsewhere[task]
+    found = json.loads((trained[1] / task / "found.json").read_text())
     mine = [row.output.toArray() if hasattr(row.output, "toArray") else row.output for row in rows]
     np.testing.assert_allclose(np.array(found["output"]), np.array(mine), rtol=0, atol=1e-6)
     if task == "regression":  # rows may come in other batches there
@@ -200,3 +246,7 @@ def test_another_process_predicts_the_same(trained, elsewhere, task):
         assert found["prediction"] == [row.prediction for row in rows]
     assert found["history"] == model.stages[-1].history
     assert found["iterations"] == int(model.stages[-1].get_model().optimizer.iterations) > 0
+
+
+def test_a_script_saves_its_own_classes_where_keras_knows_them(elsewhere):
+    assert elsewhere[1].failure == ""

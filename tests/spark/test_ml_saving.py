@@ -241,53 +241,6 @@ def test_custom_code_of_a_function_is_refused_unless_keras_knows_it(frame, tmp_p
     assert len(loaded.transform(frame).collect()) == 6
 
 
-SCRIPT = """
-import sys
-import keras
-from pyspark.ml import PipelineModel
-from pyspark.sql import SparkSession
-from sparkkeras import CustomObjectError
-from sparkkeras.ml import KerasTransformer
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-spark.sparkContext.setLogLevel("OFF")
-
-class Layer(keras.layers.Layer):
-    def call(self, inputs):
-        return inputs + 1
-
-def saved(layer, name):
-    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
-    PipelineModel([KerasTransformer(model=model)]).save(sys.argv[1] + name)
-
-try:
-    saved(Layer(), "plain")
-except CustomObjectError as error:
-    assert "__main__" in str(error), error
-else:
-    raise AssertionError("a class of __main__ was saved")
-
-@keras.saving.register_keras_serializable()
-class Registered(Layer):
-    pass
-
-saved(Registered(), "registered")
-(stage,) = PipelineModel.load(sys.argv[1] + "registered").stages
-assert type(stage.get_model().layers[0]) is Registered
-
-class Mine(KerasTransformer):
-    pass
-
-PipelineModel([Mine(model=stage.get_model())]).save(sys.argv[1] + "mine")
-assert type(PipelineModel.load(sys.argv[1] + "mine").stages[0]) is Mine
-"""
-
-
-def test_custom_code_of_a_script(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, f"{tmp_path}/"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_lambda_layers_are_refused_when_loading(tmp_path):
     model = custom(keras.layers.Lambda(lambda x: x * 2, output_shape=(1,)))
     path = str(tmp_path / "lambda")

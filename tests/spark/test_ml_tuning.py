@@ -74,7 +74,7 @@ def test_param_maps(estimator, frame):
 
 def test_cross_validation_one_by_one_and_two_at_a_time(estimator, frame):
     estimator.setBatchSize(8)
-    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [1e-6, 0.02]).addGrid(estimator.epochs, [1, 2]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [1e-6, 0.02]).baseOn({estimator.epochs: 2}).build()
     search = CrossValidator(
         estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), numFolds=2, parallelism=2, seed=1
     )

@@ -112,6 +112,7 @@ def test_what_preprocessing_layers_adapted_to_travels(sc, generator):
     np.testing.assert_allclose(spark_model.predict(x), model.predict(x, verbose=0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.soak  # a daemon of its own, as mixed precision needs one
 def test_float64_models(sc, generator):
     keras.config.set_floatx("float64")
     try:
@@ -130,7 +131,7 @@ import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
 import numpy as np
 from pyspark import SparkConf, SparkContext
-settings = SparkConf().setMaster("local-cluster[2,1,1024]").set("spark.ui.enabled", "false")
+settings = SparkConf().setMaster("local-cluster[1,1,1024]").set("spark.ui.enabled", "false")
 sc = SparkContext.getOrCreate(settings)
 sc.setLogLevel("OFF")
 """

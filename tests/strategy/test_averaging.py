@@ -21,6 +21,7 @@ from sparkkeras.strategy.base import MODES
 from sparkkeras.strategy.gather import tree_groups
 from sparkkeras.weights import Flat
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+from tests.conftest import long
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
@@ -50,7 +51,7 @@ def mode(request):
     return request.param
 
 
-@pytest.mark.parametrize("frequency", ["epoch", 1, 2])
+@pytest.mark.parametrize("frequency", ["epoch", long(1), 2])
 def test_training_learns(linear, mode, frequency):
     history, _ = fit(linear, partitions(20, 20, 20), mode, epochs=12, frequency=frequency, shuffle=True)
     losses = history.history["loss"]
