@@ -18,7 +18,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.custom_code import already_loaded
 from sparkkeras.data.block import Block
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
-from sparkkeras.data.schema import OnNan, Reader, label_ranges
+from sparkkeras.data.schema import OnNan, OnNanToPredict, Reader, label_ranges
 from sparkkeras.data.source import is_rdd
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.model import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
@@ -110,7 +110,7 @@ class EnsembleModel:
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_nan: OnNanToPredict = "error",
     ) -> Any:
         """The ensemble's predictions, in the shape that one member's have.
 
@@ -151,7 +151,7 @@ class EnsembleModel:
         *,
         batch_size: int | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_nan: OnNanToPredict = "error",
     ) -> Array:
         """The number of the class that the ensemble decides for, shape (rows,).
 

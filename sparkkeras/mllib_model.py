@@ -19,7 +19,7 @@ from sparkkeras.data.mllib import (
     to_matrix,
     to_vector,
 )
-from sparkkeras.data.schema import OnNan
+from sparkkeras.data.schema import OnNan, OnNanToPredict
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
@@ -239,7 +239,12 @@ class SparkMLlibModel:
 
     @known_arguments
     def predict(
-        self, data: Any, *, batch_size: int | None = None, transform: Transform | None = None, on_nan: OnNan = "error"
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        transform: Transform | None = None,
+        on_nan: OnNanToPredict = "error",
     ) -> Any:
         """The model's predictions for MLlib's data, in the form that the data has.
 

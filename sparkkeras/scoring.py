@@ -33,7 +33,7 @@ from sparkkeras.data.frame import (
     tells_case,
 )
 from sparkkeras.data.rdd import Deferred
-from sparkkeras.data.schema import OnNan, Reader, Schema
+from sparkkeras.data.schema import NanPolicy, Reader, Schema
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.model import ModelArchive, ModelWeights
 from sparkkeras.remote import AnyCluster, cluster_of
@@ -115,7 +115,7 @@ class Scorer:
     options: BatchOptions
     schema: Schema
     outputs: tuple[Output, ...]
-    on_nan: OnNan
+    on_nan: NanPolicy
 
     @classmethod
     def of(
@@ -125,7 +125,7 @@ class Scorer:
         batch_size: int = BATCH_SIZE,
         transform: Transform | None = None,
         custom_objects: Mapping[str, Any] | None = None,
-        on_nan: OnNan = "allow",
+        on_nan: NanPolicy = "allow",
     ) -> Scorer:
         """A scorer for a built model, compiled or not."""
         models.check_built(model)
@@ -251,7 +251,7 @@ def with_predictions(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: OnNan = "allow",
+    on_nan: NanPolicy = "allow",
 ) -> DataFrame:
     """A DataFrame with a model's predictions beside its rows, computed when they are asked for.
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
 from sparkkeras.data.rows import warn_of_partitions
-from sparkkeras.data.schema import LabelRange, OnNan, Reader, label_ranges
+from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.job import Job, Server, Shares, Validation
@@ -252,7 +252,7 @@ class SparkModel:
         validation_freq = arguments.whole_number("validation_freq", validation_freq)
         steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
         arguments.fraction("validation_split", validation_split)
-        arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
+        arguments.one_of("on_nan", on_nan, get_args(OnNan))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
             raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
@@ -360,7 +360,7 @@ class SparkModel:
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
         models.check_compiled(self.model)
-        arguments.one_of("on_nan", on_nan, ("error", "drop", "allow"))
+        arguments.one_of("on_nan", on_nan, get_args(OnNan))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
         reader = Reader(models.schema_of(self.model), True, on_nan)
@@ -386,7 +386,7 @@ class SparkModel:
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_nan: OnNanToPredict = "error",
     ) -> Any:
         """The model's predictions for all rows, in their order and without a shuffle.
 

@@ -11,7 +11,7 @@ import keras
 from sparkkeras import arguments, device
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
-from sparkkeras.data.schema import OnNan
+from sparkkeras.data.schema import OnNanToPredict
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.remote import active_session, cluster_of
 from sparkkeras.scoring import BATCH_SIZE, Scorer
@@ -29,7 +29,7 @@ def keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: OnNan = "allow",
+    on_nan: OnNanToPredict = "allow",
 ) -> Callable[..., Column]:
     """A model as a function from columns to a column: ``df.select(keras_udf(model)(df.features))``.
 
@@ -88,7 +88,7 @@ def register_keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: OnNan = "allow",
+    on_nan: OnNanToPredict = "allow",
 ) -> Callable[..., Column]:
     """A model as a function of SQL: ``SELECT classify(features) FROM measurements``.
 
@@ -140,7 +140,7 @@ def _function(
     transform: Transform | None,
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
-    on_nan: OnNan,
+    on_nan: OnNanToPredict,
 ) -> tuple[ColumnFunction, ArgumentsToBlocks]:
     arguments.on_nan_to_predict(on_nan)
     scorer = Scorer.of(

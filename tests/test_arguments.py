@@ -1,17 +1,23 @@
 """Arguments are checked before anything starts, and the message says what was expected."""
 
+import inspect
+from typing import get_args
+
 import pytest
 
+from sparkkeras import EnsembleModel, SparkEnsemble, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
 from sparkkeras.arguments import (
     fraction,
     frequency,
     instance,
     known_arguments,
+    on_nan_to_predict,
     one_of,
     optional_number,
     port,
     whole_number,
 )
+from sparkkeras.data import schema
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
 
 
@@ -169,3 +175,25 @@ def test_too_many_arguments_by_position_are_counted_and_named():
 def test_an_argument_of_keras_or_elephas_is_recognized(name, words):
     with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}\. .*{words}"):
         Face("m").fit(**{name: 1})
+
+
+def accepts(value):
+    try:
+        on_nan_to_predict(value)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def test_the_type_of_on_nan_lists_what_is_accepted():
+    to_predict = [value for value in get_args(schema.NanPolicy) if accepts(value)]
+    functions = {
+        ("error", "drop", "allow"): (SparkModel.fit, SparkModel.evaluate, SparkEnsemble.fit, EnsembleModel.evaluate)
+        + (SparkMLlibModel.fit, SparkMLlibModel.evaluate),
+        tuple(to_predict): (SparkModel.predict, EnsembleModel.predict, EnsembleModel.predict_classes)
+        + (SparkMLlibModel.predict, keras_udf, register_keras_udf),
+    }
+    for accepted, several in functions.items():
+        for function in several:
+            annotation = inspect.signature(function).parameters["on_nan"].annotation
+            assert get_args(getattr(schema, annotation)) == accepted, function

@@ -13,7 +13,14 @@ from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
-OnNan = Literal["error", "drop", "allow", "null"]
+OnNan = Literal["error", "drop", "allow"]
+"""What ``on_nan=`` accepts where rows are trained or evaluated on."""
+
+OnNanToPredict = Literal["error", "allow"]
+"""What ``on_nan=`` accepts where each row has its prediction."""
+
+NanPolicy = Literal["error", "drop", "allow", "null"]
+"""What a `Reader` can do about rows with nulls, NaN or infinite values; Spark ML's ``handleInvalid`` needs all of them."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ class Reader:
 
     schema: Schema
     labelled: bool = True
-    on_nan: OnNan = "error"
+    on_nan: NanPolicy = "error"
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
         """Arrays with the rows on their first axis, as a checked block.

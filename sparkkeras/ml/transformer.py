@@ -15,7 +15,7 @@ from pyspark.ml import Model
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import Columns, Loaders, Named, tells_case
-from sparkkeras.data.schema import OnNan
+from sparkkeras.data.schema import NanPolicy
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
@@ -215,7 +215,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
         return with_columns(scored, scored_as, columns)
 
 
-_ON_NAN: dict[str, OnNan] = {"error": "error", "skip": "drop", "keep": "null"}
+_ON_NAN: dict[str, NanPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
 """What handleInvalid means to `with_predictions`."""
 
 
