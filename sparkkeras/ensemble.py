@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkkeras import arguments, inference, members, metrics, persistence, storage
 from sparkkeras.arguments import known_arguments
+from sparkkeras.concurrency import locks_state
 from sparkkeras.custom_code import already_loaded
 from sparkkeras.data.block import Block
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
@@ -89,6 +90,7 @@ class EnsembleModel:
         return f"EnsembleModel([{names}], voting={self.voting!r}, weights={[round(weight, 4) for weight in self.weights]})"
 
     @property
+    @locks_state
     def model(self) -> keras.Model:
         """The ensemble as one Keras model: to save with Keras, for `keras_udf`, or to nest.
 

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
-from sparkkeras.concurrency import training
-from sparkkeras.model import ModelState
+from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
+from sparkkeras import model as models
+from sparkkeras.concurrency import locks_state, training
+from sparkkeras.model import ModelState, copy_of
 from tests.models import regression
 
 X = np.zeros((8, 3), np.float32)
@@ -92,3 +93,52 @@ def test_a_state_is_read_as_a_whole_while_another_thread_writes_it():
     thread.join()
     assert len(read) > 1
     assert all((vector == vector[0]).all() for vector in read)
+
+
+def test_an_ensemble_waits_for_a_state_that_another_thread_writes():
+    members = [regression(seed=seed) for seed in (1, 2)]
+    ensemble = EnsembleModel(members, voting="average")
+    begun, over, read = threading.Event(), threading.Event(), threading.Event()
+
+    @locks_state
+    def write():
+        begun.set()
+        over.wait(60)
+        for member in members:
+            member.set_weights([np.full(weight.shape, 7.0) for weight in member.weights])
+
+    def predict():
+        predictions.append(ensemble.model.predict(X, verbose=0))
+        read.set()
+
+    predictions = []
+    ensemble.model.predict(X, verbose=0)  # traced: the next call takes a moment only
+    threads = [threading.Thread(target=write), threading.Thread(target=predict)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    assert not read.wait(0.5)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert (predictions[0] == 7).all()
+
+
+def test_a_copy_is_of_one_state_while_another_thread_writes_the_model(monkeypatch):
+    model = regression()
+    before, after = ModelState.take(model), ModelState.take(model)
+    after.weights.vector[:] += 1
+    writer = threading.Thread(target=after.put, args=[model])
+    save_bytes = models.save_bytes
+
+    def interrupted(model):
+        data = save_bytes(model)
+        writer.start()
+        writer.join(0.5)  # it has to wait for the lock
+        return data
+
+    monkeypatch.setattr(models, "save_bytes", interrupted)
+    copy = copy_of(model)  # compares the weights that it has loaded with the model's
+    writer.join(60)
+    assert np.array_equal(ModelState.take(copy).weights.vector, before.weights.vector)
+    assert np.array_equal(ModelState.take(model).weights.vector, after.weights.vector)
