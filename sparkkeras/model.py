@@ -407,11 +407,12 @@ class ModelArchive:
 
     @classmethod
     def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
+        settings = _settings(model)  # before Keras saves the model, for which it chooses what is not set
         data, loaded = _saved_and_loaded(model, described)
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
-        return cls(data, described.custom, digest, _settings(model))
+        return cls(data, described.custom, digest, settings)
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if it was packed so. It has to be given its weights (`ModelState`, `ModelWeights`)."""
@@ -499,8 +500,10 @@ def _uncompiled(model: keras.Model) -> keras.Model:
     The model itself stays as it is, since another thread may be training it.
     """
     bare = object.__new__(type(model))  # copy.copy would save and load it
-    jit_compile = model._jit_compile if model.compiled else None  # else a local predict has chosen it
-    bare.__dict__.update(vars(model), compiled=False, _jit_compile=jit_compile)
+    bare.__dict__.update(vars(model), compiled=False, _jit_compile=None)
+    # What Keras itself has chosen for this machine, to predict or to save, is no setting: workers choose for theirs.
+    is_set = model._jit_compile is not None and (model.compiled or model._jit_compile != bare.jit_compile)
+    bare.__dict__["_jit_compile"] = model._jit_compile if is_set else None
     bare.__dict__.update(dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")))
     bare.__dict__["get_compile_config"] = dict  # also where a class overrides it
     for name in ("_compile_config", "_compiled_trainable_state"):
@@ -519,6 +522,7 @@ def save_bytes(model: keras.Model) -> bytes:
     Raises:
         ModelError: Keras cannot save it.
     """
+    _check_dtypes(model)
     optimizer_variables(model)  # makes the slots, so that they are in the archive
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
@@ -527,6 +531,18 @@ def save_bytes(model: keras.Model) -> bytes:
             _config(model)  # says what cannot be saved
             model.save(path)
         return path.read_bytes()
+
+
+def _check_dtypes(model: keras.Model) -> None:
+    """Refuse weights that Keras either cannot write to a file or cannot read again."""
+    for weight in weight_variables(model):
+        dtype = keras.backend.standardize_dtype(weight.dtype)
+        if dtype.startswith("float8"):
+            raise ModelError(
+                f"the weight {weight.path!r} of the model {model.name!r} has the dtype {dtype}, which Keras cannot save and "
+                'load, and models travel to workers as saved ones. Create the weight with dtype="bfloat16" or "float16"; if '
+                f'need be, convert it in call: keras.ops.cast(weight, "{dtype}").'
+            )
 
 
 def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
@@ -690,7 +706,14 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
 
 def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
     mine, other = weight_variables(model), weight_variables(loaded) if loaded.built else []
-    if [tuple(weight.shape) for weight in mine] != [tuple(weight.shape) for weight in other]:
+    shapes, loaded_shapes = ([tuple(weight.shape) for weight in weights] for weights in (mine, other))
+    if shapes != loaded_shapes and sorted(shapes) == sorted(loaded_shapes):
+        raise ModelError(
+            f"the weights of the model {model.name!r} come back from a saved copy of it in another order, as they do after "
+            'model.quantize("float8"): save the model, load it, and use the loaded one: model.save("model.keras"); model = '
+            'keras.saving.load_model("model.keras").'
+        )
+    if shapes != loaded_shapes:
         raise ModelError(
             f"the model {model.name!r} has {len(mine)} weights, but a saved copy of it loads with {len(other)}, or with "
             "other shapes: a custom layer must create its weights in __init__ or build(), from the arguments that its "

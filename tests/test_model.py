@@ -1155,3 +1155,49 @@ def test_who_goes_on_for_another_in_a_later_fit_counts_on():
     models.set_iterations(model, 5)
     models.advanced(ModelState.take(model), model, 7)
     assert models.iterations(model) == 12
+
+
+def test_how_a_model_that_is_not_compiled_is_to_run_comes_along(monkeypatch):
+    monkeypatch.setattr(models, "_packed", OrderedDict())
+    model = not_compiled()
+    archive = ModelArchive.pack_to_predict(model)
+    assert not archive.settings  # a worker's Keras chooses for its own machine
+    chosen = model.jit_compile  # Keras chooses when it is asked first, as by predict
+    assert ModelArchive.pack_to_predict(model) is archive
+    model.jit_compile = not chosen
+    assert ModelArchive.pack_to_predict(model).unpack().jit_compile is not chosen
+    assert model.jit_compile is not chosen
+
+
+class Narrow(keras.layers.Layer):
+    """Keeps its weight in the dtype of its own."""
+
+    def __init__(self, kept="float8_e5m2", **kwargs):
+        super().__init__(**kwargs)
+        self.kept = kept
+
+    def build(self, input_shape):
+        ones = lambda shape, dtype: keras.ops.cast(keras.ops.ones(shape), dtype)  # noqa: E731
+        self.scale = self.add_weight(shape=input_shape[1:], initializer=ones, dtype=self.kept, trainable=False)
+
+    def call(self, x):
+        return x * keras.ops.cast(self.scale, x.dtype)
+
+
+@pytest.mark.parametrize("kept", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_weights_that_keras_cannot_save(kept):
+    model = keras.Sequential([keras.Input((3,)), Narrow(kept, name="narrow")])
+    for pack in (ModelArchive.pack_to_predict, models.copy_of, models.save_bytes):
+        with pytest.raises(ModelError, match=rf'/narrow/.*has the dtype {kept}, which .*dtype="bfloat16"'):
+            pack(model)
+
+
+def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
+    model = quantized("float8", not_compiled())
+    with pytest.raises(ModelError, match=r'in another order, as they do after model\.quantize\("float8"\): save the model'):
+        ModelArchive.pack_to_predict(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", {"tilted": tilted})
+    unpacked = ModelArchive.pack_to_predict(loaded).unpack()
+    ModelWeights.take(loaded).put(unpacked)
+    assert np.array_equal(unpacked.predict(X, verbose=0), model.predict(X, verbose=0))
