@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 import warnings
@@ -10,6 +11,7 @@ from typing import Any
 
 import keras
 
+from sparkkeras import metrics
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.model import has_settable_rate, inner_optimizer
 from sparkkeras.worker import batch_hooks, overrides
@@ -68,9 +70,75 @@ def has_monitor(callback: keras.callbacks.Callback) -> bool:
 
 
 def check_monitors(
+    models: Sequence[keras.Model],
+    custom_objects: Mapping[str, Any],
+    callbacks: Sequence[keras.callbacks.Callback],
+    worker_callbacks: Sequence[keras.callbacks.Callback],
+    validates: bool,
+    workers_validate: bool,
+) -> None:
+    """Refuse callbacks that monitor what training does not report, as far as the metrics' names are known yet.
+
+    Args:
+        models: The models that are trained.
+        custom_objects: Their custom classes and functions by name, where they cannot be found in them.
+        callbacks: The callbacks of the driver.
+        worker_callbacks: The callbacks of the workers.
+        validates: Whether there is validation.
+        workers_validate: Whether the workers' callbacks get its metrics, rather than the driver's.
+
+    Raises:
+        ConfigurationError: One monitors another name, or a metric of which Keras does not know whether more is better.
+    """
+    if not any(map(has_monitor, [*callbacks, *worker_callbacks])):
+        return
+    for model in models:
+        named = metrics.with_names(model, custom_objects)
+        names = None if named is None else metrics.log_names(named)
+        if named is None or names is None:
+            continue
+        check_names("callbacks", callbacks, names, validates)
+        if workers_validate:
+            check_names("worker_callbacks", worker_callbacks, names, validates)
+        else:
+            elsewhere = "callbacks of a worker see its own training only, so give it as callbacks="
+            check_names("worker_callbacks", worker_callbacks, names, False, elsewhere)
+        for argument, several in (("callbacks", callbacks), ("worker_callbacks", worker_callbacks)):
+            check_directions(argument, several, named)
+
+
+def check_directions(argument: str, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
+    """Refuse callbacks with ``mode="auto"`` on a metric of which Keras does not know whether more is better.
+
+    Keras itself notices when the first epoch is over.
+
+    Args:
+        argument: What the callbacks were given as.
+        callbacks: The callbacks; each monitors a metric that training reports.
+        model: A model whose metrics have names.
+
+    Raises:
+        ConfigurationError: Keras cannot tell what is better.
+    """
+    for callback in callbacks:
+        if not has_monitor(callback) or callback.monitor_op is not None:
+            continue
+        tried = copy.copy(callback)
+        keras.callbacks.Callback.set_model(tried, model)
+        try:
+            tried._set_monitor_op()
+        except ValueError as error:
+            name, monitor = type(callback).__name__, callback.monitor
+            raise ConfigurationError(
+                f"{argument}: {name}(monitor={monitor!r}, mode={callback.mode!r}): Keras does not know whether more or less "
+                f'of {monitor!r} is better. Give mode="max" or mode="min": {name}(monitor={monitor!r}, mode="max").'
+            ) from error
+
+
+def check_names(
     argument: str,
     callbacks: Sequence[keras.callbacks.Callback],
-    names: Sequence[str] | None,
+    names: Sequence[str],
     validates: bool,
     without: str = "give validation_split=, validation_data= or validation_col=",
 ) -> None:
@@ -79,15 +147,13 @@ def check_monitors(
     Args:
         argument: What the callbacks were given as.
         callbacks: The callbacks.
-        names: The metrics of training, or ``None`` where they are not known: then nothing is refused.
+        names: The metrics of training.
         validates: Whether there are figures of validation beside them.
         without: What to do where there are none.
 
     Raises:
         ConfigurationError: One monitors another name.
     """
-    if names is None:
-        return
     known = [*names, *(f"val_{name}" for name in names if validates)]
     if any(isinstance(callback, _SETTING_RATES) for callback in callbacks):
         known.append("learning_rate")

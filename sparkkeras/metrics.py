@@ -17,7 +17,7 @@ import numpy as np
 from sparkkeras.concurrency import locks_state
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
-from sparkkeras.model import graph_of
+from sparkkeras.model import compile_arguments, compile_to_judge, custom_objects_of, graph_of
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
@@ -91,7 +91,7 @@ def log_names(model: keras.Model) -> tuple[str, ...] | None:
     They cannot where the model has a ``train_step`` or the like of its own, and before loss and metrics are built, which
     is when Keras gives them their names.
     """
-    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _REPORTING):
+    if _reports_itself(model):
         return None
     parts = (model._compile_metrics, model._compile_loss)
     if not all(part is None or part.built for part in parts):
@@ -101,20 +101,38 @@ def log_names(model: keras.Model) -> tuple[str, ...] | None:
     return None
 
 
+def _reports_itself(model: keras.Model) -> bool:
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _REPORTING)
+
+
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-def name_metrics(model: keras.Model) -> None:
-    """Have a copy of a model build loss and metrics, so that they have names, from what it says of its outputs.
+def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.Model | None:
+    """A model that has the names of a model's loss and metrics; ``None`` where they cannot be known yet.
 
-    Not the model itself: Keras chooses some metrics by the shape of the labels, which only the data tells.
+    It is the model itself where its loss and metrics are built, else another one around the same layers, compiled with
+    copies of the loss and metrics: Keras chooses some metrics by the shape of the labels, which only the data shows, so
+    those of the model itself are not built for this.
+
+    Args:
+        model: A compiled model.
+        custom_objects: Its custom classes and functions by name, where they cannot be found in it.
     """
-    outputs = getattr(graph_of(model), "_outputs_struct", None)
-    if outputs is not None:
-        with suppress(Exception):  # then their names are not known
-            for part in (model._compile_metrics, model._compile_loss):
-                if part is not None and not part.built:
-                    part.build(outputs, outputs)
+    if log_names(model) is not None:
+        return model
+    graph = graph_of(model)
+    outputs = getattr(graph, "_outputs_struct", None)
+    if outputs is None or _reports_itself(model):
+        return None
+    with suppress(Exception):  # an own loss or metric that needs the data: the names are known once that was seen
+        around = keras.Model(graph._inputs_struct, outputs)
+        compile_to_judge(around, compile_arguments(model), custom_objects_of(model, custom_objects), safe_mode=False)
+        for part in (around._compile_metrics, around._compile_loss):
+            if part is not None:
+                part.build(outputs, outputs)
+        return around
+    return None
 
 
 def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:

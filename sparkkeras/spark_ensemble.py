@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import check_monitors, has_monitor, told
+from sparkkeras.callbacks import told
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset
 from sparkkeras.data.frame import Columns, Loaders, Named
@@ -213,6 +213,8 @@ class SparkEnsemble:
 class _Training(SparkModel):
     """Takes arguments and data as a `SparkModel` does, for all members, and trains each on its own."""
 
+    _WORKERS_VALIDATE = True
+
     def __init__(
         self, members: Sequence[keras.Model], sampling: str, custom_objects: Mapping[str, Any], batch_size: int, seed: int
     ) -> None:
@@ -230,16 +232,6 @@ class _Training(SparkModel):
         super()._check_again()
         for other in self._others:
             other._check_again()
-
-    def _check_monitors(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        worker_callbacks: Sequence[keras.callbacks.Callback],
-        validates: bool,
-    ) -> None:
-        if any(map(has_monitor, worker_callbacks)):
-            for each in (self, *self._others):
-                check_monitors("worker_callbacks", worker_callbacks, each._log_names(), validates)
 
     def _check_data(
         self, spec: BlockSpec | None, seen: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions

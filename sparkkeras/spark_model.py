@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import keras
 import numpy as np
@@ -22,7 +22,6 @@ from sparkkeras.callbacks import (
     as_callbacks,
     check_callbacks,
     check_monitors,
-    has_monitor,
     told,
 )
 from sparkkeras.concurrency import training
@@ -283,10 +282,11 @@ class SparkModel:
         held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
         archive = self._archive()
         validates = bool(validation_split) or held_out is not None
-        self._check_monitors(given, given_to_workers, validates)
+        monitors = given, given_to_workers, validates, validates and self._WORKERS_VALIDATE
+        check_monitors(self._trained_models, self.custom_objects, *monitors)
         with ExitStack() as stack:
             stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), block, options)
-            self._check_monitors(given, given_to_workers, validates)  # now the metrics of every model have names
+            check_monitors(self._trained_models, self.custom_objects, *monitors)  # now the metrics of every model have names
             shares = Shares.split(stored.handles, validation_split)
             validation = None
             if validation_split:
@@ -471,6 +471,9 @@ class SparkModel:
             "fits": self._fits,
         }
 
+    _WORKERS_VALIDATE: ClassVar[bool] = False
+    """Whether it is the workers that validate, and not all workers together for the driver."""
+
     @property
     def _trained_models(self) -> Sequence[keras.Model]:
         """The models that `fit` changes."""
@@ -486,28 +489,6 @@ class SparkModel:
         self.frequency, self.port = arguments.frequency(self.frequency), arguments.port(self.port)
         self.rule = make_rule(self.rule, self.mode)
         check_optimizer(self.rule, self.model.optimizer)
-
-    def _check_monitors(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        worker_callbacks: Sequence[keras.callbacks.Callback],
-        validates: bool,
-    ) -> None:
-        """Refuse callbacks that monitor what training does not report, as far as the names are known."""
-        if any(map(has_monitor, callbacks)) or any(map(has_monitor, worker_callbacks)):
-            names = self._log_names()
-            check_monitors("callbacks", callbacks, names, validates)
-            elsewhere = "callbacks of a worker see its own training only, so give it as callbacks="
-            check_monitors("worker_callbacks", worker_callbacks, names, False, elsewhere)
-
-    def _log_names(self) -> tuple[str, ...] | None:
-        """The names of the metrics, or ``None`` where they are not known."""
-        names = metrics.log_names(self.model)
-        if names is None:
-            copy = self._archive().unpack()
-            metrics.name_metrics(copy)
-            names = metrics.log_names(copy)
-        return names
 
     def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
         """Do what a call of `fit` asks for, once all is checked and the rows are stored."""

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel, metrics
-from sparkkeras.callbacks import Progress, check_monitors
-from sparkkeras.model import ModelArchive
+from sparkkeras.callbacks import Progress, check_directions, check_monitors, check_names
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.strategy.parameter_server import _Pace
 from tests.models import regression
@@ -36,14 +35,14 @@ class Adds(keras.callbacks.Callback):
 def test_a_monitor_that_nobody_reports_is_refused_with_the_known_names(callback, words):
     for callbacks in ([callback], [EarlyStopping("loss"), callback, Adds()]):
         with pytest.raises(ConfigurationError, match=words):
-            check_monitors("callbacks", callbacks, NAMES, validates=True)
+            check_names("callbacks", callbacks, NAMES, validates=True)
 
 
 def test_a_monitor_of_validation_needs_validation():
     with pytest.raises(
         ConfigurationError, match=r"'val_mae'\) monitors validation, and there is none: give validation_split="
     ):
-        check_monitors("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
+        check_names("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
 
 
 class Computes(EarlyStopping):
@@ -72,11 +71,11 @@ class Looks(EarlyStopping):
     ],
 )
 def test_monitors_that_may_be_reported_pass(callbacks):
-    check_monitors("callbacks", callbacks, NAMES, validates=True)
+    check_names("callbacks", callbacks, NAMES, validates=True)
 
 
 def test_without_known_names_nothing_is_refused():
-    check_monitors("callbacks", [EarlyStopping("anything")], None, validates=False)
+    check_monitors([own_step()], {}, [EarlyStopping("anything")], [], False, False)
 
 
 def two_outputs():
@@ -110,19 +109,20 @@ def own_step():
 )
 def test_names_are_known_before_any_data_and_are_those_of_keras(build, names):
     model = build()
-    copy = ModelArchive.pack(model).unpack()
-    metrics.name_metrics(copy)
-    assert set(metrics.log_names(copy)) == names
+    named = metrics.with_names(model, {})
+    assert named is not model
+    assert set(metrics.log_names(named)) == names
+    assert metrics.log_names(model) is None  # its own metrics are chosen by the labels
     x = np.zeros((4, *model.inputs[0].shape[1:]), np.float32)
     y = {"near": np.zeros((4, 1)), "far": np.zeros((4, 1))} if build is two_outputs else np.zeros((4, 1))
     assert set(model.fit(x, y, verbose=0).history) == names
     assert set(metrics.log_names(model)) == names
+    assert metrics.with_names(model, {}) is model
 
 
 def test_names_of_an_own_train_step_cannot_be_known():
     model = own_step()
-    metrics.name_metrics(model)
-    assert metrics.log_names(model) is None
+    assert metrics.with_names(model, {}) is None
 
 
 def test_fit_checks_monitors_before_spark_is_needed():
@@ -168,3 +168,42 @@ def test_what_lies_before_the_first_epoch_of_a_parameter_server_is_start_up():
     assert _Pace().of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[2:] == (
         "10 updates/s - staleness 0.0 mean, 0 max", 10.0,
     )  # fmt: skip
+
+
+def offset(y_true, y_pred):
+    return keras.ops.mean(y_pred - y_true)
+
+
+@pytest.mark.core
+def test_auto_mode_needs_a_direction_that_keras_knows():
+    measured = ["mae", "acc", offset, keras.metrics.MeanMetricWrapper(offset, name="total")]
+    known = metrics.with_names(regression(metrics=measured), {"offset": offset})
+    for callback in (
+        EarlyStopping("offset", mode="max"),
+        EarlyStopping("val_mae"),
+        ReduceLROnPlateau("acc"),
+        EarlyStopping(),
+    ):
+        check_directions("callbacks", [callback], known)
+        assert callback.monitor_op is None  # Keras's own check comes later, and finds the callback as it was
+    saving = keras.callbacks.ModelCheckpoint("a.keras", "total", save_best_only=True)
+    for callback in (EarlyStopping("val_offset"), ReduceLROnPlateau("offset"), saving):
+        words = (
+            rf"worker_callbacks: {type(callback).__name__}\(monitor='{callback.monitor}', mode='auto'\).*Give mode=\"max\""
+        )
+        with pytest.raises(ConfigurationError, match=words):
+            check_directions("worker_callbacks", [callback], known)
+    with pytest.raises(ConfigurationError, match="far_mae.*Keras does not know whether more or less"):
+        check_directions("callbacks", [EarlyStopping("far_mae")], metrics.with_names(two_outputs(), {}))
+
+
+def test_fit_checks_directions_before_spark_is_needed():
+    stop = EarlyStopping("offset")
+    for callbacks in ({"callbacks": stop}, {"worker_callbacks": stop}):
+        with pytest.raises(ConfigurationError, match=r"'offset', mode='auto'\): Keras does not know"):
+            SparkModel(regression(metrics=[offset])).fit(X, Y, **callbacks)
+    models = [regression(), regression(metrics=[offset])]
+    with pytest.raises(ConfigurationError, match="monitor='offset'.*Known: 'loss'"):
+        SparkEnsemble(models, voting="average").fit(X, Y, worker_callbacks=stop)
+    with pytest.raises(ConfigurationError, match="'offset', mode='auto'"):
+        SparkEnsemble(models[1:], voting="average").fit(X, Y, worker_callbacks=stop)
