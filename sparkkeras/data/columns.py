@@ -8,9 +8,10 @@ missing; what is missing is told apart from what does not fit, so that who reads
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -50,10 +51,13 @@ class Loader(Protocol):
         ...
 
 
-@runtime_checkable
-class PlacedLoader(Loader, Protocol):
-    """A loader whose errors say which row it is."""
+class PlacedLoader(ABC):
+    """The base class of loaders whose errors say which row it is.
 
+    A loader says so by inheriting from it: another one may have a method ``load`` of its own, with another meaning.
+    """
+
+    @abstractmethod
     def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
         """As a call; ``first`` is the number of the first row in what messages call ``where``."""
         ...

@@ -21,6 +21,7 @@ import numpy as np
 
 from sparkkeras.arguments import one_of, whole_number
 from sparkkeras.custom_code import ByValue
+from sparkkeras.data.columns import PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.storage import has_scheme
 from sparkkeras.weights import Array
@@ -137,7 +138,7 @@ def _factor(value: Any, dtype: str) -> float:
 
 
 @dataclass(frozen=True)
-class ImageLoader:
+class ImageLoader(PlacedLoader):
     """Decodes a column of images; made by `image_loader`, which says what the fields mean.
 
     Attributes:

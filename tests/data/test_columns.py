@@ -443,3 +443,15 @@ def test_numbers_that_spark_has_not_are_refused():
     assert to_column(np.array([2**63 - 1], np.uint64)).to_pylist() == [2**63 - 1]
     with pytest.raises(DataError, match="values of up to 18446744073709551615 do not fit Spark's bigint"):
         to_column(np.array([2**64 - 1], np.uint64))
+
+
+class Lexicon(Lengths):
+    """Has a method ``load`` with a meaning of its own."""
+
+    def load(self, path):
+        raise AssertionError("not to be called with a column")
+
+
+def test_a_loader_may_have_a_method_called_load():
+    leaf = Leaf(("text",), slot=Slot("x", (1,)), loader=Lexicon())
+    assert leaf.read([pa.array(["one", "three"])]).values.tolist() == [3.0, 5.0]
