@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from sparkkeras.data.numeric import NotNumbersError, to_numbers
+from sparkkeras.data.numeric import describe as describe
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
@@ -228,18 +230,6 @@ def changed(before: BlockSpec, after: BlockSpec) -> str:
     return "they are the same."
 
 
-def describe(value: Any) -> str:
-    """A value in a few words, for messages."""
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape} and dtype {value.dtype}"
-    if isinstance(value, Mapping):
-        return f"a dict with the keys {list(value)}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
 def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Block:
     given = transform(batch.x, batch.y)
     if batch.y is None and not (isinstance(given, tuple) and len(given) == 2 and given[1] is None):
@@ -255,10 +245,20 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
             f"transform gave {made.rows} rows for a batch of {batch.rows}: to predict, it must return a row for each, in "
             "their order."
         )
-    for label, array in zip(made.form.labels, made.arrays, strict=True):
-        if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
-            raise ValueError(f"transform must return arrays of numbers; its {label} is {describe(array)}")
-    return made
+    return Block(made.form, tuple(map(_returned_numbers, made.form.labels, made.arrays)))
+
+
+def _returned_numbers(label: str, array: Array) -> Array:
+    """What a transform returned as an array of numbers: Python objects are converted, as in the data of `fit`."""
+    try:
+        values, missing = to_numbers(array)
+    except NotNumbersError as error:
+        where = "" if error.row is None else f" of row {error.row} of the batch"
+        raise ValueError(f"transform must return arrays of numbers; {label}{where} {error}") from error
+    if missing is not None:
+        row = int(np.argmax(missing.reshape(len(missing), -1).any(axis=1))) if missing.ndim else 0
+        raise ValueError(f"transform must return arrays of numbers; {label} of row {row} of the batch is or holds None")
+    return values
 
 
 def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = None, expected_y: int | None = None) -> Block:

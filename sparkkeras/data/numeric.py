@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import describe
 from sparkkeras.weights import Array, is_floating
 
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
@@ -28,6 +27,18 @@ class NotNumbersError(Exception):
     def __init__(self, message: str, row: int | None = None, ragged: bool = False) -> None:
         super().__init__(message)
         self.row, self.ragged = row, ragged
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, for messages."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {list(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:

@@ -1,6 +1,7 @@
 """Blocks: structures of features and labels, and rows as arrays."""
 
 import pickle
+from decimal import Decimal
 
 import ml_dtypes
 import numpy as np
@@ -268,6 +269,32 @@ def test_without_labels_two_inputs_are_not_taken_for_features_and_labels():
 def test_a_transform_that_returns_something_else_is_told(returned, words):
     with pytest.raises(ValueError, match=rf"transform must return \(x, y\); it returned {words}"):
         from_arrays(A, B, None).transformed(lambda x, y: returned, 2)
+
+
+def test_python_objects_that_a_transform_returns_are_converted():
+    def objects(x, y):
+        return np.array([[Decimal("0.5"), 2], [True, 1.5]], object), np.array([3, 4], object)
+
+    block = from_arrays(A[:2], B[:2], None).transformed(objects, 2)
+    assert block.x.tolist() == [[0.5, 2.0], [1.0, 1.5]]
+    assert block.y.tolist() == [3, 4]
+    assert block.y.dtype.kind == "i"
+    rows = np.empty(2, object)
+    rows[:] = [np.ones(3, np.float32), np.zeros(3, np.float32)]
+    assert from_arrays(A[:2], None, None).transformed(lambda x, y: rows, 2).x.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array([0.5, None]), "x of row 1 of the batch is or holds None"),
+        (np.array([0.5, "a"], object), "x of row 1 of the batch .*Encode text first"),
+        (np.array(["a", "b"]), "x has dtype <U1; expected numbers or booleans. Encode text first"),
+    ],
+)
+def test_what_is_no_number_of_a_transform_is_refused(value, words):
+    with pytest.raises(ValueError, match=f"transform must return arrays of numbers; {words}"):
+        from_arrays(A[:2], None, None).transformed(lambda x, y: value, 2)
 
 
 # Words
