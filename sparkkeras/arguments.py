@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -24,13 +24,18 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     called = function.__qualname__.removesuffix(".__init__")
     bound = len(inspect.signature(function).parameters) - len(parameters)
 
+    def owner(args: Sequence[Any]) -> type | None:
+        kinds = type(args[0]).__mro__ if bound and args else ()
+        return next((kind for kind in kinds if kind.__name__ == called.partition(".")[0]), None)
+
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
                 renamed = next((each for each in _RENAMED.get(name, ()) if each in known), name)
                 raise UnknownArgumentError(
-                    f"{called} takes no argument {name!r}. {_ELSEWHERE.get(name, '')}{known_names(renamed, known)}"
+                    f"{called} takes no argument {name!r}. {_elsewhere(name, known, owner(args), called)}"
+                    f"{known_names(renamed, known)}"
                 )
         given = len(args) - bound
         if given > len(in_order):
@@ -44,18 +49,41 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-_OPTIONS = "It belongs in server_options=ParameterServerOptions(...) of SparkModel. "
-_MODEL = "It is an argument of SparkModel. "
-_COMPILE = "It belongs in model.compile(...). "
-_URI = 'Give a URI as the path instead, such as "hdfs:///models/digits.keras". '
-_LABELS = "The model's loss says what labels are: class indices with sparse_categorical_crossentropy, else one-hot rows. "
-_ELSEWHERE = {
-    **dict.fromkeys(("host", "bind", "max_staleness", "encrypt", "lease_seconds", "timeout", "start_seconds"), _OPTIONS),
-    **dict.fromkeys(("mode", "frequency", "rule", "num_workers", "parameter_server_mode", "port", "server_options"), _MODEL),
-    **dict.fromkeys(("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer"), _COMPILE),
-    **dict.fromkeys(("to_hadoop", "from_hadoop"), _URI),
-    **dict.fromkeys(("categorical", "nb_classes"), _LABELS),
-}
+_OPTIONS = ("host", "bind", "encrypt", "lease_seconds", "timeout")
+_OF_ASYNCHRONOUS_TRAINING = ("max_staleness", "start_seconds")
+_COMPILED = ("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer")
+_HADOOP = ("to_hadoop", "from_hadoop")
+_LABELS = ("categorical", "nb_classes")
+
+
+def _elsewhere(name: str, known: Sequence[str], owner: type | None, called: str) -> str:
+    """Where an argument that a function does not take belongs; empty where nothing is known of it.
+
+    Args:
+        name: The argument.
+        known: The arguments that the function takes.
+        owner: The class whose method or constructor it is; ``None`` for a plain function.
+        called: The function, as messages call it.
+    """
+    is_constructor = owner is not None and called == owner.__name__
+    of_owner: Sequence[str] = () if owner is None or is_constructor else tuple(inspect.signature(owner).parameters)
+    owned_by = "" if owner is None else f" of {owner.__name__}"
+    if name in of_owner:
+        return f"It is an argument{owned_by}. "
+    for takes, whose in ((known, ""), (of_owner, owned_by)):
+        if "server_options" in takes and (name in _OPTIONS or (name in _OF_ASYNCHRONOUS_TRAINING and "rule" in takes)):
+            return f"It belongs in server_options=ParameterServerOptions(...){whose}. "
+    if name in _COMPILED and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
+        return "It belongs in model.compile(...). "
+    if name in _HADOOP and "path" in known:
+        return 'Give a URI as the path instead, such as "hdfs:///models/digits.keras". '
+    if name in _LABELS and not {"y", "label", "labelCol"}.isdisjoint(known):
+        return (
+            "The model's loss says what labels are: class indices with sparse_categorical_crossentropy, else one-hot rows. "
+        )
+    return ""
+
+
 _RENAMED = {
     "communication_window": ("frequency",),
     "keras_model_config": ("model",),

@@ -1,6 +1,7 @@
 """Arguments are checked before anything starts, and the message says what was expected."""
 
 import inspect
+import re
 from typing import get_args
 
 import pytest
@@ -133,17 +134,73 @@ def test_an_instance_or_none():
     assert str(caught.value) == "face='m': expected sparkkeras.Face(...) or None."
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("max_staleness", "server_options=ParameterServerOptions"), ("frequency", "an argument of SparkModel")],
-)
-def test_an_argument_of_another_place_is_led_there(name, words):
+class Trainer:
     @known_arguments
-    def fit(epochs=1):
-        return epochs
+    def __init__(self, *, mode="synchronous", rule=None, server_options=None):
+        """Takes what concerns all trainings."""
 
-    with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}. It .*{words}"):
-        fit(**{name: 1})
+    @known_arguments
+    def fit(self, data, y=None, *, epochs=1):
+        """Trains."""
+
+    @known_arguments
+    def predict(self, data):
+        """Predicts."""
+
+    @known_arguments
+    def save(self, path):
+        """Saves."""
+
+
+class Search:
+    @known_arguments
+    def __init__(self, *, server_options=None):
+        """Has a server without staleness."""
+
+
+@known_arguments
+def column_function(model, batch_size=32):
+    """Scores."""
+
+
+PLACES = {
+    "max_staleness": r"It belongs in server_options=ParameterServerOptions\(\.\.\.\) of Trainer\. ",
+    "mode": r"It is an argument of Trainer\. ",
+    "loss": r"It belongs in model\.compile",
+    "to_hadoop": r'Give a URI as the path instead, such as "hdfs:',
+    "nb_classes": "The model's loss says what labels are",
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (Trainer().fit, {"max_staleness", "mode", "loss", "nb_classes"}),
+        (Trainer().predict, {"max_staleness", "mode"}),
+        (Trainer().save, {"max_staleness", "mode", "to_hadoop"}),
+        (Trainer, {"loss"}),
+        (Search, set()),
+        (column_function, set()),
+    ],
+)
+def test_an_argument_of_another_place_is_led_there_where_that_place_exists(function, names):
+    for name, words in PLACES.items():
+        if function is Trainer and name == "mode":
+            continue
+        with pytest.raises(UnknownArgumentError) as caught:
+            function(**{name: 1})
+        assert bool(re.search(words, str(caught.value))) == (name in names), caught.value
+
+
+def test_settings_of_the_server_are_led_to_the_argument_of_the_same_function():
+    for function, name in ((Trainer, "max_staleness"), (Trainer, "host"), (Search, "host")):
+        with pytest.raises(
+            UnknownArgumentError, match=r"'\. It belongs in server_options=ParameterServerOptions\(\.\.\.\)\. "
+        ):
+            function(**{name: 1})
+    with pytest.raises(UnknownArgumentError) as caught:
+        Search(max_staleness=1)
+    assert "belongs" not in str(caught.value)
 
 
 def test_a_name_in_other_letters_is_recognized():
@@ -169,7 +226,6 @@ def test_too_many_arguments_by_position_are_counted_and_named():
         ("nb_epoch", r"Did you mean 'epochs'\?"),
         ("num_epoch", r"Did you mean 'epochs'\?"),
         ("metrics", r"belongs in model.compile"),
-        ("to_hadoop", r'Give a URI as the path instead, such as "hdfs:'),
     ],
 )
 def test_an_argument_of_keras_or_elephas_is_recognized(name, words):
