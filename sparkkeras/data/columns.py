@@ -364,8 +364,14 @@ def _one_length(lengths: Array, what: str) -> int:
 # Arrays as columns
 
 
-def to_column(array: Array, good: Array | None = None) -> pa.Array:
-    """An array as a column: numbers for shape (rows,), (nested) lists for more axes. Rows that are not good are null."""
+def to_column(array: Array, good: Array | None = None, missing: Array | None = None) -> pa.Array:
+    """An array as a column: numbers for shape (rows,), (nested) lists for more axes.
+
+    Args:
+        array: The values.
+        good: Which rows are not null, shape (rows,); ``None``: all.
+        missing: Which values are null, in the shape of the array; ``None``: none.
+    """
     import pyarrow as pa
 
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
@@ -378,16 +384,16 @@ def to_column(array: Array, good: Array | None = None) -> pa.Array:
             f"an array of shape {array.shape} has more than {np.iinfo(np.int32).max} values, which is what one column of a "
             "table can hold: make several DataFrames of its rows, and union them."
         )
-    missing = None if good is None or good.all() else ~good
+    nulls = None if good is None or good.all() else ~good
     array = array.astype(stored_as(array.dtype.name), copy=False)
     if array.ndim == 1:
-        return pa.array(array, mask=missing)
-    column = pa.array(np.ascontiguousarray(array).reshape(-1))
+        return pa.array(array, mask=nulls if missing is None else missing if nulls is None else missing | nulls)
+    column = pa.array(np.ascontiguousarray(array).reshape(-1), mask=None if missing is None else missing.reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         count = int(np.prod(array.shape[:axis]))
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * array.shape[axis])
         outer = axis == 1
-        mask = pa.array(missing) if outer and missing is not None else None
+        mask = pa.array(nulls) if outer and nulls is not None else None
         column = pa.ListArray.from_arrays(offsets, column, mask=mask)
     return column
 

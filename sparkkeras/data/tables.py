@@ -36,6 +36,9 @@ def to_data_frame(
 ) -> DataFrame:
     """A DataFrame of arrays: a row for each sample, in their order.
 
+    ``None`` and ``pandas.NA`` among the values become nulls, and a row that is missing as a whole becomes one null; NaN
+    stays NaN. A vector cannot hold nulls: it has NaN in their place.
+
     Args:
         spark: The session, also one of Spark Connect; or a SparkContext.
         x: Features with the samples on the first axis: an array, or a dict of arrays with a column for each. Numbers make a
@@ -61,19 +64,23 @@ def to_data_frame(
 
     labels = None if y is None else _classes(np.asarray(y)) if categorical else y
     arrays: dict[str, Array] = {}
+    missing: dict[str, Array | None] = {}
     for name, side in ((features, x), (label, labels), (weight, sample_weight)):
         if side is None:
             continue
         for column, array in side.items() if isinstance(side, Mapping) else [(name, side)]:
             if column in arrays:
                 raise ConfigurationError(f"two columns would be called {column!r}: give other names.")
-            arrays[column] = _array(column, array)
+            arrays[column], missing[column] = _array(column, array)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise DataError(f"arrays must have the same number of rows, and at least one; received {lengths}.")
-    table = pa.table([to_column(array) for array in arrays.values()], list(arrays))
-    frame = _session(spark).createDataFrame(table)
-    return _with_vectors(frame, [name for name in _names(features, x) if arrays[name].ndim == 2]) if vectors else frame
+    as_vectors = [name for name in _names(features, x) if arrays[name].ndim == 2] if vectors else []
+    for name in as_vectors:
+        arrays[name], missing[name] = filled(arrays[name], missing[name]), None
+    columns = [to_column(array, _not_null(missing[name]), missing[name]) for name, array in arrays.items()]
+    frame = _session(spark).createDataFrame(pa.table(columns, list(arrays)))
+    return _with_vectors(frame, as_vectors) if as_vectors else frame
 
 
 def from_data_frame(
@@ -140,15 +147,24 @@ def _names(features: str, x: Any) -> list[str]:
     return list(x) if isinstance(x, Mapping) else [features]
 
 
-def _array(name: str, given: Any) -> Array:
+def _not_null(missing: Array | None) -> Array | None:
+    """Which rows have a value that is not missing; ``None``: all."""
+    if missing is None:
+        return None
+    given: Array = ~np.asarray(missing.reshape(len(missing), -1).all(axis=1))
+    return given
+
+
+def _array(name: str, given: Any) -> tuple[Array, Array | None]:
+    """The values, and which of them are missing; see `to_numbers`."""
     try:
-        array = filled(*to_numbers(given))
+        array, missing = to_numbers(given)
     except NotNumbersError as error:
         where = "" if error.row is None else f"row {error.row} of "
         raise DataError(f"{where}{name!r} {error}") from error
     if array.ndim == 0:
         raise DataError(f"{name!r} is {describe(given)}; expected numbers or booleans with the rows on the first axis.")
-    return array
+    return array, missing
 
 
 def _classes(labels: Array) -> Array:

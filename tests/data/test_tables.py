@@ -1,0 +1,43 @@
+"""Arrays as DataFrames: what becomes of values that are missing."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparkkeras import to_data_frame
+
+
+class Tables:
+    """Stands for a session: its DataFrames are the Arrow tables that they are made of."""
+
+    def createDataFrame(self, table):
+        return table
+
+
+def column(values):
+    return to_data_frame(Tables(), values)["features"].combine_chunks()
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA])
+def test_missing_values_become_nulls_and_nan_stays(missing):
+    floats = column(np.array([0.5, missing, np.nan], object))
+    assert floats.is_null().to_pylist() == [False, True, False]
+    assert np.isnan(floats[2].as_py())
+    whole = column([1, missing, 3])
+    assert whole.to_pylist() == [1, None, 3]
+    assert str(whole.type) == "int64"
+    assert column(np.array([True, missing], object)).to_pylist() == [True, None]
+
+
+def test_missing_values_in_arrays_and_missing_arrays_become_nulls():
+    inside = column(np.array([[1.5, None], [2.5, 3.5]], object))
+    assert inside.to_pylist() == [[1.5, None], [2.5, 3.5]]
+    assert column([[1, 2], None, [3, None]]).to_pylist() == [[1, 2], None, [3, None]]
+    deep = np.array([[[1.0], [None]], [[2.0], [3.0]]], object)
+    assert column(deep).to_pylist() == [[[1.0], [None]], [[2.0], [3.0]]]
+
+
+def test_nothing_is_null_where_nothing_is_missing():
+    found = to_data_frame(Tables(), {"a": np.arange(3), "b": np.ones((3, 2), np.float32)}, [0, 1, 1])
+    assert [each.null_count for each in found.columns] == [0, 0, 0]
+    assert found["b"].to_pylist() == [[1.0, 1.0]] * 3
