@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 
 class Rounds(list[Any]):
-    """Elephas's histories: it appends one for each worker when a round has ended, so the appends tell the time."""
+    """Elephas's histories: it appends one for each worker at the end of a round, which times the rounds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,15 +25,16 @@ SEED = 7
 MEASURED = ["alcohol", "flavanoids", "proline", "color_intensity"]
 SCORED = f"SELECT *, classify({', '.join(MEASURED)}) AS p FROM wines"
 QUERIES = {
-    "How many wines of each cultivar does the model tell rightly?": f"""
+    "How many wines of each cultivar does the model predict correctly?": f"""
         SELECT cultivar, count(*) AS wines, count_if(array_position(p, array_max(p)) - 1 = cultivar) AS right
         FROM ({SCORED}) GROUP BY cultivar ORDER BY cultivar""",
     "Of which is it least sure?": f"""
         SELECT id, cultivar, alcohol, proline, transform(p, x -> round(x, 2)) AS p
         FROM ({SCORED}) ORDER BY array_max(p) LIMIT 3""",
     "What if all had a third more alcohol?": f"""
-        SELECT array_position(p, array_max(p)) - 1 AS told, count(*) AS wines
-        FROM (SELECT classify(alcohol * 4 / 3, {", ".join(MEASURED[1:])}) AS p FROM wines) GROUP BY told ORDER BY told""",
+        SELECT array_position(p, array_max(p)) - 1 AS predicted, count(*) AS wines
+        FROM (SELECT classify(alcohol * 4 / 3, {", ".join(MEASURED[1:])}) AS p FROM wines)
+        GROUP BY predicted ORDER BY predicted""",
 }
 
 

@@ -75,7 +75,7 @@ def main() -> None:
 
     right = int((rows["label"] == rows["prediction"]).sum())
     print(f"""
-Test        {right} of {len(rows)} unseen tumours told rightly, area under the curve {area.evaluate(predicted):.4f}
+Test        {right} of {len(rows)} unseen tumours classified correctly, area under the curve {area.evaluate(predicted):.4f}
 Pipeline    {folder}, loaded again for that
 Picture     {picture}""")
     spark.stop()

@@ -95,7 +95,7 @@ _RENAMED = {
     "x_test": ("data",),
     "y_test": ("y",),
 }
-"""What Keras, Elephas and dist-keras call an argument, and what it is called here, where the spelling does not tell."""
+"""What Keras, Elephas and dist-keras call an argument, and what it is called here, where the spelling does not show it."""
 
 
 def whole_number(name: str, value: Any, low: int = 1) -> int:

@@ -118,7 +118,7 @@ def check_directions(argument: str, callbacks: Sequence[keras.callbacks.Callback
         model: A model whose metrics have names.
 
     Raises:
-        ConfigurationError: Keras cannot tell what is better.
+        ConfigurationError: Keras does not know what is better.
     """
     for callback in callbacks:
         if not has_monitor(callback) or callback.monitor_op is not None:
@@ -193,7 +193,7 @@ class DriverCallbacks:
         model: The master model.
         epochs: Up to which epoch the run goes.
         batches: The batches in an epoch of the busiest worker.
-        progress: What tells the person how far the run is.
+        progress: What reports how far the run is.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class DriverCallbacks:
 
     @property
     def history(self) -> keras.callbacks.History:
-        """What `on_epoch_end` was told so far."""
+        """The logs that `on_epoch_end` was given so far."""
         history: keras.callbacks.History = self._model.history
         return history
 
@@ -257,13 +257,13 @@ class DriverCallbacks:
     def on_pace(self, rows: int, seconds: float, told: str, startup: float = 0.0) -> None:
         """An epoch that ends now had so many rows in so many seconds, after ``startup`` seconds in which workers started.
 
-        ``told`` is what else there is to say of it.
+        ``told`` is what else there is to report of it.
         """
         self._progress.on_pace(rows, seconds, told, startup)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells on standard output how far training is.
+    """Reports on standard output how far training is.
 
     Args:
         verbose: 0 says nothing, 1 keeps a line alive within the epoch, 2 writes one line an epoch.
@@ -308,7 +308,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._rows, self._seconds, self._startup, self._told = rows, seconds, startup, f" - {told}"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the figures."""
+        """Print the metrics."""
         if not self._verbose:
             return
         start = "\r\033[K" if self._verbose == 1 and sys.stdout.isatty() else ""

@@ -74,7 +74,7 @@ class Cluster:
 
     @property
     def carried_environment(self) -> Mapping[str, str]:
-        """The environment variables that workers must be told with each task: none, Spark gives them theirs."""
+        """The environment variables that workers must be given with each task: none, Spark gives them theirs."""
         return {}
 
     @property
@@ -149,7 +149,7 @@ class Cluster:
     def keep(self, value: R) -> Shared[R]:
         """Make a value available to tasks until the context stops: in their functions, or broadcast once if it is larger.
 
-        Nobody can tell when the last DataFrame that needs it is gone, and Spark keeps a file for each broadcast.
+        It cannot be known when the last DataFrame that needs it is gone, and Spark keeps a file for each broadcast.
         """
         payload = pickle.dumps(value, 5)
         if len(payload) <= _INLINE_BYTES:

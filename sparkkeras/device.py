@@ -195,7 +195,7 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = Fals
         try:
             yield source.dataset
         except Exception as error:
-            if source.error is not None:  # TensorFlow tells of it in words of its own
+            if source.error is not None:  # TensorFlow reports it in words of its own
                 raise source.error from error
             raise
         finally:

@@ -79,7 +79,7 @@ def greedy_ensemble(
     schema = schema_of(given[0])
     if len(schema.outputs) > 1:
         raise ConfigurationError(
-            f"the models have {len(schema.outputs)} outputs, and one figure does not tell how good they are: choose on one "
+            f"the models have {len(schema.outputs)} outputs, and one score does not show how good they are: choose on one "
             "of them, with keras.Model(model.inputs, model.outputs[0])."
         )
     block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, True))
@@ -120,7 +120,7 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
     """How good predictions for some rows are; less is better.
 
     Args:
-        metric: What tells it.
+        metric: What measures it.
         mode: Whether that is to be small or large.
         given: The models that predict.
         rows: The rows.

@@ -1,4 +1,4 @@
-"""What a strategy is asked to do, and what it tells of it."""
+"""What a strategy is asked to do, and what it reports of it."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _is_exclusive(tensor: Any, meaning: Meaning) -> bool:
 
 
 def _activation(tensor: Any) -> str | None:
-    """The name of the activation of Keras's that makes an output; ``None`` where that cannot be told."""
+    """The name of the activation of Keras's that makes an output; ``None`` where that is not known."""
     layer, _, index = tensor._keras_history
     if isinstance(layer, keras.Model):
         inside = getattr(layer, "outputs", None)

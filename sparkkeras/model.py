@@ -802,7 +802,7 @@ def _bare_names(model: keras.Model) -> set[str]:
 
 
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
-    """What tells one model from another in this process, its trained weights aside.
+    """What distinguishes one model from another in this process, its trained weights aside.
 
     Architecture and compile arguments, its custom code with what that refers to, and what preprocessing layers adapted
     to: they turn their variables into constants when they are loaded, so setting weights does not reach those.

@@ -166,7 +166,7 @@ class Failure:
         return cls(type(error).__name__, str(error), traceback.format_exc())
 
     def error(self) -> Exception:
-        """The error again, if it is one of ours, else one that tells of it."""
+        """The error again, if it is one of ours, else one that reports it."""
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, SparkKerasError):
             return kind(self.message)

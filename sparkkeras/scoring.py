@@ -297,7 +297,7 @@ def _drops(leaves: Sequence[Leaf]) -> bool:
 
 
 def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str], tells: bool = False) -> list[str]:
-    """The name of each output's column; ``tells``: whether Spark tells upper from lower case."""
+    """The name of each output's column; ``tells``: whether Spark distinguishes upper from lower case."""
     ends = [output.name for output in outputs]
     if isinstance(given, Mapping):
         for name in given:

@@ -12,7 +12,7 @@ import numpy as np
 from sparkkeras.weights import Array
 
 Score = Callable[[Array], float]
-"""Tells how good the mean of some members' ballots is; less is better, and what is not finite is no good at all."""
+"""Measures how good the mean of some members' ballots is; less is better, and what is not finite is no good at all."""
 
 
 def forward_selection(ballots: Sequence[Array], score: Score, size: int, initial: int = 1) -> list[int]:

@@ -640,7 +640,7 @@ def load_saved(
 
 
 def _seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
-    """What rows of this process look like to the model, which the first batch tells."""
+    """What rows of this process look like to the model, which the first batch shows."""
     first = block[: options.batch_size] if block.rows else block.spec.zeros()
     try:
         return transformed(first, options).spec

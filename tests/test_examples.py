@@ -19,7 +19,7 @@ CASES = {
     ),
     "tabular_pipeline.py": (
         ["--epochs", "3", "--rates", "0.01"],
-        r"Test +\d+ of \d+ unseen tumours told rightly, area under the curve 0\.9",
+        r"Test +\d+ of \d+ unseen tumours classified correctly, area under the curve 0\.9",
         ["tumours.png", "tumours/metadata"],
     ),
     "image_pipeline.py": (

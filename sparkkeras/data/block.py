@@ -181,7 +181,7 @@ class Block:
         """Some of the rows: a view for a slice, a copy for an array of row numbers."""
         if isinstance(rows, slice):
             return Block(self.form, tuple(array[rows] for array in self.arrays))
-        # Not array[rows]: of a memory map that is a view of a copy, and nobody can tell that it is nobody else's memory.
+        # Not array[rows]: of a memory map that is a view of a copy, and no check shows that the memory is not shared.
         return Block(self.form, tuple(np.take(np.asarray(array), rows, axis=0) for array in self.arrays))
 
     def pieces(self, max_bytes: int, multiple: int = 1) -> Iterator[Block]:

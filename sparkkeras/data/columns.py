@@ -2,7 +2,7 @@
 
 What a column may hold: numbers, booleans, decimals, (nested) lists of one length, MLlib's vectors in Spark's form of them
 (``struct<type, size, indices, values>``), and bytes of raw tensors. Numbers and lists are not copied where nothing is
-missing; what is missing is told apart from what does not fit, so that who reads may leave such rows out.
+missing; what is missing is distinguished from what does not fit, so that who reads may leave such rows out.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class BatchesToBlocks:
 class ArgumentsToBlocks:
     """Turns the arguments of a function into blocks, whatever their number: one a model's input, or all for its one.
 
-    What is wrong is told in terms of the function: who calls it in SQL names no columns and gives no options.
+    Errors are reported in terms of the function: who calls it in SQL names no columns and gives no options.
 
     Attributes:
         reader: How rows are read.
@@ -482,7 +482,7 @@ class _Finder:
         twins = [other for other in self._names if _alike(other, path[0].name)]
         if twins.count(path[0].name) > 1 or (len(twins) > 1 and not tells_case(self._frame.sparkSession)):
             raise DataError(
-                f"the DataFrame has {len(twins)} columns that Spark does not tell apart ({', '.join(map(repr, twins))}): "
+                f"the DataFrame has {len(twins)} columns that Spark does not distinguish ({', '.join(map(repr, twins))}): "
                 "rename them."
             )
         return path
@@ -501,7 +501,7 @@ class _Finder:
 
 
 def tells_case(session: Any) -> bool:
-    """Whether a session tells upper from lower case in columns' names; by default Spark does not."""
+    """Whether a session distinguishes upper from lower case in columns' names; by default Spark does not."""
     return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 

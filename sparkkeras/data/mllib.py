@@ -84,7 +84,7 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
 
     Raises:
         DataError: It is no RDD, or ``nb_classes`` is looked for where there are no class numbers. A row that is no
-            LabeledPoint, or a label that is no class number below ``nb_classes``, is told when the RDD is computed.
+            LabeledPoint, or a label that is no class number below ``nb_classes``, is reported when the RDD is computed.
     """
     nb_classes = optional_number("nb_classes", nb_classes)
     if not is_rdd(lp_rdd):

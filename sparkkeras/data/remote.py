@@ -154,7 +154,7 @@ class StoredRemoteDataset:
 
     @property
     def slots(self) -> int:
-        """Connect does not tell."""
+        """Connect does not report it."""
         return len(self.handles)
 
     @property

@@ -19,7 +19,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """Rows are gathered into blocks of about this size."""
 
 FIRST_ROWS = 16
-"""Rows in the first block, which tells how many bytes a row takes."""
+"""Rows in the first block, which shows how many bytes a row takes."""
 
 MANY_PARTITIONS = 4
 """With more partitions for each slot than this, rounds are mostly the starting of tasks, unless partitions are large."""
@@ -93,7 +93,7 @@ def from_rows(
 
 
 def warn_of_slots(num_workers: int | None, slots: int) -> None:
-    """Tell a person who asked for more workers than can train at the same time."""
+    """Warn where more workers were asked for than can train at the same time."""
     if num_workers is not None and num_workers > slots:
         warnings.warn(
             f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "

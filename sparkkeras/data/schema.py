@@ -495,7 +495,7 @@ class LabelRange:
 
 
 def label_ranges(block: Block) -> tuple[LabelRange, ...]:
-    """The range of each array of labels of a block; empty where there is none to tell of."""
+    """The range of each array of labels of a block; empty where there is none to report."""
     labels = block.arrays[block.form.span("y")]
     return tuple(LabelRange.of(array) for array in labels) if all(array.size for array in labels) else ()
 

@@ -111,7 +111,7 @@ def sign_of(metric: str, mode: str) -> float:
     """1 where small values of a metric are good, -1 where large ones are; ``"auto"`` goes by words in its name.
 
     Raises:
-        ConfigurationError: The name tells nothing, or something is no name and no mode.
+        ConfigurationError: The name does not show the direction, or something is no name and no mode.
     """
     arguments.one_of("mode", mode, ("auto", "min", "max"))
     if not isinstance(metric, str) or not metric:
@@ -121,7 +121,7 @@ def sign_of(metric: str, mode: str) -> float:
     small, large = (_last(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
     if small == large:
         raise ConfigurationError(
-            f'metric={metric!r}: its name does not tell whether it shall be small or large; give mode="min" or mode="max".'
+            f'metric={metric!r}: its name does not show whether it should be small or large; give mode="min" or mode="max".'
         )
     return 1.0 if small > large else -1.0  # the name of an output, which may be any word, comes first
 
@@ -192,7 +192,7 @@ def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) 
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments; true where nobody can tell."""
+    """Whether a function can be called with so many arguments; true where that is not known."""
     try:
         inspect.signature(function).bind(*(None,) * count)
     except TypeError:

@@ -29,7 +29,7 @@ LEASE_LOST = "lease lost"
 """The kind of a refusal: another worker has the trial."""
 
 GO_ON, PRUNE, STOP = "go on", "prune", "stop"
-"""What a worker is told about its trial."""
+"""What a worker is sent about its trial."""
 
 HANDOVER_SECONDS = 300.0
 """How long a worker that hands a model over may take for each piece, beyond its lease, since it does nothing beside that."""
@@ -91,7 +91,7 @@ class Worker:
     """Who asks.
 
     Attributes:
-        name: What people are told.
+        name: What messages to people say.
         task: The number of its task, the same for all attempts at it.
         attempt: Which attempt.
     """
@@ -156,7 +156,7 @@ class TrialLedger:
         self.reason = ""
         self.failure: Exception | None = None
         ended = self.finished
-        for count in range(1, len(ended) + 1):  # what it is told once more makes it what it was
+        for count in range(1, len(ended) + 1):  # a report that comes once more makes it what it was
             self._ask_whether_that_is_enough(ended[:count])
         self._look_at_limits()
 

@@ -133,7 +133,7 @@ class Call:
 def run_trial(
     objective: Objective, params: Any, data: Data, seed: int, tell: Callable[[int, float], str], sign: float
 ) -> Outcome:
-    """Run a trial; whatever it raises is told in the outcome."""
+    """Run a trial; whatever it raises is reported in the outcome."""
     reporter = Reporter(tell, sign)
     reporting.current = reporter
     try:

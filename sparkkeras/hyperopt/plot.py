@@ -40,7 +40,7 @@ _LOOKS = {
     STOPPED: ("s", "#8c8c8c"),
     FAILED: ("|", "#c8372d"),
 }
-"""Marker and colour of each status: told apart by people who see no colours, too."""
+"""Marker and colour of each status: people who see no colours can distinguish them, too."""
 
 _BEST: dict[str, Any] = {
     "marker": "*",
@@ -220,8 +220,8 @@ class _Panel:
 def visible_losses(losses: Sequence[float]) -> tuple[float, float]:
     """The smallest loss, and the largest one that the axes shall show: all of them, unless a few dwarf the others.
 
-    What most trials came to is told by the distance from the best one to the first quarter, or, where so many are equal to
-    the best, to the first one that is not.
+    What most trials came to is measured by the distance from the best one to the first quarter, or, where so many are equal
+    to the best, to the first one that is not.
     """
     ordered = np.sort(np.asarray(losses, np.float64))
     best, worst = float(ordered[0]), float(ordered[-1])

@@ -1,4 +1,4 @@
-"""Tells on standard output how far a search is."""
+"""Reports on standard output how far a search is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SearchProgress:
             self._write(f"Searching on {workers}, which load Keras first{resumed}.\n")
 
     def tick(self) -> None:
-        """Tell what is new."""
+        """Report what is new."""
         if not self._verbose:
             return
         finished = self._ledger.finished

@@ -73,7 +73,7 @@ class ASHAPruner:
 
     Args:
         reduction_factor: What part of the trials survives a rung: one of so many.
-        grace_epochs: The epochs before the first rung. What a network has come to after its first epoch tells little but
+        grace_epochs: The epochs before the first rung. What a network has come to after its first epoch shows little but
             its learning rate.
 
     Raises:

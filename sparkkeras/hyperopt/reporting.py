@@ -1,4 +1,4 @@
-"""How an objective tells how far it is, and hears that it is hopeless."""
+"""How an objective reports how far it is, and hears that it is hopeless."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Reporter:
             raise TrialEnd
 
     def end(self, how: BaseException) -> None:
-        """The trial ends by `TrialEnd`, which it was told, or by another signal: it was stopped."""
+        """The trial ends by `TrialEnd`, which it was sent, or by another signal: it was stopped."""
         if not isinstance(how, TrialEnd):
             self.status = STOPPED
 
@@ -101,7 +101,7 @@ current: Reporter | None = None
 
 
 def report(value: float, **figures: float) -> None:
-    """Tell, within an objective, the value that the trial has come to after one more epoch, so that it may be pruned.
+    """Report, within an objective, the value that the trial has come to after one more epoch, so that it may be pruned.
 
     Outside of a search it does nothing. If the trial shall end, this does not return: the trial is recorded with the best
     value that was reported.

@@ -136,7 +136,7 @@ class _Read:
 
 
 def _run(work: Work, client: SearchClient, assignment: Assignment, data: Data) -> None:
-    """Run a trial and tell what came of it."""
+    """Run a trial and report what came of it."""
     lease = assignment.lease
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:

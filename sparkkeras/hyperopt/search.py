@@ -161,7 +161,7 @@ class HyperParamModel:
             epochs: Epochs of each trial.
             batch_size: Rows in a batch.
             metric: What to optimize: a figure of ``fit``, at its best epoch.
-            mode: ``"min"``, ``"max"``, or ``"auto"``: by words in the metric's name; one that tells nothing is refused.
+            mode: ``"min"``, ``"max"``, or ``"auto"``: by words in the metric's name; one without such words is refused.
             validation_split: The share of rows, in [0, 1), that validates: the last ones.
             validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, an RDD or a DataFrame to validate on instead.
             callbacks: Keras callbacks; each trial has copies of its own, which run on its worker.

@@ -41,12 +41,12 @@ WAIT_SECONDS = 0.5
 """How often a worker asks that is to wait."""
 
 OUTCOME_BYTES = 16 * 1024 * 1024
-"""What is told of a trial beside its model (figures, a traceback) may have this size."""
+"""What is reported of a trial beside its model (metrics, a traceback) may have this size."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial, as its worker tells it.
+    """What came of a trial, as its worker reports it.
 
     Attributes:
         status: As in `Trial`.
@@ -228,7 +228,7 @@ class SearchClient:
         return Assignment(int(told["number"]), int(told["lease"]), json.loads(bytes(body)))
 
     def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Tell the loss of an epoch, counted from 1; whether to go on.
+        """Report the loss of an epoch, counted from 1; whether to go on.
 
         Raises:
             LeaseLostError: Another worker has the trial.
@@ -244,7 +244,7 @@ class SearchClient:
         return str(self._call("renew", {"lease": lease})[0]["go"])
 
     def lose(self, lease: int, cause: str) -> None:
-        """Tell that the trial's process is gone.
+        """Report that the trial's process is gone.
 
         Raises:
             LeaseLostError: Another worker has the trial.
@@ -252,7 +252,7 @@ class SearchClient:
         self._call("lose", {"lease": lease, "cause": cause})
 
     def finish(self, lease: int, outcome: Outcome) -> None:
-        """Tell what came of a trial, and hand its model over if it is wanted.
+        """Report what came of a trial, and hand its model over if it is wanted.
 
         Raises:
             LeaseLostError: Another worker has the trial.

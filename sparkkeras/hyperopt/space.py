@@ -155,12 +155,12 @@ def _result(trial: Trial, sign: float) -> dict[str, Any]:
 
 
 def _told(node: Any) -> Any:
-    """A node of a space without those below it. A set is told in an order that is the same in each process."""
+    """A node of a space without those below it. A set is written in an order that is the same in each process."""
     if not isinstance(node, pyll.base.Literal):
         return node.name, len(node.pos_args), [name for name, _ in node.named_args]
     if hasattr(node.obj, "get_config") and not isinstance(
         node.obj, type
-    ):  # a layer or the like, whose repr tells a name that is another one each time
+    ):  # a layer or the like, whose repr has a name that is another one each time
         return type(node.obj).__module__, type(node.obj).__qualname__
     return sorted(map(repr, node.obj)) if isinstance(node.obj, (set, frozenset)) else node.obj
 

@@ -21,7 +21,7 @@ from sparkkeras.hyperopt.space import Space, history_of
 class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
     """Takes the place of ``hyperopt.SparkTrials`` in ``hyperopt.fmin``: all trials run in one Spark job.
 
-    A trial that raises does not end the search, as if ``fmin`` were told ``catch_eval_exceptions``. ``fmin`` begins anew
+    A trial that raises does not end the search, as if ``fmin`` were given ``catch_eval_exceptions``. ``fmin`` begins anew
     each time, unless ``save_to`` says where to go on.
 
     Args:

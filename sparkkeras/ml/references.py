@@ -128,7 +128,7 @@ def reference(value: Any, told: str) -> str:
             if _is_same(find(f"{module}:{name}"), value):
                 return f"{module}:{name}"
         except CustomObjectError:
-            pass  # told in words below
+            pass  # reported in words below
     what = "a lambda" if name.endswith("<lambda>") else "made inside a function" if "<" in name else f"of {module}"
     raise CustomObjectError(
         f"{told} is {name}, which is {what}: it is saved as the name of a module to import it from, and cannot be found "

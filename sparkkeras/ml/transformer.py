@@ -273,7 +273,7 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
     """The schema of a frame with new fields.
 
     Raises:
-        ConfigurationError: A field is there already, perhaps in another case: by default Spark does not tell them apart.
+        ConfigurationError: A field is there already, perhaps in another case: by default Spark does not distinguish them.
     """
     from pyspark.sql.types import StructType
 
@@ -290,7 +290,7 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
             )
         new.add(lower)
         if lower in known:
-            spelled = "" if known[lower] == field.name else f", as {known[lower]!r}, which Spark does not tell apart"
+            spelled = "" if known[lower] == field.name else f", as {known[lower]!r}, which Spark does not distinguish"
             raise ConfigurationError(
                 f"the output column {field.name!r} is there already{spelled}: choose another name (outputCol, "
                 f"rawPredictionCol, probabilityCol, predictionCol), or drop({known[lower]!r}) first."

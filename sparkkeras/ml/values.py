@@ -200,7 +200,7 @@ def class_weight(name: str, value: Any) -> dict[int, float]:
 
 
 def rule(name: str, value: Any) -> str | UpdateRule:
-    """The name of an update rule, or one. Whether it fits the mode is told when training begins."""
+    """The name of an update rule, or one. Whether it fits the mode is checked when training begins."""
     if isinstance(value, str):
         arguments.one_of(name, value, tuple(RULES))
         return value

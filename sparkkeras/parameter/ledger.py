@@ -4,12 +4,12 @@ Spark may run a partition's task again, twice at the same time, or long after it
 folded exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence
 number:
 
-- A partition has one lease at a time. A second attempt waits while the first one's lease lives, and is told so when the
+- A partition has one lease at a time. A second attempt waits while the first one's lease lives, and is answered so when the
   first one has finished.
 - A lease lives on the server's clock and is renewed by every call that carries it. One that ran out, or whose connection
   has ended, is taken away only when another attempt asks for it. From then on whoever comes with the old one is refused.
 - A push whose sequence number was folded before is acknowledged and not folded again, so a lost answer does no harm.
-- A new attempt is told how far the partition came, and goes on from there.
+- A new attempt is sent how far the partition came, and goes on from there.
 
 The ledger decides; it does no I/O and holds no weights. All of its methods may be called from any thread.
 """
@@ -93,7 +93,7 @@ class EpochEnd:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a partition has come, told to an attempt that takes it up.
+    """How far a partition has come, as sent to an attempt that takes it up.
 
     Attributes:
         lease: The number of the lease.
@@ -116,7 +116,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Directive:
-    """What a worker is told in every answer.
+    """What a worker is sent in every answer.
 
     Attributes:
         stop: Training is over: leave.

@@ -438,7 +438,7 @@ class ParameterService:
 
 
 def is_finite(vector: Array) -> bool:
-    """Whether all values are finite. The sum of squares tells in one pass, unless it overflows."""
+    """Whether all values are finite. The sum of squares shows it in one pass, unless it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())
 

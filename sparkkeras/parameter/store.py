@@ -172,7 +172,7 @@ class Store:
         with self._lock:
             staleness = self._version - base
         self._take_up(self._current.values, update, statistics, staleness)
-        with self._lock:  # only now: who has read half of it must be told that there is something newer
+        with self._lock:  # only now: who has read half of it must get the answer that there is something newer
             self._count(counters)
             return Folded(self._version, staleness)
 

@@ -177,12 +177,12 @@ class Handler(Protocol):
         """Answer.
 
         Raises:
-            RefusedError: Told to the one that asked.
+            RefusedError: Reported to the one that asked.
         """
         ...
 
     def closed(self, peer: Hashable) -> None:
-        """A peer's connection has ended, where a transport can tell."""
+        """A peer's connection has ended, where a transport notices."""
         ...
 
 
@@ -394,7 +394,7 @@ def checked(fields: Fields) -> Fields:
 
 
 def answered(handler: Handler, call: Call) -> Reply:
-    """What a handler answers; whatever goes wrong in it is told to the one that asked, and ends no connection."""
+    """What a handler answers; whatever goes wrong in it is reported to the one that asked, and ends no connection."""
     try:
         reply = handler(call)
         try:

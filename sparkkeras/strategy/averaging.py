@@ -30,7 +30,7 @@ from sparkkeras.worker import FitOptions, LocalTrainer, Replica, Stretch
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker tells of a round beside its replica."""
+    """What a worker reports of a round beside its replica."""
 
     worker: int
     rows: int

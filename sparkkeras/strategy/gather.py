@@ -24,7 +24,7 @@ TREE_BYTES = 256 * 1024 * 1024
 
 
 class Seen(Protocol):
-    """What a worker tells of its rows."""
+    """What a worker reports of its rows."""
 
     @property
     def worker(self) -> int:

@@ -236,7 +236,7 @@ class TrainTask:
                 # renewal behind it would be refused. The lease is long enough for this one call.
                 client.finish()
             except ParameterServerError:
-                raise  # who cannot be reached, or has given the partition to another, need not be told
+                raise  # who cannot be reached, or has given the partition to another, need not get the report
             except FilesMissing:
                 client.release(missing=True)  # the driver has the rows read again, and another task goes on
             except BaseException:

@@ -166,13 +166,13 @@ def test_case_does_not_matter_where_it_leaves_no_doubt(spark):
     given = spark.createDataFrame([(1, 2)], "a int, A int")
     assert tuple(select(given, UNSAID, features=["A", "a"]).narrowed(given).first()) == (2, 1)
     spark.conf.set("spark.sql.caseSensitive", "false")
-    with pytest.raises(DataError, match=r"2 columns that Spark does not tell apart \('a', 'A'\): rename them"):
+    with pytest.raises(DataError, match=r"2 columns that Spark does not distinguish \('a', 'A'\): rename them"):
         select(frame(spark, types.StructType.fromDDL("a int, A int")), UNSAID, features="a")
 
 
 def test_columns_of_one_name_are_refused_where_they_are_named(spark):
     given = frame(spark, "a int, b int").join(frame(spark, "b int, c int"))
-    with pytest.raises(DataError, match=r"2 columns that Spark does not tell apart \('b', 'b'\)"):
+    with pytest.raises(DataError, match=r"2 columns that Spark does not distinguish \('b', 'b'\)"):
         select(given, UNSAID, features=["a", "b"])
     assert select(given, UNSAID, features=["a", "c"]).narrowed(given).columns == ["c0", "c1"]
 

@@ -540,7 +540,7 @@ class TestBadInput:
             ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
             ({"objective": parabola, "features": "a"}, "data is no DataFrame"),
             ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
-            ({"model": build, "metric": "val_niceness"}, "does not tell whether it shall be small or large"),
+            ({"model": build, "metric": "val_niceness"}, "does not show whether it should be small or large"),
             ({"model": build, "data": list, "validation_data": 3}, "let the function return a dict"),
             ({"model": build, "callbacks": [1]}, "expected keras.callbacks.Callback objects"),
             ({"model": build, "class_weight": "balanced"}, "class_weight='balanced': expected a dict"),

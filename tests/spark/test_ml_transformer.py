@@ -234,10 +234,10 @@ def test_columns_that_differ_in_case_only_where_spark_tells_them_apart(spark, fr
 
 def test_columns_that_differ_in_case_only(spark, frame):
     twins = frame.withColumnRenamed("a", "Features")
-    with pytest.raises(DataError, match="columns that Spark does not tell apart"):
+    with pytest.raises(DataError, match="columns that Spark does not distinguish"):
         KerasTransformer(model=network()).transform(twins)
     with pytest.raises(
-        ConfigurationError, match="'prediction' is there already, as 'Prediction', which Spark does not tell"
+        ConfigurationError, match="'prediction' is there already, as 'Prediction', which Spark does not distinguish"
     ):
         KerasTransformer(model=network()).transform(frame.withColumnRenamed("a", "Prediction"))
 
