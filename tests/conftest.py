@@ -108,6 +108,8 @@ class Contexts:
     def _start(master):
         from pyspark import SparkConf, SparkContext
 
+        from sparkkeras import device
+
         conf = SparkConf().setMaster(master).setAppName("sparkkeras tests")
         for key, value in {
             "spark.ui.enabled": "false",
@@ -121,12 +123,12 @@ class Contexts:
             "spark.python.daemon.module": "sparkkeras.daemon",  # scripts of test_models do without
         }.items():
             conf.set(key, value)
-        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Of the JVM: all its Python workers begin with Keras, which functions of test modules may import.
-            patch.setenv("SPARKKERAS_WORKER", "1")
             context = SparkContext(conf=conf)
         context.setLogLevel("OFF")
+        # Functions of test modules run in the workers that train: others would load Keras to import such a module.
+        context.environment |= device.worker_environment(1) | {"SPARKKERAS_WORKER": "1"}
         return context
 
 
