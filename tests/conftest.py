@@ -35,7 +35,7 @@ def long(*values):
 collect_ignore = ["connect"]
 
 
-SLOW = ("tests/spark/test_connect.py", "tests/test_examples.py", "tests/test_docs.py", "tests/spark/test_deployment.py")
+SLOW = ("tests/test_examples.py", "tests/test_docs.py", "tests/spark/test_ml_pipeline.py", "tests/spark/test_deployment.py")
 """Files of which a test takes a minute: they begin early, so that no process waits for the other one in the end."""
 
 

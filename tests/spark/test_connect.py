@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 SECONDS = 2400
 
 
+@pytest.mark.connect
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["short", "long"])
 def test_behind_connect(request, spark, tmp_path, long):
