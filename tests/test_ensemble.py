@@ -12,6 +12,7 @@ import pytest
 
 from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, DataError, ModelError, StorageError
+from tests.conftest import long
 from tests.models import regression
 
 RNG = np.random.default_rng(0)
@@ -133,6 +134,7 @@ def test_evaluate_gives_what_keras_would_without_penalties(members, soft, output
     assert EnsembleModel(members[:1]).evaluate(x, y)[0] < members[0].evaluate(x, y, verbose=0)[0] - 0.01
 
 
+@pytest.mark.soak
 def test_better_than_the_mean_member(members, soft, digits):
     _, _, x, y = digits
     alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
@@ -576,7 +578,7 @@ def judged(request, members, digits):
     return request.param, [EnsembleModel([model], request.param).evaluate(x, y, return_dict=True) for model in members]
 
 
-@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+@pytest.mark.parametrize("metric", [long("loss"), "accuracy"])
 def test_never_worse_than_the_best_member_on_validation_data(members, judged, digits, metric):
     x, y = digits[0][1000:], digits[1][1000:]
     voting, figures = judged
@@ -590,6 +592,7 @@ def test_never_worse_than_the_best_member_on_validation_data(members, judged, di
     assert ensemble.voting == voting
 
 
+@pytest.mark.soak
 def test_better_than_the_best_member_on_test_data(members, digits):
     x, y, x_test, y_test = digits
     ensemble = greedy_ensemble(members, x[1000:], y[1000:], "loss", size=20)

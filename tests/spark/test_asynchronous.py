@@ -299,6 +299,7 @@ def test_partitions_are_put_together_for_the_slots(sc, num_workers, expected):
     assert len(spark_model.parameter_server_stats.steps) == expected
 
 
+@pytest.mark.soak
 def test_steps_per_epoch_and_an_initial_epoch(sc, digits):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=2)
@@ -420,6 +421,7 @@ def test_callbacks_on_the_driver(sc, digits, tmp_path, notes):
             assert rate in np.round(rates[max(0, epoch - 1) : epoch + 1], 6)
 
 
+@pytest.mark.soak
 def test_early_stopping_restores_the_best_weights(sc, digits):
     x, y, *_ = digits
     model = digit_model(optimizer=keras.optimizers.Adam(0.3))
@@ -453,6 +455,7 @@ def test_a_worker_that_a_callback_ends_leaves_the_others_to_go_on(sc, digits, no
 # Models
 
 
+@pytest.mark.soak
 def test_statistics_of_batch_normalization_are_averaged(sc, digits):
     x, y, *_ = digits
 
@@ -515,6 +518,7 @@ def test_several_inputs_and_outputs_and_a_counter(sc, digits):
     assert int(counting.calls) == 6 * 9  # 144 rows each; the larger of two counts, not their sum
 
 
+@pytest.mark.soak
 def test_sample_weights_are_as_in_keras(sc, digits):
     x, y, *_ = digits
     weight = np.linspace(0, 2, 320).astype(np.float32)
@@ -636,6 +640,7 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path
     spark_model.fit(x[:200], y[:200], verbose=0)
 
 
+@pytest.mark.soak
 def test_an_error_of_a_callback_ends_training(sc, digits, nothing_left):
     x, y, *_ = digits
 

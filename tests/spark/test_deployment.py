@@ -83,22 +83,26 @@ def told(tmp_path_factory):
     return done.stdout.splitlines()
 
 
+@pytest.mark.programs
 def test_workers_without_keras_are_named(told):
     assert "ClusterError" in told[0]
     assert "lack keras and tensorflow" in told[0]
     assert "PYSPARK_PYTHON" in told[0]
 
 
+@pytest.mark.programs
 def test_workers_of_another_python_are_told_apart(told):
     """The driver claims another version, so that the workers refuse it as they would a real one."""
     assert "ClusterError Spark's workers run another Python version" in told[1]
     assert "PYSPARK_PYTHON" in told[1]
 
 
+@pytest.mark.programs
 def test_the_package_is_shipped_where_it_lacks(told):
     assert "trained with" in told[2]
     assert "sparkkeras.zip" in told[2]
 
 
+@pytest.mark.programs
 def test_spark_is_started_for_arrays_with_this_python(told):
     assert told[3].startswith("{'loss'")

@@ -21,6 +21,7 @@ from sparkkeras import (
     to_data_frame,
     to_simple_rdd,
 )
+from tests.conftest import long
 from tests.models import classifier
 
 
@@ -97,7 +98,7 @@ def test_files_of_any_path(sc, members, digits, tmp_path):
 
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param("all", marks=pytest.mark.soak), pytest.param("bootstrap", marks=pytest.mark.core), "partition"],
+    [pytest.param("all", marks=pytest.mark.soak), pytest.param("bootstrap", marks=pytest.mark.core), long("partition")],
 )
 def test_members_train_side_by_side(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits
@@ -115,6 +116,7 @@ def test_members_train_side_by_side(sc, spark, digits, sampling):
     assert spark_ensemble.ensemble.models == tuple(spark_ensemble.models)
 
 
+@pytest.mark.soak
 def test_a_seed_repeats_everything(sc, digits):
     x, y, *_ = digits
 

@@ -153,6 +153,7 @@ def test_dropout_masks_differ_between_workers_epochs_and_fits(sc):
     assert len(set(losses)) == 6
 
 
+@pytest.mark.soak
 def test_results_do_not_depend_on_the_number_of_steps_in_a_call(sc, digits):
     x, y, *_ = digits
     weights = []
@@ -175,6 +176,7 @@ def test_training_goes_on_where_it_stood(sc, digits):
     assert spark_model.fit(x, y, initial_epoch=3, epochs=5, verbose=0).epoch == [3, 4]
 
 
+@pytest.mark.soak
 def test_two_models_in_turn(sc, digits):
     x, y, *_ = digits
     one, two = SparkModel(classifier(seed=1), num_workers=2), SparkModel(classifier(units=16, seed=2), num_workers=2)
@@ -187,6 +189,7 @@ def test_two_models_in_turn(sc, digits):
         )
 
 
+@pytest.mark.soak
 def test_class_weight_is_as_in_keras(sc, digits):
     x, y, *_ = digits
     weights = {0: 3.0, 7: 0.25}
@@ -286,6 +289,7 @@ def test_worker_callbacks_run_on_workers(sc, digits, tmp_path):
     assert str(os.getpid()) not in {pid for _, pid in noted}
 
 
+@pytest.mark.soak
 def test_learning_rate_schedules_count_one_workers_steps(sc, digits):
     x, y, *_ = digits
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=5, decay_rate=0.5)
@@ -295,6 +299,7 @@ def test_learning_rate_schedules_count_one_workers_steps(sc, digits):
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1 * 0.5**2, rtol=1e-5)
 
 
+@pytest.mark.soak
 def test_moving_averages_of_weights(sc, digits):
     """use_ema overwrites weights at the end of a fit; rounds must go on from the raw ones."""
     x, y, *_ = digits

@@ -231,6 +231,7 @@ def test_training_is_kerass(trained):
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("task", TASKS)
 def test_another_process_predicts_the_same(trained, elsewhere, task):
@@ -248,5 +249,6 @@ def test_another_process_predicts_the_same(trained, elsewhere, task):
     assert found["iterations"] == int(model.stages[-1].get_model().optimizer.iterations) > 0
 
 
+@pytest.mark.programs
 def test_a_script_saves_its_own_classes_where_keras_knows_them(elsewhere):
     assert elsewhere[1].failure == ""

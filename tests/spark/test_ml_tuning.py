@@ -104,6 +104,7 @@ def test_a_search_over_models_and_with_callbacks_in_turns(estimator, frame):
     assert len(stopped) == 3
 
 
+@pytest.mark.soak
 def test_asynchronous_fits_take_turns(estimator, frame):
     estimator.setMode("asynchronous").setFrequency(4).setParameterServerMode("socket")
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build()

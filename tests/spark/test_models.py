@@ -74,6 +74,7 @@ def test_several_inputs_and_outputs_by_position(sc, generator):
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_sequences(sc, generator):
     model = keras.Sequential(
         [keras.Input((None,), dtype="int32"), keras.layers.Embedding(20, 8, mask_zero=True), keras.layers.LSTM(8)]
@@ -198,6 +199,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.programs
 def test_custom_code_of_a_script_and_of_modules_beside_it(tmp_path):
     alone, beside = tmp_path / "alone", tmp_path / "beside"
     for folder in (alone, beside):

@@ -51,7 +51,7 @@ def mode(request):
     return request.param
 
 
-@pytest.mark.parametrize("frequency", ["epoch", long(1), 2])
+@pytest.mark.parametrize("frequency", ["epoch", long(1), long(2)])
 def test_training_learns(linear, mode, frequency):
     history, _ = fit(linear, partitions(20, 20, 20), mode, epochs=12, frequency=frequency, shuffle=True)
     losses = history.history["loss"]

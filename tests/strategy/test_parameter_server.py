@@ -25,6 +25,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.strategy.gather import mean_logs
 from sparkkeras.worker import BatchOptions
+from tests.conftest import long
 from tests.parameter.test_transports import eventually
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
@@ -106,7 +107,7 @@ def test_alone_a_rule_that_corrects_staleness_is_plain_keras(linear, rule):
 
 
 @pytest.mark.parametrize(
-    "rule", ["downpour", "agn", "dynsgd", "easgd", "eamsgd", "dcasgd", EASGD(0.5), EAMSGD(1.0)], ids=str
+    "rule", ["downpour", "agn", "dynsgd", "easgd", "eamsgd", "dcasgd", long(EASGD(0.5)), long(EAMSGD(1.0))], ids=str
 )
 def test_every_rule_learns(linear, rule):
     history, _, _ = train(linear, partitions(20, 20), rule=rule, frequency=2, epochs=12, shuffle=True)
@@ -200,7 +201,7 @@ def test_workers_that_come_in_turn_train_in_turn(linear):
     assert stats.steps == {0: 10, 1: 4}
 
 
-@pytest.mark.parametrize("frequency", [1, 2, 3, 4, 5, 7, "epoch"])
+@pytest.mark.parametrize("frequency", [1, long(2), 3, long(4), 5, long(7), "epoch"])
 def test_windows_start_anew_each_epoch_and_no_step_is_lost(linear, frequency):
     _, stats, rounds = train(linear, partitions(18, 7, None), epochs=3, frequency=frequency)  # five batches, and two
     every = 5 if frequency == "epoch" else frequency
