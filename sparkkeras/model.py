@@ -28,7 +28,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras import custom_code
+from sparkkeras import custom_code, device
 from sparkkeras.concurrency import locks_state
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.schema import Schema, Slot
@@ -442,6 +442,7 @@ class ModelArchive:
             _kept[key] = self.unpack()
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
+                device.collect_survivors()
         _kept.move_to_end(key)
         return _kept[key]
 

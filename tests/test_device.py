@@ -1,6 +1,9 @@
 """Making a process ready to train."""
 
+import gc
 import logging
+import weakref
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import keras
@@ -8,6 +11,8 @@ import numpy as np
 import pytest
 
 from sparkkeras import device
+from sparkkeras import model as models
+from tests.models import regression
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's warnings")
@@ -45,3 +50,34 @@ def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are
 def test_a_compiled_call_ends_where_a_window_does(every, steps):
     """The largest number of steps, up to 32 here, that goes into a window without a rest."""
     assert device.steps_per_execution(SimpleNamespace(run_eagerly=False), 32, False, every) == steps
+
+
+def test_what_outlives_a_task_is_not_collected_again_until_a_model_goes(monkeypatch):
+    try:
+        held = [[] for _ in range(20_000)]
+        device.spare_survivors()  # not a worker: the process is the person's
+        assert gc.get_freeze_count() == 0
+        monkeypatch.setenv("SPARKKERAS_WORKER", "1")
+        device.spare_survivors()
+        assert gc.get_freeze_count() > len(held)
+        frozen = gc.get_freeze_count()
+        device.spare_survivors()  # few objects are new
+        assert gc.get_freeze_count() == frozen
+        device.collect_survivors()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
+
+
+def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
+    monkeypatch.setenv("SPARKKERAS_WORKER", "1")
+    monkeypatch.setattr(models, "_kept", OrderedDict())
+    monkeypatch.setattr(models, "KEPT_MODELS", 1)
+    try:
+        first = weakref.ref(models.ModelArchive.pack(regression()).cached())
+        device.spare_survivors()
+        models.ModelArchive.pack(regression(width=4)).cached()
+        gc.collect()
+        assert first() is None
+    finally:
+        gc.unfreeze()

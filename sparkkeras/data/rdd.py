@@ -368,6 +368,7 @@ class Deferred(Generic[R]):
         """Make this process ready, and run the task."""
         started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
+        device.spare_survivors()
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 
