@@ -144,7 +144,7 @@ class Cluster:
         try:
             yield broadcast
         finally:
-            _quietly(broadcast.destroy)
+            quietly(broadcast.destroy)
 
     def keep(self, value: R) -> Shared[R]:
         """Make a value available to tasks until the context stops: in their functions, or broadcast once if it is larger.
@@ -184,12 +184,13 @@ class Cluster:
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.context.addJobTag(tag)
         try:
-            yield
+            with interruptible():
+                yield
         except KeyboardInterrupt:
-            _quietly(lambda: self.context.cancelJobsWithTag(tag))
+            quietly(lambda: self.context.cancelJobsWithTag(tag))
             raise
         finally:
-            _quietly(lambda: self.context.removeJobTag(tag))
+            quietly(lambda: self.context.removeJobTag(tag))
 
 
 class SparkRunning(LocalRunning[R]):
@@ -208,7 +209,7 @@ class SparkRunning(LocalRunning[R]):
 
     def cancel(self) -> None:
         """As `Running.cancel`: the jobs are cancelled."""
-        _quietly(lambda: self._context.cancelJobsWithTag(self._tag))
+        quietly(lambda: self._context.cancelJobsWithTag(self._tag))
 
 
 @dataclass(frozen=True)
@@ -488,9 +489,38 @@ def _own_error(traceback: str) -> SparkKerasError | None:
     return None
 
 
-def _quietly(call: Callable[[], Any]) -> None:
-    """Tidy up, even where Spark is gone already."""
+def quietly(call: Callable[[], Any]) -> None:
+    """Tidy up, even where Spark is gone already. An interrupt comes out of it."""
     try:
-        call()
+        with interruptible():
+            call()
     except Exception:
         _log.debug("could not tidy up", exc_info=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Have an interrupt (Ctrl-C) come out as KeyboardInterrupt, also where py4j has made an error of its own of it.
+
+    PySpark's handler of SIGINT calls Java, perhaps in the middle of another call to Java, which breaks the connection. py4j
+    then closes that connection while it handles the KeyboardInterrupt, which fails with a ``Py4JError``.
+    """
+    handled = sys.exception()  # an interrupt that was caught before is over
+    try:
+        yield
+    except Exception as error:
+        if _hides_interrupt(error, handled):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Whether py4j raised an error, or one that this one comes from, while it handled a KeyboardInterrupt."""
+    from py4j.protocol import Py4JError
+
+    while error is not None and error is not handled:
+        before = error.__context__
+        if isinstance(error, Py4JError) and isinstance(before, KeyboardInterrupt) and before is not handled:
+            return True
+        error = before
+    return False

@@ -24,6 +24,7 @@ from sparkkeras.callbacks import (
     check_monitors,
     told,
 )
+from sparkkeras.cluster import interruptible
 from sparkkeras.concurrency import training
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
@@ -165,6 +166,7 @@ class SparkModel:
 
     @known_arguments
     @_exclusive
+    @interruptible()
     def fit(
         self,
         data: Any,
@@ -318,6 +320,7 @@ class SparkModel:
             return self._train(job, stored, given, 1 if verbose == "auto" else verbose)
 
     @known_arguments
+    @interruptible()
     def evaluate(
         self,
         data: Any,
@@ -376,6 +379,7 @@ class SparkModel:
         return logs if return_dict else metrics.in_order(self.model, logs)
 
     @known_arguments
+    @interruptible()
     def predict(
         self,
         data: Any,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import optional_number
-from sparkkeras.cluster import Cluster
+from sparkkeras.cluster import Cluster, quietly
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
@@ -53,8 +53,7 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
             yield SparkDataset(cluster, RddBlocks(blocks))
         finally:
             for broadcast in broadcasts:
-                with suppress(Exception):  # Spark may be gone
-                    broadcast.destroy()
+                quietly(broadcast.destroy)
         return
     folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))  # type: ignore[attr-defined]
     try:

@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from sparkkeras import device
-from sparkkeras.cluster import Cluster
+from sparkkeras.cluster import Cluster, quietly
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
@@ -130,9 +130,8 @@ class SparkDataset:
             found = tuple(checked(self.cluster.collect(handles)))
             yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
         finally:
-            with suppress(Exception):  # Spark may be gone, and its temporary folders with it
-                handles.unpersist()
-                self._remove(name, found)
+            quietly(handles.unpersist)
+            quietly(lambda: self._remove(name, found))
 
     def _remove(self, name: str, found: Sequence[Handle]) -> None:
         for folder in {Path(handle.directory).parent for handle in found if handle.directory}:

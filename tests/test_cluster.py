@@ -1,0 +1,107 @@
+"""Interrupts that py4j turns into errors of its own come out as interrupts."""
+
+import pytest
+from py4j.protocol import Py4JError
+
+from sparkkeras.cluster import Cluster, interruptible, quietly
+from sparkkeras.errors import WorkerError
+
+
+class Context:
+    """Of a SparkContext what cancels jobs."""
+
+    def __init__(self):
+        self.cancelled = []
+        self._jsc = None
+
+    def addJobTag(self, tag):
+        self.tag = tag
+
+    def removeJobTag(self, tag):
+        pass
+
+    def cancelJobsWithTag(self, tag):
+        self.cancelled.append(tag)
+
+
+class Jobs:
+    """An RDD whose job fails."""
+
+    def __init__(self, error):
+        self.collect = error
+
+
+def broken():
+    """What py4j does where an interrupt meets a call to Java."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise Py4JError("Gateway must be connected to send cancel cmd.")  # noqa: B904
+
+
+def failing():
+    raise Py4JError("no Java")
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster.__new__(Cluster)
+    made.context = Context()
+    return made
+
+
+def test_an_interrupt_that_breaks_a_call_to_java_cancels_the_job_and_is_an_interrupt(cluster):
+    with pytest.raises(KeyboardInterrupt):
+        cluster.collect(Jobs(broken))
+    assert cluster.context.cancelled == [cluster.context.tag]
+
+
+def test_an_interrupt_while_tidying_up_is_not_lost():
+    with pytest.raises(KeyboardInterrupt):
+        quietly(broken)
+    quietly(failing)
+
+
+def test_other_errors_stay_what_they_are(cluster):
+    cluster.context._jsc = Stopped()
+    with pytest.raises(Exception, match="SparkContext was stopped"):
+        cluster.collect(Jobs(failing))
+    assert cluster.context.cancelled == []
+
+
+class Stopped:
+    def sc(self):
+        return self
+
+    def isStopped(self):
+        return True
+
+
+def test_an_interrupt_that_was_caught_before_is_over():
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(Py4JError), interruptible():
+            failing()
+
+
+def test_an_error_that_a_callback_makes_of_an_interrupt_is_its_own():
+    def stops():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("stopped early") from None
+
+    with pytest.raises(RuntimeError, match="stopped early"), interruptible():
+        stops()
+
+
+def test_what_comes_of_such_an_error_is_the_interrupt():
+    def translates():
+        try:
+            broken()
+        except Py4JError as error:
+            raise WorkerError("Spark could not finish the job") from error
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        translates()
