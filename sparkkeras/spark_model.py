@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import keras
 import numpy as np
@@ -33,11 +34,19 @@ from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
 from sparkkeras.data.rows import warn_of_partitions
 from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, label_ranges
 from sparkkeras.data.source import as_dataset, read_on_driver, where_is
-from sparkkeras.errors import ConfigurationError, DataError, ModelError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.job import Job, Server, Shares, Validation
 from sparkkeras.model import ModelArchive, ModelWeights
 from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.rules import State, UpdateRule, check_optimizer, make_rule, rule_config, rule_from_config
+from sparkkeras.parameter.rules import (
+    State,
+    UpdateRule,
+    as_rule,
+    check_optimizer,
+    make_rule,
+    rule_config,
+    rule_from_config,
+)
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.remote import AnyCluster
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
@@ -61,17 +70,54 @@ def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concate
     return exclusive
 
 
-_SETTINGS = (
-    "mode",
-    "frequency",
-    "num_workers",
-    "parameter_server_mode",
-    "port",
-    "rule",
-    "server_options",
-    "batch_size",
-    "seed",
-)
+def _built(model: Any) -> keras.Model:
+    models.check_built(model)
+    return model
+
+
+def _mode(mode: Any) -> str:
+    if not isinstance(mode, str):
+        raise ConfigurationError(
+            f"mode={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
+            f"fourth: name it, num_workers={mode!r}."
+        )
+    arguments.one_of("mode", mode, MODES)
+    return str(mode)
+
+
+def _parameter_server_mode(value: Any) -> str:
+    arguments.one_of("parameter_server_mode", value, ("http", "socket"))
+    return str(value)
+
+
+def _seed(value: Any) -> int:
+    given = arguments.optional_number("seed", value, low=0)
+    return int(np.random.default_rng().integers(2**31)) if given is None else given
+
+
+def _rule(value: Any) -> UpdateRule | None:
+    return None if value is None else as_rule(value)  # whether it fits the mode is seen in `fit`: that may be set after it
+
+
+_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
+    "mode": _mode,
+    "frequency": arguments.frequency,
+    "num_workers": functools.partial(arguments.optional_number, "num_workers"),
+    "parameter_server_mode": _parameter_server_mode,
+    "port": arguments.port,
+    "rule": _rule,
+    "server_options": functools.partial(arguments.instance, "server_options", kind=ParameterServerOptions),
+    "batch_size": functools.partial(arguments.whole_number, "batch_size"),
+    "seed": _seed,
+}
+"""What `SparkModel.get_config` gives, and what checks each of them when it is set."""
+
+_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
+    "model": _built,
+    "custom_objects": functools.partial(arguments.mapping, "custom_objects"),
+    **_SETTINGS,
+}
+_OUTCOMES = ("training_histories", "parameter_server_stats")
 
 
 class SparkModel:
@@ -98,6 +144,12 @@ class SparkModel:
         batch_size: Rows in a batch of one worker, where a call does not say.
         seed: What shuffles, dropout masks and the like are drawn from. ``None`` draws one. With the same seed, data,
             partitions and model, synchronous training gives the same weights.
+
+    Attributes:
+        training_histories: One entry for each worker and epoch of all calls of `fit`.
+        parameter_server_stats: What the parameter server of the last `fit` did; ``None`` in synchronous mode.
+
+    The arguments are attributes of the same names, which may be set between two calls and are checked then.
 
     Raises:
         ModelError: The model is no Keras model, or not built.
@@ -126,32 +178,36 @@ class SparkModel:
         batch_size: int = 32,
         seed: int | None = None,
     ) -> None:
-        models.check_built(model)
-        if not isinstance(mode, str):
-            raise ConfigurationError(
-                f"mode={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
-                f"fourth: name it, num_workers={mode!r}."
-            )
-        arguments.one_of("mode", mode, MODES)
-        arguments.one_of("parameter_server_mode", parameter_server_mode, ("http", "socket"))
         self.model = model
-        self.mode = str(mode)
-        self.frequency = arguments.frequency(frequency)
-        self.num_workers = arguments.optional_number("num_workers", num_workers)
-        self.rule = make_rule(rule, mode)
+        self.mode = mode
+        self.frequency = frequency
+        self.num_workers = num_workers
+        self.rule = make_rule(rule, self.mode)
         if model.compiled:
             check_optimizer(self.rule, model.optimizer)
         self.parameter_server_mode = parameter_server_mode
-        self.port = arguments.port(port)
-        self.server_options = arguments.instance("server_options", server_options, ParameterServerOptions)
+        self.port = port
+        self.server_options = server_options
         self.custom_objects = arguments.mapping("custom_objects", custom_objects)
-        self.batch_size = arguments.whole_number("batch_size", batch_size)
-        given_seed = arguments.optional_number("seed", seed, low=0)
-        self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
+        self.batch_size = batch_size
+        self.seed = _seed(seed)
         self.training_histories: list[dict[str, Any]] = []
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
         self._fits = 0
+
+    if not TYPE_CHECKING:  # to type checkers, an attribute that is not among those of __init__ is an error already
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute; those that arguments of the constructor have made are checked as these are."""
+            if name in _ATTRIBUTES:
+                value = _ATTRIBUTES[name](value)
+            elif type(self) is SparkModel and not (name.startswith("_") or name in _OUTCOMES or hasattr(SparkModel, name)):
+                of_fit = f"{name} is an argument of fit. " if name in inspect.signature(SparkModel.fit).parameters else ""
+                raise ConfigurationError(
+                    f"SparkModel has no attribute {name!r} to set. {of_fit}{known_names(name, _ATTRIBUTES)}"
+                )
+            super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return (
@@ -470,7 +526,7 @@ class SparkModel:
     def _settings(self) -> dict[str, Any]:
         """What is saved beside the model, as JSON can hold it."""
         return self.get_config() | {
-            "rule": rule_config(self.rule),
+            "rule": rule_config(make_rule(self.rule, self.mode)),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
             "fits": self._fits,
         }
@@ -484,13 +540,8 @@ class SparkModel:
         return (self.model,)
 
     def _check_again(self) -> None:
-        """Check that the model can be trained, and again what `__init__` checked, since another mode, rule or optimizer may
-        have been set meanwhile.
-        """
+        """Check that the model can be trained, and again that mode, rule and optimizer fit: others may have been set."""
         models.check_trainable(self.model)
-        arguments.one_of("mode", self.mode, MODES)
-        arguments.one_of("parameter_server_mode", self.parameter_server_mode, ("http", "socket"))
-        self.frequency, self.port = arguments.frequency(self.frequency), arguments.port(self.port)
         self.rule = make_rule(self.rule, self.mode)
         check_optimizer(self.rule, self.model.optimizer)
 

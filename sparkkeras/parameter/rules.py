@@ -406,18 +406,20 @@ RULES: dict[str, type[Any]] = {
 _DEFAULTS = {"synchronous": "average", "asynchronous": "downpour", "hogwild": "downpour"}
 
 
-def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
-    """The rule that a person asked for, by name or as an object; ``None`` is the mode's plain rule.
+def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
+    """The rule that a person asked for, by name or as an object.
+
+    Args:
+        rule: The name or the object.
+        mode: The mode whose rules a message names; ``None`` names those of all modes.
 
     Raises:
-        ConfigurationError: The name is unknown, the object is no rule, it does not fit ``mode``, or it lacks the half that
-            ``mode`` needs on the workers.
+        ConfigurationError: The name is unknown, or the object is no rule.
     """
-    if rule is None:
-        rule = _DEFAULTS[mode]
     if isinstance(rule, str):
         if rule not in RULES:
-            raise ConfigurationError(f"rule={rule!r} is not known. For mode={mode!r}: {known_names(rule, _fitting(mode))}")
+            known, whose = (list(RULES), "") if mode is None else (_fitting(mode), f"For mode={mode!r}: ")
+            raise ConfigurationError(f"rule={rule!r} is not known. {whose}{known_names(rule, known)}")
         rule = RULES[rule]()
     if isinstance(rule, type):
         raise ConfigurationError(f"rule is the class {rule.__name__}: make an object of it, rule={rule.__name__}().")
@@ -426,6 +428,17 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
             f"rule={rule!r} is not an update rule: expected one of {sorted(RULES)} or an object with modes, init(center) "
             "and fold(center, state, update, staleness); see sparkkeras.UpdateRule."
         )
+    return rule
+
+
+def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
+    """As `as_rule`, for a mode; ``None`` is the mode's plain rule.
+
+    Raises:
+        ConfigurationError: The name is unknown, the object is no rule, it does not fit ``mode``, or it lacks the half that
+            ``mode`` needs on the workers.
+    """
+    rule = as_rule(_DEFAULTS[mode] if rule is None else rule, mode)
     if mode not in rule.modes:
         raise ConfigurationError(
             f"rule {rule_name(rule)!r} does not fit mode={mode!r}: it is made for {', '.join(sorted(rule.modes))}. "

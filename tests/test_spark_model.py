@@ -1,0 +1,73 @@
+"""What `SparkModel` checks on the driver, before anything is known of Spark."""
+
+import copy
+import pickle
+
+import keras
+import pytest
+
+from sparkkeras import ConfigurationError, ModelError, SparkModel
+from sparkkeras.parameter.rules import AGN
+from tests.models import regression
+
+
+@pytest.fixture
+def spark_model():
+    return SparkModel(regression())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("batch_size", -1, r"^batch_size=-1: expected a positive whole number\.$"),
+        ("num_workers", "a", "^num_workers='a': expected"),
+        ("frequency", 0, "^frequency=0: expected"),
+        ("mode", "synchronos", "Did you mean 'synchronous'"),
+        ("parameter_server_mode", "htpp", "Did you mean 'http'"),
+        ("port", -1, "^port=-1: expected"),
+        ("rule", "slowmoo", "Did you mean 'slowmo'"),
+        ("server_options", {}, "expected sparkkeras.ParameterServerOptions"),
+        ("custom_objects", 3, "expected a dict"),
+        ("seed", "a", "^seed='a': expected"),
+        ("nun_workers", 3, r"^SparkModel has no attribute 'nun_workers' to set\. Known: .*Did you mean 'num_workers'\?$"),
+        ("epochs", 3, r"epochs is an argument of fit\."),
+    ],
+)
+def test_attributes_are_checked_when_they_are_set(spark_model, name, value, words):
+    before = spark_model.get_config()
+    with pytest.raises(ConfigurationError, match=words):
+        setattr(spark_model, name, value)
+    assert spark_model.get_config() == before
+
+
+def test_a_model_is_checked_when_it_is_set(spark_model):
+    with pytest.raises(ModelError, match="expected a keras.Model"):
+        spark_model.model = None
+    with pytest.raises(ModelError, match="not built"):
+        spark_model.model = keras.Sequential([keras.layers.Dense(1)])
+    other = regression()
+    spark_model.model = other
+    assert spark_model.master_network is other
+
+
+def test_settings_may_be_set_in_any_order(spark_model):
+    spark_model.rule = "agn"
+    spark_model.mode, spark_model.frequency = "asynchronous", "batch"
+    assert (spark_model.rule, spark_model.frequency) == (AGN(), 1)
+    spark_model.rule = spark_model.seed = None
+    assert spark_model._settings()["rule"]["name"] == "downpour"
+    assert isinstance(spark_model.seed, int)
+
+
+def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_original(spark_model):
+    class Noted(SparkModel):
+        def __init__(self, model, note):
+            super().__init__(model, batch_size=8)
+            self.note = note
+
+    noted = Noted(regression(), "mine")
+    assert (noted.note, noted.batch_size) == ("mine", 8)
+    with pytest.raises(ConfigurationError):
+        noted.batch_size = 0
+    assert copy.copy(spark_model).get_config() == spark_model.get_config()
+    assert pickle.loads(pickle.dumps(spark_model)).get_config() == spark_model.get_config()
