@@ -403,6 +403,9 @@ RULES: dict[str, type[Any]] = {
 }
 """The rules that go by a name."""
 
+_OF_DIST_KERAS = {"adag": "agn", "aeasgd": "easgd", "averaging": "average"}
+"""Trainers of dist-keras, in lower case, and the rules that they are here where the name is another one."""
+
 _DEFAULTS = {"synchronous": "average", "asynchronous": "downpour", "hogwild": "downpour"}
 
 
@@ -418,8 +421,13 @@ def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
     """
     if isinstance(rule, str):
         if rule not in RULES:
-            known, whose = (list(RULES), "") if mode is None else (_fitting(mode), f"For mode={mode!r}: ")
-            raise ConfigurationError(f"rule={rule!r} is not known. {whose}{known_names(rule, known)}")
+            known, whose = (list(RULES), "") if mode is None else (_fitting(mode), f" for mode={mode!r}")
+            here = _OF_DIST_KERAS.get(rule.lower().removesuffix("trainer"))
+            hint = ""
+            if here is not None:
+                modes = " or ".join(f"mode={each!r}" for each in sorted(RULES[here].modes))
+                hint = f"dist-keras's {rule} is rule={here!r} here, with {modes}. "
+            raise ConfigurationError(f"rule={rule!r} is not known{whose}. {hint}{known_names(here or rule, known)}")
         rule = RULES[rule]()
     if isinstance(rule, type):
         raise ConfigurationError(f"rule is the class {rule.__name__}: make an object of it, rule={rule.__name__}().")

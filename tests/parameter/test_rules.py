@@ -844,3 +844,24 @@ def test_an_own_rule_that_is_no_dataclass_cannot_be_written_down():
 def test_an_own_rule_must_be_given_to_load():
     with pytest.raises(ConfigurationError, match=r"update rule 'Damped': pass custom_objects=\{'Damped': Damped\}"):
         rule_from_config(rule_config(Damped()), {})
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "words"),
+    [
+        (
+            "asynchronous",
+            "ADAG",
+            "rule='ADAG' is not known for mode='asynchronous'. dist-keras's ADAG is rule='agn' here, with "
+            "mode='asynchronous' or mode='hogwild'. Known: 'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'. "
+            "Did you mean 'agn'?",
+        ),
+        ("asynchronous", "aeasgd", "rule='easgd' here"),
+        ("synchronous", "AveragingTrainer", "rule='average' here"),
+        ("synchronous", "adag", "rule='agn' here, with mode='asynchronous' or mode='hogwild'. Known: 'average', "),
+    ],
+)
+def test_names_of_dist_keras_lead_to_the_rule(mode, name, words):
+    with pytest.raises(ConfigurationError) as caught:
+        make_rule(name, mode)
+    assert words in str(caught.value)
