@@ -107,9 +107,10 @@ def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
 
 def transform_failed(error: Exception, rows: str) -> str:
     """What to say of a transform that failed."""
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
     return (
-        f"transform failed on {rows}: {type(error).__name__}: {error}. It is called as transform(x, y) with arrays that "
-        "have the rows on their first axis, and must return (x, y)."
+        f"transform failed on {rows}: {reason}. It is called as transform(x, y) with arrays that have the rows on their "
+        "first axis, and must return (x, y)."
     )
 
 

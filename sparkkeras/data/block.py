@@ -240,12 +240,22 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
     if x is None or (y is None and batch.y is not None):
         raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
     made = from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
-    if batch.y is None and made.rows != batch.rows:
+    block = Block(made.form, tuple(map(_returned_numbers, made.form.labels, made.arrays)))
+    counts = {label: len(array) if array.ndim else None for label, array in zip(made.form.labels, block.arrays, strict=True)}
+    if None in counts.values() or len(set(counts.values())) > 1:
+        received = ", ".join(
+            f"{label} is a single value" if rows is None else f"{label} has {rows}" for label, rows in counts.items()
+        )
+        kept = "" if batch.form.weight is None else " Sample weights are not transformed, so no rows can be left out."
         raise DataError(
-            f"transform gave {made.rows} rows for a batch of {batch.rows}: to predict, it must return a row for each, in "
+            f"transform must return arrays with the same number of rows; for a batch of {batch.rows} rows, {received}.{kept}"
+        )
+    if batch.y is None and block.rows != batch.rows:
+        raise DataError(
+            f"transform gave {block.rows} rows for a batch of {batch.rows}: to predict, it must return a row for each, in "
             "their order."
         )
-    return Block(made.form, tuple(map(_returned_numbers, made.form.labels, made.arrays)))
+    return block
 
 
 def _returned_numbers(label: str, array: Array) -> Array:

@@ -18,6 +18,7 @@ from sparkkeras.data.block import (
     from_arrays,
     piece_rows,
 )
+from sparkkeras.errors import DataError
 
 A, B = np.arange(6.0).reshape(3, 2), np.arange(3)
 ONE, PAIR, NAMED = Structure(), Structure(2, bare=False), Structure(2, ("a", "b"), bare=False)
@@ -327,3 +328,18 @@ def test_a_block_is_equal_to_what_pickle_makes_of_it():
     assert isinstance(copy, Block)
     assert copy.spec == block.spec
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(copy.arrays, block.arrays, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("transform", "weight", "received"),
+    [
+        (lambda x, y: (x[::2], y), None, "for a batch of 4 rows, x has 2, y has 4"),
+        (lambda x, y: (x, y.sum()), None, "x has 4, y is a single value"),
+        (lambda x, y: ({"a": x, "b": x[1:]}, y), None, r"x\['a'\] has 4, x\['b'\] has 3, y has 4"),
+        (lambda x, y: (x[1:], y[1:]), np.ones(4), "sample_weight has 4. Sample weights are not transformed"),
+    ],
+)
+def test_a_transform_that_returns_arrays_of_unlike_lengths_is_refused(transform, weight, received):
+    rows = from_arrays(np.ones((4, 2), np.float32), np.ones(4, np.float32), weight)
+    with pytest.raises(DataError, match=rf"^transform must return arrays with the same number of rows; .*{received}"):
+        rows.transformed(transform, 4)
