@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.numeric import NotNumbersError, to_numbers
+from sparkkeras.data.numeric import NotNumbersError, refuse_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
@@ -283,12 +283,13 @@ def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = Non
         None if sample_weight is None else Structure.of(sample_weight, expected_y),
     )
     values = [value for value in (x, y, sample_weight) if value is not None]
-    leaves = [
-        np.asarray(leaf)
-        for (_, structure), value in zip(form.sides, values, strict=True)
-        for leaf in structure.flatten(value)
-    ]
-    return Block(form, tuple(leaves))
+    leaves = [leaf for (_, structure), value in zip(form.sides, values, strict=True) for leaf in structure.flatten(value)]
+    for label, leaf in zip(form.labels, leaves, strict=True):
+        try:
+            refuse_masked(leaf)
+        except NotNumbersError as error:
+            raise DataError(f"{label} {error}") from error
+    return Block(form, tuple(map(np.asarray, leaves)))
 
 
 def _tupled(value: Any) -> Any:

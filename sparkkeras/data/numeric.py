@@ -55,8 +55,9 @@ def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
         The values, with zeros in place of missing ones, and a boolean mask of the same shape; ``None``: none is missing.
 
     Raises:
-        NotNumbersError: A value is no number, or rows differ in shape.
+        NotNumbersError: A value is no number, or rows differ in shape, or values of a masked array are masked.
     """
+    refuse_masked(value, first)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -69,6 +70,18 @@ def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
         held = describe(value) if array.ndim == 0 else f"dtype {array.dtype}"
         raise NotNumbersError(f"{'is' if array.ndim == 0 else 'has'} {held}; expected numbers or booleans. {_advice(array)}")
     return array, None
+
+
+def refuse_masked(value: Any, first: int = 0) -> None:
+    """Refuse masked values, of which NumPy would make ordinary ones; see `to_numbers`."""
+    for row, each in enumerate(value if isinstance(value, (list, tuple)) else [value], first):
+        if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
+            raise NotNumbersError(
+                f"is a masked array with masked values ({np.ma.count_masked(each)} of {each.size}). Give "
+                'array.filled(np.nan) with on_nan="drop" or "allow", array.filled(value) with a value of your choice, or '
+                "leave the masked rows out (numpy.ma.compress_rows).",
+                row if each is not value else None,
+            )
 
 
 def filled(values: Array, missing: Array | None) -> Array:

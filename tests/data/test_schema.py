@@ -626,3 +626,20 @@ def test_a_row_is_whole_where_no_column_lacks_its_values():
 def test_durations_among_objects_are_no_whole_numbers():
     """NumPy calls their type an integer."""
     assert "Convert durations to numbers" in arrays_refusal(np.ones((2, 3)), objects(*[np.timedelta64(1, "s")] * 2), None)
+
+
+def test_masked_values_are_refused_with_what_to_do():
+    masked = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 0], [0, 1, 1]])
+    whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
+    reader = Reader(ONE)
+    advice = r"a masked array with masked values \(2 of 6\)\. Give array\.filled\(np\.nan\) with on_nan="
+    with pytest.raises(DataError, match=f"^x of the arrays is {advice}"):
+        reader.read_arrays(masked, np.ones(2), None)
+    with pytest.raises(DataError, match=f"^x is {advice}"):
+        from_arrays(masked, np.ones(2), None)
+    form = Form(Structure(), Structure())
+    with pytest.raises(DataError, match=r"^x of row 6 of partition 1 is a masked array with masked values \(2 of 3\)"):
+        reader.read_rows([(masked[0], 1.0), (masked[1], 1.0)], form, 1, 5)
+    assert type(reader.read_arrays(whole, np.ones(2), None).x) is np.ndarray
+    assert type(from_arrays(whole, np.ones(2), None).x) is np.ndarray
+    assert reader.read_rows([(masked[0], 1.0)], form, 0, 0).x.shape == (1, 3)
