@@ -83,7 +83,12 @@ class StorageError(SparkKerasError, OSError):
 def known_names(given: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: what is known, and what was perhaps meant."""
     names = sorted(known)
+    return f"Known: {', '.join(repr(name) for name in names)}.{nearest_name(given, names)}"
+
+
+def nearest_name(given: object, known: Iterable[str]) -> str:
+    """What was perhaps meant by an unknown name, as the end of an error message; empty where nothing comes near."""
+    names = sorted(known)
     same = [name for name in names if name.lower() == str(given).lower()]
     close = same or difflib.get_close_matches(str(given), names, n=1)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Known: {', '.join(repr(name) for name in names)}.{guess}"
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -18,7 +18,7 @@ import threading
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -32,7 +32,7 @@ from sparkkeras import custom_code, device
 from sparkkeras.concurrency import locks_state
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.schema import Schema, Slot
-from sparkkeras.errors import CustomObjectError, ModelError
+from sparkkeras.errors import CustomObjectError, ModelError, nearest_name
 from sparkkeras.voting import Vote
 from sparkkeras.weights import Array, Flat, Layout
 
@@ -65,7 +65,8 @@ def check_compiled(model: Any) -> None:
     """Refuse a model that cannot be evaluated on the workers.
 
     Raises:
-        ModelError: It is no Keras model, not built, not compiled, or compiled in a way that is lost when Keras loads it.
+        ModelError: It is no Keras model, not built, not compiled, or compiled with names that Keras does not know
+            or in a way that is lost when Keras loads it.
     """
     check_built(model)
     if not model.compiled:
@@ -80,6 +81,7 @@ def check_compiled(model: Any) -> None:
             "positional argument of compile is loss_weights. For metrics write compile(optimizer, loss, "
             f"metrics={loss_weights!r})."
         )
+    _check_names(model)
     kind = type(model)
     if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
         raise ModelError(
@@ -87,6 +89,44 @@ def check_compiled(model: Any) -> None:
             "copies of the model: override get_compile_config (it returns the arguments of compile as a dict) and "
             "compile_from_config (it calls compile with them) as well. Only predict works without."
         )
+
+
+def _check_names(model: keras.Model) -> None:
+    """Refuse names of losses and metrics that Keras does not know, which it would find out with the first batch."""
+    own = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
+    if next(own, None) is not None:  # it may read the names as it likes
+        return
+    for argument, module, by_labels in (
+        ("loss", keras.losses, ("crossentropy", "ce")),
+        ("metrics", keras.metrics, ("accuracy", "acc")),
+        ("weighted_metrics", keras.metrics, ("accuracy", "acc")),
+    ):
+        given = _compiled_with(model).get(argument)
+        for name in _strings(given):
+            if name.lower() in by_labels:
+                continue
+            try:
+                module.get(name)
+            except Exception as error:
+                known = [each for each in (*dir(module), *by_labels) if not each.startswith("_")]
+                where = module.__name__.rpartition(".")[2]
+                raise ModelError(
+                    f"the model {model.name!r} is compiled with {argument}={given!r}: {error}.{nearest_name(name, known)} "
+                    f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or your own "
+                    "function or object."
+                ) from error
+
+
+_USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def _strings(given: Any) -> Iterator[str]:
+    """The names among losses or metrics as ``compile`` takes them."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, (list, tuple)) or (isinstance(given, Mapping) and "class_name" not in given):
+        for each in given.values() if isinstance(given, Mapping) else given:
+            yield from _strings(each)
 
 
 def check_trainable(model: Any) -> None:

@@ -1201,3 +1201,45 @@ def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
     unpacked = ModelArchive.pack_to_predict(loaded).unpack()
     ModelWeights.take(loaded).put(unpacked)
     assert np.array_equal(unpacked.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        ({"metrics": ["acuracy"]}, r"compiled with metrics=\['acuracy'\]: .*Did you mean 'accuracy'\?.*of keras\.metrics"),
+        ({"loss": "mean_square_error"}, "compiled with loss='mean_square_error': .*Did you mean 'mean_squared_error'"),
+        ({"loss": "foo"}, r"compiled with loss='foo': [^?]* Call model\.compile\(\.\.\.\) again"),
+        ({"loss": {"out": "mse"}, "weighted_metrics": {"out": ["maee"]}}, "weighted_metrics=.*Did you mean 'mae'"),
+    ],
+)
+def test_names_that_keras_does_not_know_are_a_fault_of_compile(compiled, words):
+    model = not_compiled()
+    model.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
+    for check in (check_trainable, check_compiled):
+        with pytest.raises(ModelError, match=words):
+            check(model)
+
+
+def test_names_that_keras_knows_pass():
+    model = not_compiled()
+    known = ["Accuracy", "acc", "mae", keras.metrics.MeanSquaredError(), lambda y, p: p]
+    model.compile("sgd", "crossentropy", metrics=known, weighted_metrics=["mse"])
+    check_trainable(model)
+
+
+def test_a_model_that_trains_by_itself_may_read_names_as_it_likes():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred)
+
+    model = Own()
+    model(np.ones((1, 2)))
+    model.compile("sgd", "mine")
+    check_trainable(model)
