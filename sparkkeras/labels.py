@@ -25,9 +25,16 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     """
     structure = spec.form.y
     outputs = getattr(model, "outputs", None)
-    if structure is None or not outputs or len(outputs) != structure.count:
+    if structure is None or not outputs:
         return
     names = list(getattr(model, "output_names", None) or [])
+    if len(outputs) != structure.count:
+        if structure.names is None and all(getattr(type(model), name) is getattr(keras.Model, name) for name in _USE_LABELS):
+            raise DataError(
+                f"the model has {len(outputs)} output(s) ({', '.join(names)}), but the labels are {structure.count} "
+                f"array(s): give y as {'one array' if len(outputs) == 1 else f'a tuple or a dict of {len(outputs)} arrays'}."
+            )
+        return
     leaves = spec.leaves[spec.form.span("y")]
     labels = structure.labels("y")
     for index, loss in enumerate(losses_of(model, names, structure.count)):
@@ -36,6 +43,9 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
             position = structure.names.index(names[index])
         if position < len(ranges):
             _check(labels[position], loss, leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+_USE_LABELS = ("train_step", "test_step", "compute_loss")
 
 
 def losses_of(model: keras.Model, names: list[str], count: int) -> list[Any]:
@@ -51,6 +61,14 @@ def losses_of(model: keras.Model, names: list[str], count: int) -> list[Any]:
 def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tuple[int | None, ...]) -> None:
     name = _name(loss)
     classes = output[-1] if output else None
+    if name == "sparse_categorical_crossentropy" and classes and len(leaf.shape) == len(output) and leaf.shape[-1] > 1:
+        one_hot = leaf.shape[-1] == classes
+        raise DataError(
+            f"{label} does not fit the loss {name}: it expects class indices from 0 to {classes - 1}, received rows of "
+            f"shape {leaf.shape}{', as one-hot rows have' if one_hot else ''}. "
+            + ("Compile with categorical_crossentropy, or give " if one_hot else "Give ")
+            + f"class indices{f' ({label}.argmax(-1))' if one_hot else ''}."
+        )
     if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None and classes:
         if not found.whole or found.low < 0 or found.high >= classes:
             raise DataError(

@@ -171,3 +171,36 @@ def test_what_cannot_be_known_is_not_refused(three):
     check_labels(three, block.spec, ())
     labelled = from_arrays(np.ones((2, 2)), np.array([9, 9]), None)
     check_labels(three, labelled.spec, ())  # no range is known where there were no values
+
+
+@pytest.mark.parametrize("loss", SPARSE, ids=named)
+def test_one_hot_rows_where_class_indices_belong(three, loss):
+    message = refusal(three, np.eye(3, dtype=np.float32), loss)
+    assert message.startswith(
+        "y does not fit the loss sparse_categorical_crossentropy: it expects class indices from 0 to 2"
+    )
+    assert "received rows of shape (3,), as one-hot rows have" in message
+    assert message.endswith("Compile with categorical_crossentropy, or give class indices (y.argmax(-1)).")
+    assert refusal(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Give class indices.")
+
+
+def test_one_array_of_labels_for_several_outputs(two, three):
+    expected = (
+        r"the model has 2 output\(s\) \(kind, size\), but the labels are 1 array\(s\): give y as a tuple or a dict of 2"
+    )
+    with pytest.raises(DataError, match=expected):
+        check(two, np.array([0, 1]), "mse")
+    with pytest.raises(DataError, match=r"1 output\(s\) \(out\), but the labels are 2 array\(s\): give y as one array"):
+        check(three, (np.array([0, 1]), np.array([0, 1])), "mse")
+
+
+def test_an_own_loss_of_a_model_may_take_fewer_labels():
+    class Own(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred["kind"])
+
+    inputs = keras.Input((2,))
+    model = Own(
+        inputs, {"kind": keras.layers.Dense(3, name="kind")(inputs), "size": keras.layers.Dense(1, name="size")(inputs)}
+    )
+    check(model, np.array([0, 1]), "mse")
