@@ -209,6 +209,11 @@ class Reader:
         if isinstance(x, (int, float, str)):
             raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
         values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
+        if not self.labelled and self._is_pair(x):
+            raise DataError(
+                f"x is a tuple of {len(x)} arrays, as (x, y) is, and the model has one input: to predict, give the features "
+                "alone."
+            )
         inputs = self.schema.expected_x
         several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
         if several and inputs is not None and len(x) != inputs:
@@ -227,9 +232,12 @@ class Reader:
             for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
         ]
         leaves = [leaf for leaf, _ in found]
-        lengths = {label: leaf.shape[0] if leaf.ndim else None for label, leaf in zip(form.labels, leaves, strict=True)}
-        if None in lengths.values() or len(set(lengths.values())) > 1:
-            told = ", ".join(f"{label} has {'no' if rows is None else rows} rows" for label, rows in lengths.items())
+        for label, leaf in zip(form.labels, leaves, strict=True):
+            if not leaf.ndim:
+                raise DataError(f"{label} is a single value, {leaf[()]}; expected an array with one row per sample.")
+        lengths = {label: len(leaf) for label, leaf in zip(form.labels, leaves, strict=True)}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{label} has {rows} rows" for label, rows in lengths.items())
             raise DataError(f"arrays must have the same number of rows: {told}.")
         return self._block(form, found, "the arrays", 0)
 
@@ -351,6 +359,15 @@ class Reader:
         if pair and isinstance(row, tuple) and not self._is_features(row):
             return row[0], None, None
         return row, None, None
+
+    def _is_pair(self, x: Any) -> bool:
+        """Whether arrays are the features and labels of many rows, for a model with one input; not a tuple of rows."""
+        if not isinstance(x, tuple) or len(x) not in (2, 3) or len(self.schema.inputs) != 1:
+            return False
+        row, shape = self.schema.inputs[0].shape, _shape(x[0])
+        if row is None or shape is None or len(shape) != len(row) + 1:
+            return False
+        return self.schema.inputs[0].takes(shape[1:])
 
     def _is_features(self, row: tuple[Any, ...]) -> bool:
         """Whether a tuple is features by itself, and not a pair or triple that begins with them."""

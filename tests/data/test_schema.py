@@ -383,7 +383,7 @@ def test_a_single_value_is_no_array(x):
 
 
 def test_an_array_of_no_axis_has_no_rows():
-    assert "x has no rows" in arrays_refusal(np.array(3.0), np.ones(3), None)
+    assert "x is a single value, 3.0" in arrays_refusal(np.array(3.0), np.ones(3), None)
 
 
 def test_ragged_arrays_are_told():
@@ -643,3 +643,17 @@ def test_masked_values_are_refused_with_what_to_do():
     assert type(reader.read_arrays(whole, np.ones(2), None).x) is np.ndarray
     assert type(from_arrays(whole, np.ones(2), None).x) is np.ndarray
     assert reader.read_rows([(masked[0], 1.0)], form, 0, 0).x.shape == (1, 3)
+
+
+def test_a_pair_of_arrays_to_predict_is_refused_as_such():
+    reader = Reader(ONE, labelled=False)
+    for y in (np.ones(4), np.ones((4, 1)), [0.0] * 4):
+        with pytest.raises(DataError, match=r"^x is a tuple of 2 arrays, as \(x, y\) is, .* give the features alone"):
+            reader.read_arrays((np.ones((4, 3)), y), None, None)
+    assert reader.read_arrays((np.ones(3), np.zeros(3)), None, None).x.shape == (2, 3)  # rows
+    assert reader.read_arrays((np.ones((4, 3)),), None, None).rows == 4
+
+
+def test_arrays_without_an_axis_are_single_values():
+    with pytest.raises(DataError, match=r"^x is a single value, 3\.0; expected an array with one row per sample\.$"):
+        Reader(ONE).read_arrays(np.array(3.0), np.array(1.0), None)
