@@ -49,6 +49,12 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def known_fields(kind: type[R]) -> type[R]:
+    """As `known_arguments`, for the constructor of a dataclass."""
+    kind.__init__ = known_arguments(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
 _OPTIONS = ("host", "bind", "encrypt", "lease_seconds", "timeout")
 _OF_ASYNCHRONOUS_TRAINING = ("max_staleness", "start_seconds")
 _COMPILED = ("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer")

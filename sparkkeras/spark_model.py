@@ -442,6 +442,7 @@ class SparkModel:
         *,
         batch_size: int | None = None,
         collect: bool = True,
+        verbose: Verbose = 0,
         features: Columns | None = None,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
@@ -456,6 +457,7 @@ class SparkModel:
             batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame without a loader 1024 if that
                 is less.
             collect: ``False`` returns a lazy RDD with one prediction a row instead. A DataFrame is always lazy.
+            verbose: 1 or 2 prints how many rows were predicted, where the predictions are not lazy.
             features: As in `fit`.
             output_col: The column that a DataFrame gets: a float for one output of shape (batch, 1), else a (nested) array
                 of floats. Several outputs: a list of names, or ``{output name: column}``; one name makes the columns
@@ -472,6 +474,7 @@ class SparkModel:
             DataError: The data is malformed or does not fit the model.
         """
         arguments.on_nan_to_predict(on_nan)
+        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if is_frame(data):
             return with_predictions(
                 data,
@@ -496,7 +499,10 @@ class SparkModel:
             archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
             weights = ModelWeights.take(self.model)
             return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
-        return inference.concatenated(self._predicted(data, block, reader, options), self.model)
+        predictions = inference.concatenated(self._predicted(data, block, reader, options), self.model)
+        if verbose:
+            sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")
+        return predictions
 
     def get_config(self) -> dict[str, Any]:
         """The settings: ``SparkModel(model, **spark_model.get_config())`` has the same, and begins without a rule's state.
@@ -634,7 +640,7 @@ class SparkModel:
             options: How they become batches.
         """
         if spec is None or seen is None:
-            told = "data" if isinstance(options, FitOptions) else "validation data"
+            told = "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
             raise DataError(f"the {told} has no rows: it is empty, or on_nan='drop' or validation_col left none.")
         models.schema_of(self.model).check_features(seen)
         if isinstance(options, FitOptions) and options.class_weight is not None:

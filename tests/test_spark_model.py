@@ -4,9 +4,11 @@ import copy
 import pickle
 
 import keras
+import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, ModelError, SparkModel
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
+from sparkkeras.ensemble import _Scoring
 from sparkkeras.parameter.rules import AGN
 from tests.models import regression
 
@@ -71,3 +73,18 @@ def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_origina
         noted.batch_size = 0
     assert copy.copy(spark_model).get_config() == spark_model.get_config()
     assert pickle.loads(pickle.dumps(spark_model)).get_config() == spark_model.get_config()
+
+
+def test_predict_takes_verbose_as_evaluate_does(capsys):
+    scoring = _Scoring(regression())  # in this process
+    assert scoring.predict(np.ones((4, 3)), verbose=0).shape == (4, 1)
+    assert capsys.readouterr().out == ""
+    scoring.predict(np.ones((4, 3)), verbose=1)
+    assert capsys.readouterr().out == "4 rows\n"
+    with pytest.raises(ConfigurationError, match="verbose=3"):
+        scoring.predict(np.ones((4, 3)), verbose=3)
+
+
+def test_data_to_evaluate_on_without_rows():
+    with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
+        _Scoring(regression()).evaluate(np.ones((0, 3)), np.ones(0))

@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import optional_number
 from sparkkeras.cluster import Cluster, quietly
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
 from sparkkeras.data.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
-    from pyspark import RDD, Broadcast, SparkContext
+    from pyspark import RDD, Broadcast
 
 R = TypeVar("R")
 
@@ -131,7 +132,7 @@ def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:
     return (row for block in blocks for row in rows_of(block))
 
 
-def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, num_slices: int | None = None) -> Any:
+def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = None, num_slices: int | None = None) -> Any:
     """An RDD of ``(x, y)`` rows, or ``(x, y, sample_weight)`` rows, from arrays.
 
     It is an ordinary RDD to map or filter; given to ``SparkModel`` as it is, the arrays go to the workers whole.
@@ -147,7 +148,8 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
         An RDD with as many rows as the arrays.
 
     Raises:
-        DataError: The arrays differ in length or are empty.
+        DataError: The arrays differ in length or are empty, or there are no labels.
+        ConfigurationError: The first argument is no SparkContext.
 
     Example::
 
@@ -156,6 +158,13 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any, sample_weight: Any = None, n
     """
     num_slices = optional_number("num_slices", num_slices)
     sc = getattr(sc, "sparkContext", sc)
+    if not isinstance(sc, SparkContext):
+        raise ConfigurationError(
+            f"sc is {describe(sc)}; the SparkContext comes first: to_simple_rdd(sc, x, y). SparkModel takes arrays as they "
+            "are, too: fit(x, y)."
+        )
+    if y is None:
+        raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, SparkModel takes arrays of features.")
     block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from sparkkeras.arguments import known_arguments, whole_number
+from sparkkeras.arguments import known_fields, whole_number
 from sparkkeras.errors import ConfigurationError, known_names
 
 Losses = Sequence[float]
@@ -30,6 +30,7 @@ class Pruner(Protocol):
         ...
 
 
+@known_fields
 @dataclass(frozen=True)
 class MedianPruner:
     """Ends a trial whose best loss so far is worse than the median of what the others had reached by that epoch.
@@ -60,6 +61,7 @@ class MedianPruner:
         return min(losses) > statistics.median(reached)
 
 
+@known_fields
 @dataclass(frozen=True)
 class ASHAPruner:
     """Ends a trial that is not among the best at one of a few epochs: asynchronous successive halving.
@@ -105,9 +107,6 @@ class ASHAPruner:
 
 PRUNERS: dict[str, Callable[[], Pruner]] = {"median": MedianPruner, "asha": ASHAPruner}
 """The pruners that have a name."""
-
-MedianPruner.__init__ = known_arguments(MedianPruner.__init__)  # type: ignore[method-assign]
-ASHAPruner.__init__ = known_arguments(ASHAPruner.__init__)  # type: ignore[method-assign]
 
 
 def make_pruner(given: object) -> Pruner | None:

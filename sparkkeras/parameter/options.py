@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkkeras.arguments import known_arguments, optional_number
+from sparkkeras.arguments import known_fields, optional_number
 from sparkkeras.errors import ConfigurationError
 
 
+@known_fields
 @dataclass(frozen=True)
 class ParameterServerOptions:
     """Settings of the parameter server that asynchronous and hogwild training use.
@@ -61,6 +62,3 @@ _LONGEST = 1e6  # seconds, twelve days: beyond that operating systems lose count
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value <= _LONGEST:
         raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, {_LONGEST:,.0f} at most.")
-
-
-ParameterServerOptions.__init__ = known_arguments(ParameterServerOptions.__init__)  # type: ignore[method-assign]

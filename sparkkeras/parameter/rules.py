@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from sparkkeras.arguments import known_fields
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.weights import Array
 
@@ -171,6 +172,7 @@ class Average:
         center[...] = update.sent
 
 
+@known_fields
 @dataclass(frozen=True)
 class SlowMo:
     """Slow momentum over rounds: ``u = b*u + (C - W)/lr``, then ``C = C - a*lr*u``.
@@ -205,6 +207,7 @@ class SlowMo:
         center -= self.alpha * update.learning_rate * slow
 
 
+@known_fields
 @dataclass(frozen=True)
 class DiLoCo:
     """An outer SGD with Nesterov momentum on ``g = C - W``: ``u = b*u + g``, then ``C = C - lr_out*(g + b*u)``.
@@ -299,6 +302,7 @@ class DynSGD(Downpour):
         center += update.sent / (staleness + 1)
 
 
+@known_fields
 @dataclass(frozen=True)
 class EASGD(_Summed):
     """Elastic averaging: ``E = a*(W - C)`` is sent, ``C += E``, and the worker goes on from ``W - E``.
@@ -326,6 +330,7 @@ class EASGD(_Summed):
         return sent, local - sent
 
 
+@known_fields
 @dataclass(frozen=True)
 class EAMSGD(EASGD):
     """`EASGD` over workers with Nesterov momentum.
@@ -355,6 +360,7 @@ class EAMSGD(EASGD):
             )
 
 
+@known_fields
 @dataclass(frozen=True)
 class DCASGD(_Summed):
     """Delay compensation: `Downpour` with ``d' = d - l*d*d*(C - B)/(k*lr)`` for ``d``.

@@ -1,5 +1,7 @@
 """Matrices and vectors of MLlib, there and back."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from pyspark.ml import linalg as ml
 from pyspark.mllib import linalg as mllib
 
-from sparkkeras import DataError
-from sparkkeras.data.mllib import from_matrix, from_vector, kind_of, to_matrix, to_vector
+from sparkkeras import ConfigurationError, DataError, to_simple_rdd
+from sparkkeras.data.mllib import encode_label, from_matrix, from_vector, kind_of, to_matrix, to_vector
 
 TABLE = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 SPARSE = np.array([[0.0, 7.0, 0.0], [8.0, 0.0, 9.0]])
@@ -122,3 +124,17 @@ def test_a_matrix_that_came_through_pickle_gives_an_array_to_write_into():
 def test_what_cannot_be_converted_is_refused(convert, value, words):
     with pytest.raises(DataError, match=words):
         convert(value)
+
+
+@pytest.mark.parametrize("label", ["a", None, np.datetime64("2020-01-01"), [1, 2], 0.5, 1j])
+def test_what_is_no_class_number_has_no_one_hot_row(label):
+    with pytest.raises(DataError, match="is no class number: expected one whole number"):
+        encode_label(label, 3)
+    assert encode_label(Decimal(2), 3).tolist() == [0, 0, 1]
+
+
+def test_the_spark_context_comes_first():
+    with pytest.raises(
+        ConfigurationError, match=r"^sc is an array of shape \(2, 3\) .*: to_simple_rdd\(sc, x, y\)\. SparkModel"
+    ):
+        to_simple_rdd(TABLE, np.ones(2))

@@ -5,12 +5,13 @@ A new rule joins the conformance suite by a line in ``SYNCHRONOUS_UNDER_TEST`` o
 
 import dataclasses
 import json
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError
 from sparkkeras.parameter.rules import (
     AGN,
     DCASGD,
@@ -865,3 +866,19 @@ def test_names_of_dist_keras_lead_to_the_rule(mode, name, words):
     with pytest.raises(ConfigurationError) as caught:
         make_rule(name, mode)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        (SlowMo, "mom", "momentum"),
+        (DiLoCo, "learn_rate", "learning_rate"),
+        (EASGD, "alfa", "alpha"),
+        (EAMSGD, "alfa", "alpha"),
+        (DCASGD, "compensate", "compensation"),
+    ],
+)
+def test_misspelt_hyper_parameters_suggest_the_nearest(kind, given, meant):
+    with pytest.raises(UnknownArgumentError, match=f"^{kind.__name__} takes no argument '{given}'.*Did you mean '{meant}'"):
+        kind(**{given: 0.5})
+    assert pickle.loads(pickle.dumps(kind())) == kind()
