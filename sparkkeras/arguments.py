@@ -164,6 +164,13 @@ def instance(name: str, value: Any, kind: type[R]) -> R | None:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """The value as a bool; refuse what is neither true nor false."""
+    if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
+        raise ConfigurationError(f"{name}={value!r}: expected True or False.")
+    return bool(value)
+
+
 def fraction(name: str, value: Any) -> None:
     """Refuse what is no number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec
 from sparkkeras.data.schema import LabelRange
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
@@ -43,6 +43,27 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
             position = structure.names.index(names[index])
         if position < len(ranges):
             _check(labels[position], loss, leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) -> None:
+    """Refuse weights of classes that a model with one output does not have.
+
+    Raises:
+        ConfigurationError: It names these classes, and those of the model.
+    """
+    outputs = getattr(model, "outputs", None)
+    if not outputs or len(outputs) != 1:
+        return
+    name = _name(losses_of(model, list(getattr(model, "output_names", None) or []), 1)[0])
+    last = outputs[0].shape[-1] if len(outputs[0].shape) > 1 else None
+    binary = 2 if last == 1 else None
+    classes = binary if name == "binary_crossentropy" else last if name else None
+    unknown = [] if classes is None else sorted(number for number in class_weight if number >= classes)
+    if classes is not None and unknown:
+        raise ConfigurationError(
+            f"class_weight={dict(class_weight)!r} has the class(es) {', '.join(map(str, unknown))}, but with the loss "
+            f"{name} the model has {classes} classes: expected class indices from 0 to {classes - 1}."
+        )
 
 
 _USE_LABELS = ("train_step", "test_step", "compute_loss")

@@ -271,7 +271,7 @@ class SparkModel:
             validation_batch_size: Rows in a batch of validation; ``None`` takes ``batch_size``.
             shuffle: Whether each worker goes through its rows in another order each epoch.
             class_weight: A weight for each class, as in ``keras.Model.fit``. Not together with sample weights.
-            sample_weight: Weights that go with arrays, shape (samples,); of a DataFrame the column of weights.
+            sample_weight: Weights of 0 or more that go with arrays, shape (samples,); of a DataFrame the column of weights.
             initial_epoch: The epoch to begin at.
             steps_per_epoch: At most so many batches of each worker in an epoch; a worker that has fewer ends earlier.
                 ``None``: all of its rows.
@@ -318,7 +318,7 @@ class SparkModel:
         options = FitOptions(
             batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
             transform=_transform(transform),
-            shuffle=bool(shuffle),
+            shuffle=arguments.flag("shuffle", shuffle),
             seed=self._seed_of_fit(),
             class_weight=arguments.class_weight(class_weight),
             callbacks=_by_value(given_to_workers or None, "worker_callbacks"),
@@ -650,6 +650,7 @@ class SparkModel:
                 raise ConfigurationError(
                     "class_weight cannot be given for a model with several outputs: use sample weights."
                 )
+            labels.check_class_weight(self.model, options.class_weight)
         if options.transform is None:
             labels.check_labels(self.model, spec, ranges)
         metrics.prepare(self.model, seen.zeros())

@@ -8,6 +8,7 @@ import pytest
 
 from sparkkeras import EnsembleModel, SparkEnsemble, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
 from sparkkeras.arguments import (
+    flag,
     fraction,
     frequency,
     instance,
@@ -253,3 +254,10 @@ def test_the_type_of_on_nan_lists_what_is_accepted():
         for function in several:
             annotation = inspect.signature(function).parameters["on_nan"].annotation
             assert get_args(getattr(schema, annotation)) == accepted, function
+
+
+def test_flags():
+    assert [flag("shuffle", value) for value in (True, False, 1, 0)] == [True, False, True, False]
+    for value in ("batch", None, 2, 1.0):
+        with pytest.raises(ConfigurationError, match=f"^shuffle={value!r}: expected True or False"):
+            flag("shuffle", value)

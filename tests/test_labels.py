@@ -6,8 +6,8 @@ import pytest
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
-from sparkkeras.errors import DataError
-from sparkkeras.labels import check_labels
+from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.labels import check_class_weight, check_labels
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +204,20 @@ def test_an_own_loss_of_a_model_may_take_fewer_labels():
         inputs, {"kind": keras.layers.Dense(3, name="kind")(inputs), "size": keras.layers.Dense(1, name="size")(inputs)}
     )
     check(model, np.array([0, 1]), "mse")
+
+
+def test_class_weights_of_classes_that_the_model_does_not_have(three, one, two):
+    for model, loss, classes in (
+        (three, "sparse_categorical_crossentropy", 3),
+        (three, "categorical_crossentropy", 3),
+        (one, "binary_crossentropy", 2),
+    ):
+        model.compile("sgd", loss)
+        check_class_weight(model, {0: 2.0, classes - 1: 1.0})
+        with pytest.raises(
+            ConfigurationError, match=rf"has the class\(es\) 5, .* expected numbers from 0 to {classes - 1}\."
+        ):
+            check_class_weight(model, {0: 1.0, 5: 1.0})
+    for model, loss in ((three, "mse"), (three, "binary_crossentropy"), (two, "mse")):  # what the classes are is not known
+        model.compile("sgd", loss)
+        check_class_weight(model, {5: 1.0})

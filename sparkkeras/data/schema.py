@@ -318,6 +318,7 @@ class Reader:
         if not self.labelled and self.on_nan in ("drop", "null"):
             finite = _finite_rows(block)
             return block, finite if whole is None else whole if finite is None else whole & finite
+        _refuse_negative_weights(block, [leaf.told for leaf in leaves], where)
         return self._finite(block, told, leaves[0].terms.give if leaves else "give"), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
@@ -411,9 +412,10 @@ class Reader:
                 )
             lacking = rows if lacking is None else lacking | rows
         block = Block(form, tuple(arrays))
-        if lacking is None:
-            return self._finite(block, _in_row(form, place, first))
-        return self._finite(block[np.flatnonzero(~lacking)], _in_row(form, place, first))
+        if lacking is not None:
+            block = block[np.flatnonzero(~lacking)]
+        _refuse_negative_weights(block, form.labels, place)
+        return self._finite(block, _in_row(form, place, first))
 
     def _other_remedies(self, takes_nan: bool) -> str:
         drop = 'on_nan="drop" leaves such rows out' if self.labelled else ""
@@ -462,6 +464,23 @@ class Reader:
                 raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {give} {remedy}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
+
+
+def _refuse_negative_weights(block: Block, told: Sequence[str], place: str) -> None:
+    """Refuse sample weights below 0, with which training would raise the loss.
+
+    Args:
+        block: The rows.
+        told: What messages call each array.
+        place: Where the rows are, for messages.
+    """
+    weights = block.form.span("sample_weight")
+    for name, array in zip(told[weights], block.arrays[weights], strict=True):
+        if array.size and array.min() < 0:
+            raise DataError(
+                f"{name} of {place} holds negative sample weights, down to {float(array.min()):g}: expected weights of 0 or "
+                "more."
+            )
 
 
 def _finite_rows(block: Block) -> Array | None:

@@ -657,3 +657,14 @@ def test_a_pair_of_arrays_to_predict_is_refused_as_such():
 def test_arrays_without_an_axis_are_single_values():
     with pytest.raises(DataError, match=r"^x is a single value, 3\.0; expected an array with one row per sample\.$"):
         Reader(ONE).read_arrays(np.array(3.0), np.array(1.0), None)
+
+
+def test_negative_sample_weights_are_refused():
+    reader, x, y = Reader(ONE), np.ones((2, 3)), np.ones(2)
+    with pytest.raises(DataError, match=r"^sample_weight of the arrays holds negative sample weights, down to -2: expected"):
+        reader.read_arrays(x, y, np.array([1.0, -2.0]))
+    assert reader.read_arrays(x, y, np.array([1.0, 0.0])).rows == 2
+    form = Form(Structure(), Structure(), Structure())
+    columns = [ColumnValues(values, None, f"column {name!r}") for name, values in (("x", x), ("y", y), ("w", -y))]
+    with pytest.raises(DataError, match="^column 'w' of partition 3 holds negative sample weights, down to -1"):
+        reader.read_columns(columns, form, "partition 3", 0)
