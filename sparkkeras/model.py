@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import threading
+import types
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -186,8 +187,16 @@ def _compiled_with(model: keras.Model) -> dict[str, Any]:
 
 
 def _kind(given: object) -> str:
-    inside = isinstance(getattr(given, "model", None), keras.Model)
-    return f"{type(given).__module__}.{type(given).__qualname__}." + (" Give its attribute model." if inside else "")
+    advice = ""
+    if isinstance(getattr(given, "model", None), keras.Model):
+        advice = " Give its attribute model."
+    elif isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
+        advice = f" A saved model is loaded with sparkkeras.load_spark_model({str(given)!r}), or keras.saving.load_model."
+    elif isinstance(given, types.FunctionType):
+        advice = f" Call the function that builds the model: {given.__name__}()."
+    elif isinstance(given, type) and issubclass(given, keras.Model):
+        advice = f" Make an object of the class {given.__name__}."
+    return f"{type(given).__module__}.{type(given).__qualname__}.{advice}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -88,3 +89,17 @@ def test_predict_takes_verbose_as_evaluate_does(capsys):
 def test_data_to_evaluate_on_without_rows():
     with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
         _Scoring(regression()).evaluate(np.ones((0, 3)), np.ones(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("m.keras", r"A saved model is loaded with sparkkeras\.load_spark_model\('m\.keras'\)"),
+        (Path("m.h5"), "load_spark_model"),
+        (regression, r"Call the function that builds the model: regression\(\)\."),
+        (keras.Sequential, "Make an object of the class Sequential"),
+    ],
+)
+def test_what_stands_for_a_model_is_refused_with_how_to_get_it(given, words):
+    with pytest.raises(ModelError, match=rf"^expected a keras\.Model, received .*{words}"):
+        SparkModel(given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -37,7 +37,7 @@ def describe(value: Any) -> str:
         return f"a dict with the keys {list(value)}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
@@ -99,6 +99,21 @@ def is_encoded_image(data: bytes) -> bool:
     return known or bitmap or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
+def remedy(value: Any) -> str:
+    """What to do about data of other libraries that is no array, as the end of a message; empty where nothing is known."""
+    package = type(value).__module__.partition(".")[0]
+    if package == "scipy" and hasattr(value, "toarray"):
+        return " Sparse matrices become arrays with .toarray(); a DataFrame may have columns of sparse vectors."
+    if package == "tensorflow" and hasattr(value, "as_numpy_iterator"):
+        return (
+            " Make arrays of a tf.data.Dataset of single rows: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
+            "read files with Spark (load_tfrecords, spark.read)."
+        )
+    if isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
+        return " Collect batches into arrays (np.concatenate), or have Spark read the data."
+    return ""
+
+
 def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
     flat = array.ravel()
     kinds = set(map(type, flat))
@@ -107,7 +122,8 @@ def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
     # NumPy calls a duration an integer.
     if not all(issubclass(kind, _NUMBERS) and not issubclass(kind, np.timedelta64) for kind in found):
         if array.ndim == 0:
-            raise NotNumbersError(f"is {describe(array.item())}; expected numbers or booleans. {_advice(array)}")
+            advice = remedy(array.item()).strip() or _advice(array)
+            raise NotNumbersError(f"is {describe(array.item())}; expected numbers or booleans. {advice}")
         return _stacked(list(array), first)
     missing = None
     if absent:

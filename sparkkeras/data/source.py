@@ -11,6 +11,7 @@ from sparkkeras.data.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.frame import BatchesToBlocks, FrameBlocks, Named, is_frame
+from sparkkeras.data.numeric import remedy
 from sparkkeras.data.rdd import RddBlocks, SparkDataset
 from sparkkeras.data.remote import NO_DRIVER, RemoteDataset
 from sparkkeras.data.rows import from_rows, warn_of_slots
@@ -50,7 +51,7 @@ def read_on_driver(data: Any, y: Any, sample_weight: Any, reader: Reader) -> Blo
     if not isinstance(data, (list, tuple, Mapping)) and not hasattr(data, "__array__"):
         raise DataError(
             f"data is {describe(data)}; expected a Spark DataFrame, an RDD of (x, y) pairs, or NumPy arrays (a tuple or a "
-            "dict of them where the model has several inputs)."
+            f"dict of them where the model has several inputs).{remedy(data)}"
         )
     return reader.read_arrays(data, y.to_numpy() if hasattr(y, "to_numpy") else y, sample_weight)
 

@@ -1,0 +1,47 @@
+"""What is no data is refused with a way to make data of it."""
+
+import keras
+import numpy as np
+import pytest
+from scipy import sparse
+
+from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.data.source import read_on_driver
+from sparkkeras.errors import DataError
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return np.ones((2, 3)), np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (sparse.csr_matrix(np.eye(3)), r"become arrays with \.toarray\(\)"),
+        ((each for each in range(3)), "Collect batches into arrays"),
+        (Rows(), "Collect batches into arrays"),
+    ],
+)
+def test_data_of_other_libraries_has_a_remedy(data, words):
+    with pytest.raises(DataError, match=f"expected a Spark DataFrame, an RDD .*{words}"):
+        read_on_driver(data, np.ones(3), None, Reader(Schema()))
+
+
+def test_sparse_labels_have_a_remedy():
+    with pytest.raises(DataError, match=r"^y of the arrays is .*become arrays with \.toarray\(\)"):
+        read_on_driver(np.eye(3), sparse.csr_matrix(np.eye(3)), None, Reader(Schema()))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
+def test_a_tf_dataset_has_a_remedy():
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones(4)))
+    with pytest.raises(DataError, match="map\\(np.stack, zip\\(\\*dataset.as_numpy_iterator"):
+        read_on_driver(dataset, None, None, Reader(Schema()))
+    x, y = map(np.stack, zip(*dataset.as_numpy_iterator(), strict=True))
+    assert read_on_driver(x, y, None, Reader(Schema())).rows == 4
