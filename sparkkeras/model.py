@@ -356,7 +356,11 @@ def _layout(variables: Sequence[Any]) -> Layout:
 
 def schema_of(model: keras.Model) -> Schema:
     """What a model takes and gives, as far as it says."""
-    inputs = _slots(getattr(model, "inputs", None))
+    tensors = list(getattr(model, "inputs", None) or ())
+    entries = _entries(model)
+    inputs = tuple(
+        replace(slot, indices=entries.get(id(tensor))) for slot, tensor in zip(_slots(tensors), tensors, strict=True)
+    )
     outputs = _slots(getattr(model, "outputs", None))
     names = _output_names(model)
     if len(names) == len(outputs):
@@ -381,6 +385,16 @@ def _output_names(model: keras.Model) -> list[str]:
 def graph_of(model: keras.Model) -> Any:
     """What knows the structure of a model's inputs and outputs."""
     return getattr(model, "_functional", None) or model  # a Sequential has one inside
+
+
+def _entries(model: keras.Model) -> dict[int, int]:
+    """How many entries there are in the smallest ``Embedding`` that takes a tensor as indices, by the tensor's id."""
+    found: dict[int, int] = {}
+    for layer in getattr(graph_of(model), "layers", ()):
+        if isinstance(layer, keras.layers.Embedding) and type(layer).call is keras.layers.Embedding.call:
+            for tensor in (tensor for node in layer._inbound_nodes for tensor in node.input_tensors):
+                found[id(tensor)] = min(layer.input_dim, found.get(id(tensor), layer.input_dim))
+    return found
 
 
 def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:

@@ -143,7 +143,7 @@ class Scorer:
     @property
     def reader(self) -> Reader:
         """How rows are read."""
-        return Reader(self.schema, False, self.on_nan)
+        return Reader(self.schema.before(self.options.transform), False, self.on_nan)
 
     def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
         """A function from columns to the column of predictions: a struct of all outputs where there are several.

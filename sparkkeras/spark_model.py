@@ -325,7 +325,7 @@ class SparkModel:
         )
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
-        reader = Reader(models.schema_of(self.model), True, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), True, on_nan)
         held_out = _unpacked(validation_data)
         columns = features, label, loader, transform
         named = held_out_named = None
@@ -422,7 +422,7 @@ class SparkModel:
         arguments.one_of("on_nan", on_nan, get_args(OnNan))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model), True, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), True, on_nan)
         named = _named(data, reader, sample_weight, features, label, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
         found = self._evaluated(data, block, reader, named, options)
@@ -491,7 +491,7 @@ class SparkModel:
             )
         _named(data, None, None, features, None, loader, transform)
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model), False, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), False, on_nan)
         block = read_on_driver(data, None, None, reader)
         if block is not None:
             reader.schema.check_features(_seen_on_driver(block, options))

@@ -1243,3 +1243,23 @@ def test_a_model_that_trains_by_itself_may_read_names_as_it_likes():
     model(np.ones((1, 2)))
     model.compile("sgd", "mine")
     check_trainable(model)
+
+
+def test_inputs_that_go_straight_into_an_embedding_are_indices():
+    words, sizes = keras.Input((4,), dtype="int32"), keras.Input((2,))
+    shared = keras.layers.Embedding(7, 3)
+    outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
+    model = keras.Model([words, sizes], keras.layers.Dense(1)(outputs))
+    assert [slot.indices for slot in models.schema_of(model).inputs] == [7, None]
+    later = keras.Input((4,), dtype="int32")
+    behind = keras.Model(later, keras.layers.Flatten()(shared(later % 7)))
+    assert [slot.indices for slot in models.schema_of(behind).inputs] == [None]
+    sequential = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
+    assert [slot.indices for slot in models.schema_of(sequential).inputs] == [9]
+
+    class Hashing(keras.layers.Embedding):
+        def call(self, inputs):
+            return super().call(inputs % self.input_dim)
+
+    hashing = keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)])
+    assert [slot.indices for slot in models.schema_of(hashing).inputs] == [None]

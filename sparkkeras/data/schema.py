@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,11 +31,13 @@ class Slot:
         name: Its name.
         shape: Its shape without the batch axis, ``None`` where any size fits.
         floating: Whether it takes floating numbers.
+        indices: Into how many entries its values are indices, where it goes straight into an ``Embedding``.
     """
 
     name: str
     shape: tuple[int | None, ...] | None
     floating: bool = False
+    indices: int | None = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether rows of this shape fit. A trailing axis of size 1 may be there or not, as in Keras."""
@@ -72,6 +74,18 @@ class Schema:
     def expected_y(self) -> int | None:
         """How many arrays labels have, where the model says."""
         return len(self.outputs) or None
+
+    def before(self, transform: object | None) -> Schema:
+        """What is expected of rows that a transform, if there is one, will change: their values may be any."""
+        if transform is None:
+            return self
+        return replace(self, inputs=tuple(replace(slot, indices=None) for slot in self.inputs))
+
+    def slots_of(self, form: Form) -> list[Slot | None]:
+        """The input that each array of features goes into, where that is known."""
+        by_name = {slot.name: slot for slot in self.inputs}
+        slots = [by_name.get(name) for name in form.x.names] if form.x.names is not None else list(self.inputs)
+        return slots[: form.x.count]
 
     def check_features(self, spec: BlockSpec) -> None:
         """Refuse features that the model cannot take.
@@ -315,10 +329,12 @@ class Reader:
             number = row if rows is None else int(rows[row])
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
+        names = [leaf.told for leaf in leaves]
+        self._check_indices(block, names, where, whole)
         if not self.labelled and self.on_nan in ("drop", "null"):
             finite = _finite_rows(block)
             return block, finite if whole is None else whole if finite is None else whole & finite
-        _refuse_negative_weights(block, [leaf.told for leaf in leaves], where)
+        _refuse_negative_weights(block, names, where)
         return self._finite(block, told, leaves[0].terms.give if leaves else "give"), whole
 
     def form_of(self, row: Any, partition: int) -> Form:
@@ -415,6 +431,7 @@ class Reader:
         if lacking is not None:
             block = block[np.flatnonzero(~lacking)]
         _refuse_negative_weights(block, form.labels, place)
+        self._check_indices(block, form.labels, place)
         return self._finite(block, _in_row(form, place, first))
 
     def _other_remedies(self, takes_nan: bool) -> str:
@@ -432,9 +449,27 @@ class Reader:
 
     def _floating(self, form: Form) -> list[int]:
         """Which arrays go into inputs that take floating numbers."""
-        inputs = {slot.name: slot for slot in self.schema.inputs}
-        slots = [inputs.get(name) for name in form.x.names] if form.x.names is not None else list(self.schema.inputs)
-        return [index for index, slot in enumerate(slots[: form.x.count]) if slot is not None and slot.floating]
+        return [index for index, slot in enumerate(self.schema.slots_of(form)) if slot is not None and slot.floating]
+
+    def _check_indices(self, block: Block, told: Sequence[str], place: str, whole: Array | None = None) -> None:
+        """Refuse values that no entry of the ``Embedding`` behind an input stands for.
+
+        Args:
+            block: The rows.
+            told: What messages call each array.
+            place: Where the rows are, for messages.
+            whole: Which rows have all of their values; ``None``: all.
+        """
+        for name, array, slot in zip(told, block.arrays, self.schema.slots_of(block.form), strict=False):
+            if slot is None or slot.indices is None:
+                continue
+            values = array if whole is None else array[whole]
+            if values.size and (values.min() < 0 or values.max() >= slot.indices):
+                raise DataError(
+                    f"{name} of {place} goes into an Embedding with input_dim={slot.indices}, so its values must be indices "
+                    f"from 0 to {slot.indices - 1}, but they range from {float(values.min()):g} to {float(values.max()):g}. "
+                    "Renumber them, or make the Embedding larger."
+                )
 
     def _finite(self, block: Block, told: Callable[[int, int, int], str], give: str = "give") -> Block:
         """The rows without NaN and infinite values.

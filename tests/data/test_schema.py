@@ -668,3 +668,24 @@ def test_negative_sample_weights_are_refused():
     columns = [ColumnValues(values, None, f"column {name!r}") for name, values in (("x", x), ("y", y), ("w", -y))]
     with pytest.raises(DataError, match="^column 'w' of partition 3 holds negative sample weights, down to -1"):
         reader.read_columns(columns, form, "partition 3", 0)
+
+
+def test_indices_that_an_embedding_does_not_have():
+    reader = Reader(Schema((Slot("words", (2,), indices=5),)), labelled=False)
+    good, bad = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]])
+    assert reader.read_arrays(good, None, None).rows == 2
+    words = (
+        r"goes into an Embedding with input_dim=5, so its values must be indices from 0 to 4, but they range from 0 to 5\."
+    )
+    with pytest.raises(DataError, match=f"^x of the arrays {words}"):
+        reader.read_arrays(bad, None, None)
+    with pytest.raises(DataError, match="range from -1 to 4"):
+        reader.read_arrays({"words": np.array([[0, 4], [-1, 2]])}, None, None)
+    with pytest.raises(DataError, match=f"^x of partition 3 {words}"):
+        reader.read_rows(list(bad), Form(Structure()), 3, 0)
+    form = Form(Structure())
+    with pytest.raises(DataError, match=f"^column 'w' of partition 3 {words}"):
+        reader.read_columns([ColumnValues(bad, None, "column 'w'")], form, "partition 3", 0)
+    lenient = Reader(reader.schema, labelled=False, on_nan="null")
+    assert lenient.read_columns([ColumnValues(bad, np.array([True, False]), "w")], form, "here", 0)[0].rows == 2
+    assert Reader(reader.schema.before(len), labelled=False).read_arrays(bad, None, None).rows == 2
