@@ -34,6 +34,9 @@ TRACEBACK_LENGTH = 20_000
 EXTRA_LENGTH = 64 * 1024
 """A longer member of what an objective returns, as JSON, is cut: the driver keeps them all."""
 
+_STATUS_OK, _STATUS_FAIL, _UNFINISHED = "ok", "fail", ("new", "running", "suspended")
+"""hyperopt's statuses; its own constants would need hyperopt on the workers."""
+
 Data = Any
 
 
@@ -95,7 +98,7 @@ class Call:
 
     Attributes:
         function: Takes the hyper-parameters and the data; returns a loss, or hyperopt's dict with ``status``, ``loss``, and
-            whatever else; ``model`` in it is kept.
+            whatever else; ``model`` in it is kept. Anything else is a mistake that ends the search.
         has_data: Whether it takes data, too.
     """
 
@@ -104,19 +107,19 @@ class Call:
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Call it."""
-        result = self.function.fresh()(*((params, data) if self.has_data else (params,)))
-        result = dict(result) if isinstance(result, Mapping) else {"loss": result, "status": OK}
-        status, loss, model = result.pop("status", OK), result.pop("loss", None), result.pop("model", None)
+        returned = self.function.fresh()(*((params, data) if self.has_data else (params,)))
+        result = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
+        status, loss, model = result.pop("status", _STATUS_OK), result.pop("loss", None), result.pop("model", None)
         extra = _known_to_json(result)
-        if status == "fail":
+        if status not in (_STATUS_OK, _STATUS_FAIL):
+            raise SearchMistakeError(_unknown_status(status))
+        if status == _STATUS_FAIL:
             return Outcome(
                 FAILED, history=reporter.history, error=f"the objective returned status 'fail': {extra}", extra=extra
             )
         value = _number(loss)
         if value is None:
-            raise ConfigurationError(
-                f"the objective returned {loss!r} as its loss; expected a number, or a dict with 'loss' and 'status'."
-            )
+            raise SearchMistakeError(_without_loss(returned))
         if not np.isfinite(value):
             return replace(_reported(reporter, FAILED), error=f"the objective returned the loss {value}", extra=extra)
         return Outcome(
@@ -236,6 +239,34 @@ def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
                 f"the function that builds models returned {name!r} as an argument of fit. {known_names(name, known)}"
             )
     return arguments
+
+
+def _unknown_status(status: Any) -> str:
+    unfinished = " (which is for trials that have not ended)" * (status in _UNFINISHED)
+    return (
+        f"the objective returned the status {_shortened(status)}{unfinished}; expected 'ok' (hyperopt.STATUS_OK) beside a "
+        "'loss', or 'fail' (hyperopt.STATUS_FAIL)."
+    )
+
+
+def _without_loss(returned: Any) -> str:
+    """Why what an objective returned has no loss."""
+    expected = "expected a number, or a dict with 'loss' and 'status'."
+    if not isinstance(returned, Mapping):
+        forgotten = " Has it no return statement?" if returned is None else ""
+        return f"the objective returned {_shortened(returned)}; {expected}{forgotten}"
+    if "loss" in returned:
+        return f"the objective returned {_shortened(returned['loss'])} as its loss; expected a number."
+    keys = ", ".join(map(repr, returned)) or "none"
+    return (
+        f"the objective returned a dict without the key 'loss' (its keys: {keys}); add it, a number, or return the status "
+        "'fail' (hyperopt.STATUS_FAIL)."
+    )
+
+
+def _shortened(value: Any) -> str:
+    told = repr(value)
+    return told if len(told) <= 200 else f"{told[:200]}... ({type(value).__name__})"
 
 
 def _number(value: Any) -> float | None:

@@ -331,10 +331,6 @@ def test_a_model_that_a_function_returns_is_kept_whole():
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ("0.5", "ConfigurationError: the objective returned '0.5' as its loss; expected a number, or a dict"),
-        (None, "ConfigurationError: the objective returned None as its loss"),
-        ([1, 2], "ConfigurationError: the objective returned [1, 2] as its loss"),
-        ({}, "ConfigurationError: the objective returned None as its loss"),
         ({"loss": 0.5, "model": "m"}, "ConfigurationError: the objective returned 'm' as its model; expected a keras.Model"),
         ({"status": "fail", "why": "cold"}, "the objective returned status 'fail': {'why': 'cold'}"),
         (math.nan, "the objective returned the loss nan"),
@@ -348,6 +344,31 @@ def test_what_is_no_loss_is_a_failure(given, error):
     assert outcome.error.startswith(error)
     if isinstance(given, dict) and "why" in given:
         assert outcome.extra == {"why": "cold"}
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("0.5", "the objective returned '0.5'; expected a number, or a dict with 'loss' and 'status'."),
+        (
+            None,
+            "the objective returned None; expected a number, or a dict with 'loss' and 'status'. Has it no return statement?",
+        ),
+        ([1, 2], "the objective returned [1, 2]; expected a number"),
+        ({}, "the objective returned a dict without the key 'loss' (its keys: none); add it, a number, or return"),
+        ({"a": 1, "lost": 2}, "the objective returned a dict without the key 'loss' (its keys: 'a', 'lost'); add it"),
+        ({"loss": None}, "the objective returned None as its loss; expected a number."),
+        ({"loss": "low" * 99}, f"the objective returned '{('low' * 99)[:199]}... (str) as its loss; expected a number."),
+        ({"loss": 0.5, "status": "yes"}, "the objective returned the status 'yes'; expected 'ok' (hyperopt.STATUS_OK) beside"),
+        ({"loss": 0.5, "status": True}, "the objective returned the status True; expected 'ok'"),
+        ({"loss": 0.5, "status": "suspended"}, "the objective returned the status 'suspended' (which is for trials that have not"),
+    ],
+    ids=repr,
+)
+def test_what_no_objective_may_return_is_a_mistake(given, error):
+    outcome = called(lambda params: given)
+    assert (outcome.status, outcome.value, outcome.is_mistake) == (FAILED, None, True)
+    assert outcome.error.startswith(error)
 
 
 def test_a_loss_that_is_no_number_after_good_ones_leaves_these():
