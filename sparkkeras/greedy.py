@@ -194,8 +194,9 @@ def _of_keras(
     try:
         measure(prediction)
     except Exception as error:
+        reason = str(error).strip().rstrip(".")
         raise ConfigurationError(
-            f"metric={metric!r} cannot be measured: {error} It gets predictions of shape {prediction.shape} and labels of "
+            f"metric={metric!r} cannot be measured: {reason}. It gets predictions of shape {prediction.shape} and labels of "
             f"shape {rows.spec.leaves[rows.form.span('y')][0].shape} for a row."
         ) from error
     return measure, "min" if is_loss else _direction(judge)

@@ -163,6 +163,19 @@ def limits_of(
     return limits
 
 
+def kept_models(given: object) -> int | None:
+    """How many models are kept; ``None`` is all of them.
+
+    Raises:
+        ConfigurationError: It is neither a number nor ``"all"``.
+    """
+    if given == "all":
+        return None
+    if isinstance(given, str):
+        raise ConfigurationError(f'keep_models={given!r}: expected a whole number of at least 0, or "all".')
+    return arguments.whole_number("keep_models", given, low=0)
+
+
 def _positive(name: str, value: float | None) -> float | None:
     if value is not None and (not is_finite(value) or value <= 0):
         raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, or None.")

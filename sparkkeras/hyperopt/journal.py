@@ -149,11 +149,12 @@ class Journal:
                 f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade to go on."
             )
         other = [name for name in told if before.get(name) != told[name]]
+        if "parameters" in other and "space" in other:  # other labels are another space
+            other.remove("space")
         if other:
             raise ConfigurationError(
-                f"save_to={self.folder!r} holds another search: its {' and '.join(other)} differ"
-                f"{'s' if len(other) == 1 else ''} ({before.get(other[0])!r} there, {told[other[0]]!r} now). Go on with the "
-                "same arguments, or give another folder."
+                f"save_to={self.folder!r} holds another search: {'; '.join(_difference(name, before, told) for name in other)}. "
+                "Go on with the same arguments, or give another folder."
             )
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
@@ -194,6 +195,21 @@ class Journal:
     def _drop(self, number: int) -> None:
         storage.remove(f"{self.folder}/models/{self._files.pop(number)}")
         del self._kept[number]
+
+
+def _difference(name: str, before: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """How a setting of the search in a folder differs from what it is now."""
+    if name == "space":
+        return "the ranges, options or conditions of its space differ (the labels are the same)"
+    if name != "parameters":
+        return f"its {name} differs ({before.get(name)!r} there, {told[name]!r} now)"
+    there, now = set(before.get(name) or ()), set(told[name])
+    only = [
+        f"only {where}: {', '.join(map(repr, sorted(labels)))}"
+        for where, labels in (("there", there - now), ("now", now - there))
+        if labels
+    ]
+    return f"the labels of its space differ ({'; '.join(only)})"
 
 
 @contextmanager

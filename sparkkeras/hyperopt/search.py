@@ -216,7 +216,7 @@ class HyperParamModel:
             lease_seconds=self._server.options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        keep = None if keep_models == "all" else arguments.whole_number("keep_models", keep_models, low=0)
+        keep = checks.kept_models(keep_models)
         arguments.optional_number("seed", seed, low=0)
         if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
             raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
@@ -275,9 +275,12 @@ class HyperParamModel:
         Raises:
             SearchError: No trial has a value yet.
         """
-        best = [] if self._found is None else self._found.ranked
+        best = self._known().ranked
         if not best:
-            raise SearchError("there is no trial with a value yet: call minimize first, and look at trials.")
+            raise SearchError(
+                f"none of {len(self.trials)} trials has a value{f' ({self.reason})' if self.reason else ''}: look at trials, "
+                "and call minimize again."
+            )
         return best[0]
 
     @property

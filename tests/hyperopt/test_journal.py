@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def test_settings_are_remembered(folder):
     assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
 
 
-@pytest.mark.parametrize(("name", "value"), [("space", "xyz"), ("metric", "loss"), ("mode", "max"), ("seed", 8)])
+@pytest.mark.parametrize(("name", "value"), [("metric", "loss"), ("mode", "max"), ("seed", 8)])
 def test_another_search_cannot_go_on_here(folder, name, value):
     write(Journal(folder, 10, 1.0), trial(0))
     with pytest.raises(
@@ -173,8 +174,22 @@ def test_another_search_cannot_go_on_here(folder, name, value):
 
 def test_several_differences_are_all_told(folder):
     write(Journal(folder, 10, 1.0), trial(0))
-    with pytest.raises(ConfigurationError, match="its metric and seed differ "):
+    with pytest.raises(ConfigurationError, match="its metric differs .*; its seed differs "):
         opened(Journal(folder, 10, 1.0), {**SETTINGS, "metric": "loss", "seed": 1})
+
+
+def test_another_space_is_told_by_its_labels(folder):
+    settings = {"parameters": ["lr", "units"], **SETTINGS}
+    for name, value, told in [
+        ("parameters", ["lr", "unit"], "the labels of its space differ (only there: 'units'; only now: 'unit'). Go on"),
+        ("parameters", ["lr"], "the labels of its space differ (only there: 'units'). Go on"),
+        ("space", "xyz", "the ranges, options or conditions of its space differ (the labels are the same). Go on"),
+    ]:
+        other = folder + str(len(told))
+        with Journal(other, 10, 1.0).opened(settings, params):
+            Journal(other, 10, 1.0).write(trial(0))
+        with pytest.raises(ConfigurationError, match=re.escape(f"holds another search: {told}")):
+            opened(Journal(other, 10, 1.0), {**settings, "space": "xyz", name: value})
 
 
 def test_what_a_later_version_wrote_is_refused(folder):

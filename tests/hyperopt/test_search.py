@@ -530,6 +530,7 @@ class TestBadInput:
             ({"objective": parabola, "pruner": "medain"}, "Did you mean 'median'"),
             ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
             ({"objective": parabola, "keep_models": -1}, "keep_models=-1"),
+            ({"objective": parabola, "keep_models": "some"}, "keep_models='some': .* at least 0, or \"all\""),
             ({"objective": parabola, "space": {}}, "leaves nothing to choose"),
             ({"objective": parabola, "space": {"x": [1, 2]}}, "leaves nothing to choose"),
             ({"objective": parabola, "seed": -3}, "seed=-3"),
@@ -627,6 +628,17 @@ class TestBadInput:
         for ask in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
             with pytest.raises(SearchError, match="call minimize first"):
                 ask()
+
+
+    def test_a_search_in_which_no_trial_has_a_value_has_no_best_one(self):
+        def objective(params, data):
+            raise ValueError("hopeless")
+
+        search = HyperParamModel(LocalWorkers())
+        with pytest.raises(SearchError, match="2 of 2 trials failed"):
+            search.minimize(objective=objective, space=LINE, max_evals=2, verbose=0)
+        with pytest.raises(SearchError, match="none of 2 trials has a value: look at trials, and call minimize again"):
+            _ = search.best_model
 
 
 class TestHyperoptsFmin:
