@@ -142,11 +142,17 @@ def class_weight(value: Any) -> dict[int, float] | None:
     return {int(key): float(weight) for key, weight in value.items()}
 
 
-def mapping(name: str, value: Any) -> dict[str, Any]:
-    """The value as a dict; ``None`` stands for an empty one."""
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name}={value!r}: expected a dict, or None.")
-    return dict(value or {})
+def custom_objects(value: Any) -> dict[str, Any]:
+    """The value as a dict of classes and functions by name; ``None`` stands for an empty one."""
+    if value is None:
+        return {}
+    expected = "expected a dict of classes and functions by name, such as {'MyLayer': MyLayer}, or None."
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"custom_objects={value!r}: {expected}")
+    for key, member in value.items():
+        if not isinstance(key, str) or not callable(member):
+            raise ConfigurationError(f"custom_objects has {key!r}: {member!r}; {expected}")
+    return dict(value)
 
 
 def port(value: Any) -> int:

@@ -70,7 +70,7 @@ class EnsembleModel:
         self.models = members.check_members(models, voting)
         self.voting = voting
         self.weights = members.shares(weights, len(self.models))
-        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
+        self.custom_objects = arguments.custom_objects(custom_objects)
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         self._voters = [model for model, _ in voters]  # one that counts nothing must not make NaN of the others either
         self._copies = [copy_of(model, self.custom_objects) for model in self._voters]
@@ -310,8 +310,9 @@ def load_ensemble_model(
     Raises:
         StorageError: The path cannot be read.
         ModelError: It holds no ensemble, or code that ``safe_mode`` refuses.
+        ConfigurationError: The path is none, or ``custom_objects`` holds something else.
     """
-    objects = arguments.mapping("custom_objects", custom_objects)
+    objects = arguments.custom_objects(custom_objects)
     data = storage.read_bytes(arguments.path("path", path))
     try:
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)

@@ -31,6 +31,7 @@ def load_spark_model(
     Raises:
         StorageError: The path cannot be read.
         ModelError: It holds no model, or code that ``safe_mode`` refuses.
+        ConfigurationError: The path is none, or ``custom_objects`` holds something else.
     """
     spark_model, kind = load_saved(path, custom_objects, safe_mode)
     return SparkMLlibModel.of(spark_model) if kind == SparkMLlibModel.__name__ else spark_model

@@ -18,6 +18,7 @@ import threading
 import types
 import warnings
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -711,6 +712,10 @@ def _load_error(error: Exception) -> ModelError:
     origin: BaseException = error
     while deeper := origin.__cause__ or origin.__context__:
         origin = deeper
+    if isinstance(origin, (zipfile.BadZipFile, zlib.error)):
+        damaged = ModelError(f"the saved model is damaged ({origin}): copy the file again, or save the model again.")
+        damaged.__cause__ = origin
+        return damaged
     kinds = re.findall(r"<class '([\w.<>]+)'> could not be deserialized|deserializing class '(\w+)'", text)
     place = f" in the class {''.join(kinds[-1]).rpartition('.')[2]}" if kinds else ""
     reason = " ".join(_innermost(text).split())[:_LONGEST_REASON].rstrip(".")

@@ -60,6 +60,13 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
         ) from error
     if settings.pop("format", _FORMAT) > _FORMAT:
         raise ModelError(_LATER)
+    if "config.json" not in members:
+        told = (
+            "it is an ensemble: load it with load_ensemble_model."
+            if _ENSEMBLE in members
+            else "it has no config.json. Give what SparkModel.save or keras.Model.save wrote."
+        )
+        raise ModelError(f"the file is no .keras archive: {told}")
     return load_bytes(data, custom_objects, safe_mode=safe_mode), settings, state
 
 
@@ -72,10 +79,16 @@ def _unpack_hdf5(
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
             written = json.loads(file.attrs.get("distributed_config", "{}"))
+            has_model = "model_config" in file.attrs
         config = dict(written.get("config") or {})
         asynchronous = written.get("class_name") == "AsynchronousSparkModel"
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"the HDF5 file cannot be read: it may be damaged ({type(error).__name__}: {error}).") from error
+    if not has_model:
+        raise ModelError(
+            "the HDF5 file holds no model, only weights (if it is Keras's): build the model as it was, load them with "
+            "model.load_weights(path), and give it to SparkModel(model)."
+        )
     settings = {name: config[name] for name in _OF_ELEPHAS if config.get(name) is not None}
     if asynchronous:
         settings.setdefault("mode", "asynchronous")

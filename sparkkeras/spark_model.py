@@ -188,7 +188,7 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
-        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
+        self.custom_objects = arguments.custom_objects(custom_objects)
         self.batch_size = batch_size
         self.seed = _seed(seed)
         self.training_histories: list[dict[str, Any]] = []
@@ -683,9 +683,10 @@ def load_saved(
     Raises:
         StorageError: The path cannot be read.
         ModelError: It holds no model, or code that ``safe_mode`` refuses.
+        ConfigurationError: The path is none, or ``custom_objects`` holds something else.
     """
-    objects = dict(custom_objects or {})
-    data = storage.read_bytes(str(path))
+    objects = arguments.custom_objects(custom_objects)
+    data = storage.read_bytes(arguments.path("path", path))
     try:
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
     except ModelError as error:
@@ -781,9 +782,10 @@ def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
 
 
 def _check_suffix(path: Any) -> None:
-    if not str(path).endswith(".keras"):
+    target = arguments.path("path", path)
+    if not target.endswith(".keras"):
         raise ConfigurationError(
-            f"path={str(path)!r} must end in .keras, which is the format that Keras and sparkkeras load."
+            f"path={target!r} must end in .keras, which is the format that Keras and sparkkeras load."
         )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import traceback
 import warnings
 import zipfile
@@ -11,8 +12,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import load_spark_model, persistence
-from sparkkeras.errors import CustomObjectError, ModelError
+from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model, persistence
+from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
+from sparkkeras.ml import KerasTransformer
 
 SETTINGS = {
     "mode": "synchronous",
@@ -121,7 +123,7 @@ def test_a_byte_that_flipped_is_told(packed, member):
         info = archive.getinfo(member)
     damaged = bytearray(packed)
     damaged[info.header_offset + 30 + len(member) + info.file_size // 2] ^= 0xFF
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=f"damaged.*Bad CRC-32 for file '{member}'"):
         persistence.unpack(bytes(damaged), {}, True)
 
 
@@ -139,7 +141,7 @@ def test_a_directory_that_was_damaged_is_told(packed, member, offset):
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5"])
 def test_a_member_that_is_missing_is_told(packed, member):
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be loaded|it has no config.json"):
         persistence.unpack(with_member(packed, member, None), {}, True)
 
 
@@ -251,3 +253,34 @@ def test_the_error_for_missing_code_is_the_only_one(model, tmp_path):
     except CustomObjectError as error:
         written = "".join(traceback.format_exception(error))
     assert written.count("Traceback") == 1
+
+
+def test_an_ensemble_is_no_single_model(model, tmp_path):
+    EnsembleModel([model], "average").save(tmp_path / "e.zip")
+    with pytest.raises(ModelError, match=r"e.zip': the file is no .keras archive: it is an ensemble: .*load_ensemble_model"):
+        load_spark_model(tmp_path / "e.zip")
+
+
+def test_a_file_of_weights_alone_is_told(model, tmp_path):
+    model.save_weights(tmp_path / "w.weights.h5")
+    with pytest.raises(ModelError, match=r"holds no model, only weights .*: build the model .*model.load_weights\(path\)"):
+        load_spark_model(tmp_path / "w.weights.h5")
+
+
+@pytest.mark.parametrize("path", [None, "", 5, b"model.keras"])
+def test_what_is_no_path_is_told(model, path):
+    for call in (lambda: load_spark_model(path), lambda: SparkModel(model).save(path)):
+        with pytest.raises(ConfigurationError, match=re.escape(f"path={path!r}: expected a path")):
+            call()
+
+
+@pytest.mark.parametrize("given", [[1], {"Mine": 5}, {5: keras.layers.Dense}, "Mine"])
+def test_custom_objects_are_checked_before_the_file_is_read(model, given):
+    for call in (
+        lambda: SparkModel(model, custom_objects=given),
+        lambda: load_spark_model("nowhere", custom_objects=given),
+        lambda: load_ensemble_model("nowhere", custom_objects=given),
+        lambda: KerasTransformer(model=model, custom_objects=given),
+    ):
+        with pytest.raises(ConfigurationError, match=r"custom_objects(=| has | is ).*expected .*class"):
+            call()

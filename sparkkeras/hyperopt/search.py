@@ -103,7 +103,7 @@ class HyperParamModel:
                     f"server_options: {name} is of asynchronous training; trials share no weights, so leave it out."
                 )
         self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
-        self.custom_objects = arguments.mapping("custom_objects", custom_objects)
+        self.custom_objects = arguments.custom_objects(custom_objects)
         self._workers = _workers_of(sc)
         self.safe_mode = safe_mode
         self.seed: int | None = None
