@@ -40,12 +40,15 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
     """Write a file: beside the target first, then renamed over it, so that a reader sees the old one or the new one.
 
     Raises:
-        StorageError: The folder is not there or not writable, or the file is there and ``overwrite`` is off.
+        StorageError: The folder is not there or not writable, the file is there and ``overwrite`` is off, or it is a
+            directory.
     """
     if has_scheme(path):
         _write_hadoop(path, data, overwrite)
         return
     target = Path(path)
+    if target.is_dir():
+        raise StorageError(f"cannot write {path!r}: it is a directory; give the path of a file.")
     if not overwrite and target.exists():
         raise StorageError(_exists(path))
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")

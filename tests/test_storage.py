@@ -149,6 +149,13 @@ def test_a_folder_cannot_be_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("path", [".", "/", "..", "./"])
+def test_a_path_without_a_name_is_a_storage_error(path, overwrite):
+    with pytest.raises(StorageError, match=f"cannot write '{path}': it is a directory; give the path of a file"):
+        write_bytes(path, b"1", overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
 def test_a_path_below_a_file_is_a_storage_error(tmp_path, overwrite):
     (tmp_path / "file").write_bytes(b"1")
     with pytest.raises(StorageError, match="Not a directory"):
