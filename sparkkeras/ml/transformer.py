@@ -14,9 +14,10 @@ from pyspark.ml import Model
 
 from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.frame import Columns, Loaders, Named, tells_case
+from sparkkeras.data.block import describe
+from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, tells_case
 from sparkkeras.data.schema import NanPolicy
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
 from sparkkeras.ml.params import InferenceParams, param
@@ -162,6 +163,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
             ModelError: There is no model, or it is not compiled.
             DataError: The data is empty, or does not fit the model or its loss.
         """
+        check_frame(dataset)
         own = self.getOrDefault
         spark_model = SparkModel(self.get_model(), custom_objects=own("custom_objects"))
         logs: dict[str, float] = spark_model.evaluate(
@@ -262,11 +264,31 @@ class Columnar:
 
     @classmethod
     def of(cls, data: DataFrame | StructType) -> DataFrame:
-        """The columns of a frame, or those of a schema, as Spark takes them by default."""
+        """The columns of a frame, or those of a schema, as Spark takes them by default.
+
+        Raises:
+            DataError: It is neither.
+        """
         from pyspark.sql.types import StructType
 
-        found = cls(data) if isinstance(data, StructType) else cls(data.schema, data.sparkSession)
-        return cast("DataFrame", found)
+        if isinstance(data, StructType):
+            return cast("DataFrame", cls(data))
+        check_frame(data)
+        return cast("DataFrame", cls(data.schema, data.sparkSession))
+
+
+def check_frame(data: Any) -> None:
+    """Refuse what is no DataFrame of Spark's.
+
+    Raises:
+        DataError: It is something else.
+    """
+    if not is_frame(data):
+        raise DataError(
+            f"dataset is {describe(data)}; Spark ML expects a Spark DataFrame. Make one of arrays with "
+            "sparkkeras.to_data_frame(spark, x, y), or of a pandas DataFrame with spark.createDataFrame(table); SparkModel "
+            "takes arrays."
+        )
 
 
 def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:

@@ -10,6 +10,7 @@ import pytest
 from sparkkeras import (
     ConfigurationError,
     CustomObjectError,
+    DataError,
     DiLoCo,
     ModelError,
     ParameterServerOptions,
@@ -258,3 +259,16 @@ def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path):
         Local().save(str(tmp_path / "local"))
     with pytest.raises(CustomObjectError, match=r"requires \['country'\]. Give each argument a default"):
         stages.DemandingTransformer("at").save(str(tmp_path / "demanding"))
+
+
+@pytest.mark.parametrize("data", [None, np.zeros((2, 64)), [1, 2], "table"], ids=["none", "array", "list", "text"])
+def test_what_is_no_data_frame_is_refused(data):
+    transformer = KerasTransformer(model=classifier())
+    for call in (
+        KerasEstimator(model=classifier()).fit,
+        transformer.transform,
+        transformer.evaluate,
+        ImageFeaturizer(model=keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])).transform,
+    ):
+        with pytest.raises(DataError, match=r"expects a Spark DataFrame\. Make one of arrays with .*to_data_frame\(spark"):
+            call(data)
