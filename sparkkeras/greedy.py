@@ -82,11 +82,11 @@ def greedy_ensemble(
             f"the models have {len(schema.outputs)} outputs, and one score does not show how good they are: choose on one "
             "of them, with keras.Model(model.inputs, model.outputs[0])."
         )
-    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, True))
+    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, has_on_nan=False))
     if block is None or not block.rows:
         told = "holds no rows" if block is not None else "lies on Spark"
         raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")
-    schema.check_features(block.spec)
+    schema.check_features(block.spec, has_transform=False)
     if sample_weight is not None and np.min(np.asarray(sample_weight)) < 0:
         raise DataError("sample_weight has negative weights; expected a weight of 0 or more for each sample.")
     batch_size = arguments.whole_number("batch_size", batch_size)

@@ -696,7 +696,8 @@ def test_samples_weigh():
         ({"y_val": None}, DataError, "labels are missing"),
         ({"y_val": np.zeros(3)}, DataError, "same number of rows"),
         ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "holds no rows"),
-        ({"x_val": X[:, :2]}, DataError, "does not fit the model's input"),
+        ({"x_val": X[:, :2]}, DataError, r"does not fit the model's input .*\. Reshape the data\.$"),
+        ({"x_val": X * np.nan}, DataError, "holds NaN .* Fix the data, or leave such rows out.$"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -87,8 +87,12 @@ class Schema:
         slots = [by_name.get(name) for name in form.x.names] if form.x.names is not None else list(self.inputs)
         return slots[: form.x.count]
 
-    def check_features(self, spec: BlockSpec) -> None:
+    def check_features(self, spec: BlockSpec, has_transform: bool = True) -> None:
         """Refuse features that the model cannot take.
+
+        Args:
+            spec: What the features are.
+            has_transform: Whether the caller takes ``transform=``, so that messages may advise it.
 
         Raises:
             DataError: It names the input, what it expects and what came.
@@ -117,7 +121,7 @@ class Schema:
                     f"{label} does not fit the model's input {slot.name!r}: it expects rows of shape {slot.shape}, "
                     f"received rows of shape {leaf.shape}. "
                     + ("A single sample needs an axis for rows: x[None]. " if leaf.shape == slot.shape[1:] else "")
-                    + "Reshape the data, or give transform= that does."
+                    + ("Reshape the data, or give transform= that does." if has_transform else "Reshape the data.")
                 )
 
 
@@ -208,11 +212,13 @@ class Reader:
         labelled: Whether there must be labels (training, evaluation) or they are dropped (prediction).
         on_nan: What to do with rows that hold NaN or infinite values. In prediction, ``"drop"`` and ``"null"`` mark such
             rows as not whole; the caller drops them or predicts null.
+        has_on_nan: Whether the caller takes ``on_nan=``, so that messages may advise it.
     """
 
     schema: Schema
     labelled: bool = True
     on_nan: NanPolicy = "error"
+    has_on_nan: bool = True
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
         """Arrays with the rows on their first axis, as a checked block.
@@ -316,8 +322,8 @@ class Reader:
                 )
                 row = int(np.argmin(leaf.good))
                 raise DataError(
-                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}, or "
-                    f"{leaf.terms.give} {policy}."
+                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}"
+                    + (f", or {leaf.terms.give} {policy}." if self.has_on_nan else ".")
                 )
             whole = leaf.good if whole is None else whole & leaf.good
         block, rows = Block(form, tuple(arrays)), None
@@ -435,6 +441,8 @@ class Reader:
         return self._finite(block, _in_row(form, place, first))
 
     def _other_remedies(self, takes_nan: bool) -> str:
+        if not self.has_on_nan:
+            return ""
         drop = 'on_nan="drop" leaves such rows out' if self.labelled else ""
         allow = 'on_nan="allow" makes NaN of it' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
@@ -496,7 +504,8 @@ class Reader:
                     else 'on_nan="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
                     "predicts null)"
                 )
-                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {give} {remedy}.")
+                otherwise = f"{give} {remedy}" if self.has_on_nan else "leave such rows out"
+                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
 

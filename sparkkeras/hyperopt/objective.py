@@ -187,7 +187,7 @@ def _check(model: keras.Model) -> None:
 def _check_data(model: keras.Model, data: Mapping[str, Any]) -> None:
     block = from_arrays(data["x"], data["y"], None, *(schema_of(model).expected_x, schema_of(model).expected_y))
     try:
-        schema_of(model).check_features(block.spec)
+        schema_of(model).check_features(block.spec, has_transform=False)
         check_labels(model, block.spec, label_ranges(block))
     except DataError as error:
         raise SearchMistakeError(str(error)) from error
