@@ -65,7 +65,8 @@ class Cluster:
     """
 
     def __init__(self, context: SparkContext | None, environment: Callable[[int], Mapping[str, str]]) -> None:
-        self.context = _running(context)
+        self.context = context or active_context()
+        check_running(self.context)
         settings = _settings_of(self.context)
         self.task_cores = settings.task_cores
         self.max_result_bytes = settings.max_result_bytes
@@ -278,13 +279,21 @@ def _is_installed(python: str) -> bool:
     return said.stdout == str(Path(__file__).with_name("__init__.py"))
 
 
-def _running(context: SparkContext | None) -> SparkContext:
-    context = context or active_context()
+def check_running(context: SparkContext) -> None:
+    """Refuse a SparkContext that was stopped.
+
+    Raises:
+        ClusterError: It was.
+    """
     if context._jsc is None or context._jsc.sc().isStopped():
-        raise ClusterError(
-            "the SparkContext has been stopped. Start a new one (SparkSession.builder.getOrCreate()) and make the RDD again."
-        )
-    return context
+        raise ClusterError(STOPPED)
+
+
+STOPPED = (
+    "the Spark session has been stopped, and its SparkContext with it. Start a new one (SparkSession.builder.getOrCreate()); "
+    "RDDs, DataFrames, SQL functions and searches of the old one have to be made again."
+)
+"""What to say to who uses a session or a SparkContext that was stopped."""
 
 
 _equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()

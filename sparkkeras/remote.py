@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors, probe
 from sparkkeras.cluster import (
+    STOPPED,
     Cluster,
     active_context,
     check_optional,
+    check_running,
     check_workers,
     equipping,
     is_current,
@@ -33,7 +35,7 @@ from sparkkeras.cluster import (
 )
 from sparkkeras.data.dataset import Shared
 from sparkkeras.data.local import LocalShared
-from sparkkeras.errors import SparkKerasError
+from sparkkeras.errors import ClusterError, SparkKerasError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -249,10 +251,27 @@ AnyCluster = Cluster | RemoteCluster
 
 
 def cluster_of(session: SparkSession, environment: Callable[[int], Mapping[str, str]]) -> AnyCluster:
-    """The cluster behind a session, whichever way this process reaches it."""
+    """The cluster behind a session, whichever way this process reaches it.
+
+    Raises:
+        ClusterError: It was stopped, or its workers lack something.
+    """
     if is_remote(session):
+        check_session(session)
         return RemoteCluster(session, environment)
     return Cluster(session.sparkContext, environment)
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse a session that was stopped.
+
+    Raises:
+        ClusterError: It was.
+    """
+    if not is_remote(session):
+        check_running(session.sparkContext)
+    elif cast(Any, session).is_stopped:
+        raise ClusterError(STOPPED)
 
 
 def is_remote(session: SparkSession) -> bool:

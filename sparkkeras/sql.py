@@ -13,7 +13,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.data.schema import OnNanToPredict
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.remote import active_session, cluster_of
+from sparkkeras.remote import active_session, check_session, cluster_of
 from sparkkeras.scoring import BATCH_SIZE, Scorer
 from sparkkeras.worker import Transform
 
@@ -110,6 +110,7 @@ def register_keras_udf(
             for a wrong number of columns. In SQL, wrong arguments fail the query with an
             exception of Spark's, whose message has the ``DataError``.
         ModelError: As in `keras_udf`.
+        ClusterError: The session was stopped.
 
     Example::
 
@@ -118,6 +119,7 @@ def register_keras_udf(
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigurationError(f"name={name!r}: expected a name of letters, digits and underscores, such as 'classify'.")
+    check_session(spark)
     if _is_built_in(spark, name):
         raise ConfigurationError(
             f"name={name!r}: Spark has a function of this name, and SQL would go on calling that one. Choose another."

@@ -1,14 +1,18 @@
 """What Spark Connect carries: results in cells of a bounded size."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hyperopt import hp
 
+from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data_frame, to_labeled_point, to_simple_rdd
 from sparkkeras.data.rdd import Missing
 from sparkkeras.data.remote import InPieces, Whole
+from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.model import ModelState
-from sparkkeras.remote import Failure, pack_cells, unpack_cells
+from sparkkeras.remote import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.strategy.averaging import Mean, merge
 from sparkkeras.weights import Flat
 
@@ -47,3 +51,26 @@ def test_a_replica_is_cut_where_it_is_made():
     whole = merge.join(pieces)
     assert np.array_equal(whole.weights.vector, replica(0).weights.vector)
     assert whole.reports == ("report",)
+
+
+def test_a_session_that_was_stopped_is_refused_at_the_entry():
+    """After ``stop()``, a SparkContext has no Java side, and a session of Connect says that it was stopped."""
+    session = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None), createDataFrame=None, read=None)
+    x, y = np.zeros((2, 3)), np.zeros(2)
+    for call in (
+        lambda: to_simple_rdd(session, x, y),
+        lambda: to_simple_rdd(session.sparkContext, x, y),
+        lambda: to_labeled_point(session.sparkContext, x, y),
+        lambda: to_data_frame(session, x, y),
+        lambda: load_tfrecords(session, "nowhere"),
+        lambda: register_keras_udf(session, "classify", None),
+        lambda: HyperParamModel(session).minimize(objective=lambda params: 0.0, space={"x": hp.uniform("x", 0, 1)}, max_evals=1),
+    ):
+        with pytest.raises(ClusterError, match=r"the Spark session has been stopped, .*Start a new one"):
+            call()
+
+
+def test_a_session_of_connect_that_was_stopped_is_refused():
+    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "is_stopped": True})()
+    with pytest.raises(ClusterError, match="the Spark session has been stopped"):
+        check_session(remote)

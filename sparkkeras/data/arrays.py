@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import optional_number
-from sparkkeras.cluster import Cluster, quietly
+from sparkkeras.cluster import Cluster, check_running, quietly
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
@@ -150,6 +150,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
     Raises:
         DataError: The arrays differ in length or are empty, or there are no labels.
         ConfigurationError: The first argument is no SparkContext.
+        ClusterError: The SparkContext was stopped.
 
     Example::
 
@@ -163,6 +164,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
             f"sc is {describe(sc)}; the SparkContext comes first: to_simple_rdd(sc, x, y). SparkModel takes arrays as they "
             "are, too: fit(x, y)."
         )
+    check_running(sc)
     if y is None:
         raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, SparkModel takes arrays of features.")
     block = from_arrays(x, y, sample_weight)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkkeras.arguments import optional_number, whole_number
+from sparkkeras.cluster import check_running
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
@@ -31,9 +32,11 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
 
     Raises:
         DataError: Lengths differ, or labels have another shape.
+        ClusterError: The SparkContext was stopped.
     """
     from pyspark.mllib.regression import LabeledPoint
 
+    check_running(sc)
     features, labels = np.asarray(x), np.asarray(y)
     if len(features) != len(labels):
         raise DataError(f"x has {len(features)} rows and y has {len(labels)}: they must have the same number.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkkeras.arguments import optional_number
+from sparkkeras.cluster import check_running
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.frame import Columns, Named, quoted
@@ -15,6 +16,7 @@ from sparkkeras.data.mllib import encode_label
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.remote import check_session
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def to_data_frame(
     Raises:
         DataError: Arrays differ in length, have no rows, or hold what is no number.
         ConfigurationError: Two columns would have one name.
+        ClusterError: The session was stopped.
 
     Example::
 
@@ -62,6 +65,7 @@ def to_data_frame(
     """
     import pyarrow as pa
 
+    session = _session(spark)
     labels = None if y is None else _classes(np.asarray(y)) if categorical else y
     arrays: dict[str, Array] = {}
     missing: dict[str, Array | None] = {}
@@ -79,7 +83,7 @@ def to_data_frame(
     for name in as_vectors:
         arrays[name], missing[name] = filled(arrays[name], missing[name]), None
     columns = [to_column(array, _not_null(missing[name]), missing[name]) for name, array in arrays.items()]
-    frame = _session(spark).createDataFrame(pa.table(columns, list(arrays)))
+    frame = session.createDataFrame(pa.table(columns, list(arrays)))
     return _with_vectors(frame, as_vectors) if as_vectors else frame
 
 
@@ -136,10 +140,12 @@ def _session(spark: Any) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if isinstance(spark, SparkContext):
+        check_running(spark)
         return SparkSession(spark)
     if not hasattr(spark, "createDataFrame"):
         raise ConfigurationError(f"spark is {describe(spark)}; expected a SparkSession or a SparkContext.")
     session: SparkSession = spark
+    check_session(session)
     return session
 
 
