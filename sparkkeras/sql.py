@@ -50,7 +50,8 @@ def keras_udf(
 
     Raises:
         ModelError: The model is not built, or does not say the shape of its outputs.
-        ConfigurationError: An argument is out of range; the function raises it for a wrong number of columns.
+        ConfigurationError: An argument is out of range; the function raises it for a number of columns that no widths of
+            theirs could make right.
 
     Example::
 
@@ -107,7 +108,7 @@ def register_keras_udf(
 
     Raises:
         ConfigurationError: The name is none that SQL takes, or one of Spark's own functions; the returned function raises it
-            for a wrong number of columns. In SQL, wrong arguments fail the query with an
+            as that of `keras_udf` does. In SQL, wrong arguments fail the query with an
             exception of Spark's, whose message has the ``DataError``.
         ModelError: As in `keras_udf`.
         ClusterError: The session was stopped.

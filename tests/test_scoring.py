@@ -339,6 +339,23 @@ def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
     assert not re.search("transform=|give on_nan|give loader|column '|dropna", str(error.value))
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [(NUMBERS, pa.nulls(2), NUMBERS), (pa.nulls(2),), (pa.nulls(2), pa.array([[1.0, 2.0]] * 2)), (pa.nulls(2),) * 3],
+    ids=["a number", "an array", "beside an array", "all"],
+)
+def test_the_null_of_sql_has_no_type_and_is_a_null(columns):
+    made = task(regression())
+    read = ArgumentsToBlocks(Scorer.of(regression(), on_nan="allow").reader)
+    ((block, whole),) = read.blocks(columns, "partition 0", 0)
+    assert (block.rows, block.x.shape[1:], whole.tolist()) == (2, (3,), [False, False])
+    strict = ArgumentsToBlocks(Scorer.of(regression(), on_nan="error").reader, function="f()")
+    with pytest.raises(DataError, match=r"^argument \d of f\(\) is null, or holds a null, in row 0"):
+        list(strict.blocks(columns, "partition 0", 0))
+    if len(columns) == 1:
+        assert pa.concat_arrays(list(made(TaskContext(0), iter(columns)))).to_pylist() == [None, None]
+
+
 def test_an_error_in_the_data_is_all_that_spark_says_of_it(monkeypatch):
     def task(context, batches):
         raise DataError("too short") from ValueError("inner")

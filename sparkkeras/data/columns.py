@@ -100,6 +100,7 @@ class Leaf:
             DataError: Values are of a type or size that cannot become one array.
         """
         if self.loader is not None:
+            columns = [_with_type(column) for column in columns]
             if isinstance(self.loader, PlacedLoader):
                 loaded, good = self.loader.load(columns[0], self.columns[0], where, first)
             else:
@@ -175,6 +176,13 @@ class Leaf:
         return values
 
 
+def _with_type(column: pa.Array) -> pa.Array:
+    """A column as loaders take it: the NULL of SQL, which has no type, as bytes."""
+    import pyarrow as pa
+
+    return column.cast(pa.binary()) if pa.types.is_null(column.type) else column
+
+
 def _width(values: Array) -> int:
     """How many values a row of numbers or flat arrays has."""
     return 1 if values.ndim == 1 else int(values.shape[1])
@@ -234,6 +242,8 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     import pyarrow as pa
 
     kind = column.type
+    if pa.types.is_null(kind):  # the NULL of SQL, which has no type; without nulls at its top there are no rows
+        return np.zeros((0, 0), np.float32 if floating else np.int64), None
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         whole = column.to_numpy(zero_copy_only=False)
         # Larger ones become what the model takes as they are read; these would stay, for the sake of images.

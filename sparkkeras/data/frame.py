@@ -583,9 +583,11 @@ def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
 
 def _check_argument(leaf: Leaf, name: str, column: pa.Array) -> None:
     from pyspark.sql.pandas.types import from_arrow_type
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import NullType, StructType
 
     kind = from_arrow_type(column.type)
+    if isinstance(kind, NullType):  # the NULL of SQL, which stands for any value
+        return
     if leaf.loader is not None:
         leaf.loader.check(name, kind.simpleString())
     elif not isinstance(kind, StructType) or tuple(kind.names) != VECTOR_FIELDS:
