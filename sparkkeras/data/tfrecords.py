@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,8 +110,9 @@ def load_tfrecords(
 ) -> DataFrame:
     r"""TFRecord files of tf.train.Example as a DataFrame, read when it is asked for, in no particular order of files.
 
-    A feature that a record lacks is null there. A record that does not fit the schema is a `DataError` in the task that
-    meets it, with file, record (from 0) and feature; so is a damaged file.
+    A feature that a record lacks is null there; if some hundred records from the beginnings of several files all lack one that
+    the schema names, there is a warning. A record that does not fit the schema is a `DataError` in the task that meets it,
+    with file, record (from 0) and feature; so is a damaged file.
 
     Without a schema, some hundred records from the beginnings of several files are looked at: int64 becomes bigint, float32
     float, and bytes a string, or binary where they are not UTF-8. A feature is an array if one of these records has another
@@ -150,6 +152,8 @@ def load_tfrecords(
     found = _Found.of(spark, path)
     if fields is None:
         fields = _inferred(found, path, binary_features)
+    else:
+        _warn_of_unknown(found, path, fields)
     return found.frame.mapInArrow(_Read(fields), _ddl(fields))
 
 
@@ -341,6 +345,47 @@ def _inferred(found: _Found, path: str, binary: Sequence[str]) -> tuple[Field, .
         if seen[name].kind != BYTES:
             raise DataError(f"binary_features: {name!r} is no bytes, but {KINDS[seen[name].kind]} in {seen[name].where}.")
     return tuple(seen[name].field(name in binary) for name in sorted(seen))
+
+
+def _warn_of_unknown(found: _Found, path: str, fields: Sequence[Field]) -> None:
+    """Warn of columns of a schema that a sample of the records does not have: their names may be misspelt."""
+    some = found.some()
+    wanted = frozenset(field.name.encode() for field in fields)
+    seen = set() if some is None else {row.name for row in _rows(some, _Names(wanted, _SAMPLED_RECORDS), "name string")}
+    unknown = [field.name for field in fields if field.name not in seen]
+    if seen and unknown:
+        warnings.warn(
+            f"schema: none of the first records of {path!r} has a feature {' or '.join(map(repr, unknown))}, so the column is "
+            f"null in all of them. {known_names(unknown[0], seen)}",
+            stacklevel=3,  # the line that calls load_tfrecords
+        )
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Says which features the first records of files have, as far as they can be read: whoever reads them reports the rest.
+
+    Attributes:
+        wanted: Names after which it need not look any further.
+        records: How many records of a file it looks at.
+    """
+
+    wanted: frozenset[bytes]
+    records: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A row for each name."""
+        import pyarrow as pa
+
+        seen: set[bytes] = set()
+        with suppress(DataError, StorageError):
+            for name, file in _files(batches):
+                for features, _ in islice(_parsed(file, name), self.records):
+                    seen.update(feature for feature, (kind, _) in features.items() if kind)
+                    if self.wanted <= seen:
+                        break
+        names = sorted(name.decode(errors="replace") for name in seen)
+        yield pa.record_batch([pa.array(names, pa.string())], ["name"])
 
 
 @dataclass(frozen=True)

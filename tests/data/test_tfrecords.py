@@ -345,6 +345,36 @@ def test_records_that_contradict_each_other_are_named():
         survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
 
 
+def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    listed = pa.record_batch([pa.array([f"file:{path}"])], ["path"])
+
+    def rows(frame, task, schema):
+        return [SimpleNamespace(**row) for batch in task(iter([frame])) for row in batch.to_pylist()]
+
+    found = SimpleNamespace(some=lambda: listed, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
+    monkeypatch.setattr(tfrecords, "_rows", rows)
+    monkeypatch.setattr(tfrecords, "_equip", lambda session: None)
+    monkeypatch.setattr(tfrecords._Found, "of", lambda session, path: found)
+
+    def load(*names):
+        fields = [types.StructField(name, types.IntegerType()) for name in names]
+        return load_tfrecords(SimpleNamespace(read=None), "there", schema=types.StructType(fields))
+
+    path.write_bytes(
+        written([example(**{name: ("int64", [1])}, none=("int64", [])).SerializeToString() for name in ("label", "late")])
+    )
+    assert load("late", "label") == ["late", "label"]
+    words = "none of the first records of 'there' has a feature 'lable', .*null in all .* Did you mean 'label'"
+    with pytest.warns(UserWarning, match=words) as told:
+        load("lable", "late")
+    assert told[0].filename == __file__
+    path.write_bytes(b"")
+    assert load("lable") == ["lable"]
+    path.write_bytes(b"no records at all")  # who reads them is told
+    assert load("lable") == ["lable"]
+
+
 # What workers need
 
 
