@@ -186,7 +186,7 @@ def fraction(name: str, value: Any) -> None:
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
     """Refuse what is not among ``known``."""
     if value not in known:
-        raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, map(str, known))}")
+        raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, known)}")
 
 
 def on_nan_to_predict(value: Any) -> None:

@@ -80,15 +80,15 @@ class StorageError(SparkKerasError, OSError):
     """A path that cannot be written or read."""
 
 
-def known_names(given: object, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: what is known, and what was perhaps meant."""
-    names = sorted(known)
+def known_names(given: object, known: Iterable[object]) -> str:
+    """The end of an error message about an unknown name or value: what is known, and what was perhaps meant."""
+    names = sorted(known, key=str)
     return f"Known: {', '.join(repr(name) for name in names)}.{nearest_name(given, names)}"
 
 
-def nearest_name(given: object, known: Iterable[str]) -> str:
+def nearest_name(given: object, known: Iterable[object]) -> str:
     """What was perhaps meant by an unknown name, as the end of an error message; empty where nothing comes near."""
-    names = sorted(known)
+    names = {str(name): name for name in sorted(known, key=str)}
     same = [name for name in names if name.lower() == str(given).lower()]
     close = same or difflib.get_close_matches(str(given), names, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {names[close[0]]!r}?" if close else ""

@@ -90,7 +90,7 @@ class SparkEnsemble:
         self.voting = voting
         self.models = list(check_members(_made(models, num_models, self.seed), voting))
         _check_apart(self.models)
-        self.custom_objects = dict(custom_objects or {})
+        self.custom_objects = arguments.custom_objects(custom_objects)
         self.batch_size = arguments.whole_number("batch_size", batch_size)
         self.histories: list[keras.callbacks.History] = []
         self._training = _Training(self.models, self.sampling, self.custom_objects, self.batch_size, self.seed)

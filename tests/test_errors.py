@@ -73,6 +73,7 @@ def test_known_names_are_sorted_and_the_nearest_is_offered():
     assert known_names("slowmoo", ["slowmo", "average"]) == "Known: 'average', 'slowmo'. Did you mean 'slowmo'?"
     assert known_names("xyz", ["slowmo", "average"]) == "Known: 'average', 'slowmo'."
     assert known_names(3, ["a"]) == "Known: 'a'."
+    assert known_names("1", ("auto", 0, 1, None)) == "Known: 0, 1, None, 'auto'. Did you mean 1?"
 
 
 def test_a_module_that_workers_lack_is_named():

@@ -437,7 +437,11 @@ def _weights(given: Columns, schema: Schema, finder: _Finder) -> tuple[Structure
 def _leaf(argument: str, given: Any, slot: Slot | None) -> Leaf:
     if isinstance(given, str):
         return Leaf((given,), slot=slot)
-    return Leaf(_names(argument, given), together=True, slot=slot)
+    names = _names(argument, given)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"{argument}={list(names)!r} has the column {twice!r} twice; give each column once.")
+    return Leaf(names, together=True, slot=slot)
 
 
 def _names(argument: str, given: Any) -> tuple[str, ...]:

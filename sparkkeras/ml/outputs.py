@@ -65,19 +65,23 @@ class Meaning:
                 return cls(None)
             return cls("multilabel" if kind == "binary" and not single else kind, from_logits)
         fits = {
-            "regression": output.rank <= 1,
+            "regression": single,
             "binary": single,
             "multiclass": output.rank == 1,
             "multilabel": output.rank <= 1,
         }
         if not fits[task]:
-            wanted = {"binary": "one unit", "multiclass": "a unit for each class"}.get(task, "units on one axis")
+            wanted = {
+                "regression": "one unit, whose value is the prediction. Leave task out: outputCol has all values",
+                "binary": "one unit. Two units with a softmax are 'multiclass'",
+                "multiclass": "a unit for each class. One unit with a sigmoid is 'binary'",
+                "multilabel": "units on one axis",
+            }[task]
             raise ConfigurationError(
-                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes "
-                f"{wanted}. Two units with a softmax are 'multiclass'."
+                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes {wanted}."
             )
         if task == "regression":
-            return cls("regression" if single else None)
+            return cls("regression")
         return cls(task, from_logits)
 
 

@@ -123,6 +123,7 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
             {"features": ["a", "b", "c"]},
             r"features=\['a', 'b', 'c'\]: the model has 2 inputs: give one column for each",
         ),
+        (ONE, {"features": ["a", "b", "a"]}, r"features=\['a', 'b', 'a'\] has the column 'a' twice"),
         (TWO, {"features": {"user": ["a", "b"]}}, r"keys \['user'\], but the model's inputs are \['user', 'item'\]"),
     ],
 )

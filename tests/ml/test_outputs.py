@@ -64,7 +64,10 @@ def test_an_explicit_task_wins_and_keeps_what_the_loss_says_of_logits():
     assert columns(network("binary_crossentropy"), task="regression")[0].meaning.task == "regression"
 
 
-@pytest.mark.parametrize(("units", "axes", "task"), [(2, (), "binary"), (1, (), "multiclass"), (3, (5,), "multiclass")])
+@pytest.mark.parametrize(
+    ("units", "axes", "task"),
+    [(2, (), "binary"), (1, (), "multiclass"), (3, (5,), "multiclass"), (3, (), "regression")],
+)
 def test_a_task_that_does_not_fit(units, axes, task):
     with pytest.raises(ConfigurationError, match=f"task='{task}' does not fit the output .* shape"):
         columns(network("mse", units, axes), task=task)
