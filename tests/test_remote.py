@@ -64,7 +64,7 @@ def test_a_session_that_was_stopped_is_refused_at_the_entry():
         lambda: to_data_frame(session, x, y),
         lambda: load_tfrecords(session, "nowhere"),
         lambda: register_keras_udf(session, "classify", None),
-        lambda: HyperParamModel(session).minimize(objective=lambda params: 0.0, space={"x": hp.uniform("x", 0, 1)}, max_evals=1),
+        lambda: HyperParamModel(session).minimize(objective=abs, space=hp.uniform("x", 0, 1), max_evals=1),
     ):
         with pytest.raises(ClusterError, match=r"the Spark session has been stopped, .*Start a new one"):
             call()

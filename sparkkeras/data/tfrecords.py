@@ -110,9 +110,9 @@ def load_tfrecords(
 ) -> DataFrame:
     r"""TFRecord files of tf.train.Example as a DataFrame, read when it is asked for, in no particular order of files.
 
-    A feature that a record lacks is null there; if some hundred records from the beginnings of several files all lack one that
-    the schema names, there is a warning. A record that does not fit the schema is a `DataError` in the task that meets it,
-    with file, record (from 0) and feature; so is a damaged file.
+    A feature that a record lacks is null there; if some hundred records from the beginnings of several files all lack one
+    that the schema names, there is a warning. A record that does not fit the schema is a `DataError` in the task that meets
+    it, with file, record (from 0) and feature; so is a damaged file.
 
     Without a schema, some hundred records from the beginnings of several files are looked at: int64 becomes bigint, float32
     float, and bytes a string, or binary where they are not UTF-8. A feature is an array if one of these records has another
@@ -355,8 +355,8 @@ def _warn_of_unknown(found: _Found, path: str, fields: Sequence[Field]) -> None:
     unknown = [field.name for field in fields if field.name not in seen]
     if seen and unknown:
         warnings.warn(
-            f"schema: none of the first records of {path!r} has a feature {' or '.join(map(repr, unknown))}, so the column is "
-            f"null in all of them. {known_names(unknown[0], seen)}",
+            f"schema: none of the first records of {path!r} has a feature {' or '.join(map(repr, unknown))}, so the column "
+            f"is null in all of them. {known_names(unknown[0], seen)}",
             stacklevel=3,  # the line that calls load_tfrecords
         )
 

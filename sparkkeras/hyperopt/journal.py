@@ -152,9 +152,10 @@ class Journal:
         if "parameters" in other and "space" in other:  # other labels are another space
             other.remove("space")
         if other:
+            differences = "; ".join(_difference(name, before, told) for name in other)
             raise ConfigurationError(
-                f"save_to={self.folder!r} holds another search: {'; '.join(_difference(name, before, told) for name in other)}. "
-                "Go on with the same arguments, or give another folder."
+                f"save_to={self.folder!r} holds another search: {differences}. Go on with the same arguments, or give another "
+                "folder."
             )
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:

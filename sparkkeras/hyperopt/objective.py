@@ -23,7 +23,7 @@ from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
-from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
+from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.labels import check_labels
 from sparkkeras.model import check_trainable, save_bytes, schema_of
 from sparkkeras.worker import batch_hooks

@@ -277,9 +277,9 @@ class HyperParamModel:
         """
         best = self._known().ranked
         if not best:
+            reason = f" ({self.reason})" if self.reason else ""
             raise SearchError(
-                f"none of {len(self.trials)} trials has a value{f' ({self.reason})' if self.reason else ''}: look at trials, "
-                "and call minimize again."
+                f"none of {len(self.trials)} trials has a value{reason}: look at trials, and call minimize again."
             )
         return best[0]
 

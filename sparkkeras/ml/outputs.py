@@ -78,7 +78,8 @@ class Meaning:
                 "multilabel": "units on one axis",
             }[task]
             raise ConfigurationError(
-                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes {wanted}."
+                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes "
+                f"{wanted}."
             )
         if task == "regression":
             return cls("regression")

@@ -350,18 +350,15 @@ def test_what_is_no_loss_is_a_failure(given, error):
     ("given", "error"),
     [
         ("0.5", "the objective returned '0.5'; expected a number, or a dict with 'loss' and 'status'."),
-        (
-            None,
-            "the objective returned None; expected a number, or a dict with 'loss' and 'status'. Has it no return statement?",
-        ),
+        (None, "the objective returned None; expected a number, or a dict with 'loss' and 'status'. Has it no return"),
         ([1, 2], "the objective returned [1, 2]; expected a number"),
         ({}, "the objective returned a dict without the key 'loss' (its keys: none); add it, a number, or return"),
         ({"a": 1, "lost": 2}, "the objective returned a dict without the key 'loss' (its keys: 'a', 'lost'); add it"),
         ({"loss": None}, "the objective returned None as its loss; expected a number."),
         ({"loss": "low" * 99}, f"the objective returned '{('low' * 99)[:199]}... (str) as its loss; expected a number."),
-        ({"loss": 0.5, "status": "yes"}, "the objective returned the status 'yes'; expected 'ok' (hyperopt.STATUS_OK) beside"),
+        ({"loss": 0.5, "status": "yes"}, "the objective returned the status 'yes'; expected 'ok' (hyperopt.STATUS_OK)"),
         ({"loss": 0.5, "status": True}, "the objective returned the status True; expected 'ok'"),
-        ({"loss": 0.5, "status": "suspended"}, "the objective returned the status 'suspended' (which is for trials that have not"),
+        ({"loss": 0.5, "status": "suspended"}, "the objective returned the status 'suspended' (which is for trials that"),
     ],
     ids=repr,
 )
