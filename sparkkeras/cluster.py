@@ -291,7 +291,7 @@ def check_running(context: SparkContext) -> None:
 
 STOPPED = (
     "the Spark session has been stopped, and its SparkContext with it. Start a new one "
-    "(SparkSession.builder.getOrCreate()); RDDs, DataFrames, SQL functions and searches of the old one have to be made again."
+    "(SparkSession.builder.getOrCreate()); RDDs, DataFrames, SQL functions and searches of the old one must be made again."
 )
 """What to say to who uses a session or a SparkContext that was stopped."""
 

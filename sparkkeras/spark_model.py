@@ -784,9 +784,7 @@ def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
 def _check_suffix(path: Any) -> None:
     target = arguments.path("path", path)
     if not target.endswith(".keras"):
-        raise ConfigurationError(
-            f"path={target!r} must end in .keras, which is the format that Keras and sparkkeras load."
-        )
+        raise ConfigurationError(f"path={target!r} must end in .keras, which is the format that Keras and sparkkeras load.")
 
 
 def _by_value(value: Any, name: str) -> ByValue[Any] | None:

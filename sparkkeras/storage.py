@@ -47,7 +47,7 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
         _write_hadoop(path, data, overwrite)
         return
     target = Path(path)
-    if target.is_dir():
+    if target.name in ("", ".."):
         raise StorageError(f"cannot write {path!r}: it is a directory; give the path of a file.")
     if not overwrite and target.exists():
         raise StorageError(_exists(path))

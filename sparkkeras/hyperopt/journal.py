@@ -154,8 +154,8 @@ class Journal:
         if other:
             differences = "; ".join(_difference(name, before, told) for name in other)
             raise ConfigurationError(
-                f"save_to={self.folder!r} holds another search: {differences}. Go on with the same arguments, or give another "
-                "folder."
+                f"save_to={self.folder!r} holds another search: {differences}. Go on with the same arguments, or give "
+                "another folder."
             )
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:

@@ -181,9 +181,7 @@ def _loader(name: str, value: Any) -> Loader:
 
 def by_name(name: str, value: Any) -> dict[str, Any]:
     """Objects by name."""
-    if not isinstance(value, Mapping) or not all(
-        isinstance(key, str) and callable(member) for key, member in value.items()
-    ):
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and callable(member) for key, member in value.items()):
         raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class or function}}.")
     return dict(value)
 

@@ -630,7 +630,6 @@ class TestBadInput:
             with pytest.raises(SearchError, match="call minimize first"):
                 ask()
 
-
     def test_a_search_in_which_no_trial_has_a_value_has_no_best_one(self):
         def objective(params, data):
             raise ValueError("hopeless")
