@@ -114,7 +114,7 @@ _SETTINGS: Mapping[str, Callable[[Any], Any]] = {
 
 _ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "model": _built,
-    "custom_objects": functools.partial(arguments.mapping, "custom_objects"),
+    "custom_objects": arguments.custom_objects,
     **_SETTINGS,
 }
 _OUTCOMES = ("training_histories", "parameter_server_stats")
@@ -188,7 +188,7 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
-        self.custom_objects = arguments.custom_objects(custom_objects)
+        self.custom_objects = custom_objects
         self.batch_size = batch_size
         self.seed = _seed(seed)
         self.training_histories: list[dict[str, Any]] = []
