@@ -51,7 +51,7 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def known_fields(kind: type[R]) -> type[R]:
     """As `known_arguments`, for the constructor of a dataclass."""
-    kind.__init__ = known_arguments(kind.__init__)  # type: ignore[misc]
+    kind.__init__ = known_arguments(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 

@@ -90,5 +90,10 @@ def nearest_name(given: object, known: Iterable[object]) -> str:
     """What was perhaps meant by an unknown name, as the end of an error message; empty where nothing comes near."""
     names = {str(name): name for name in sorted(known, key=str)}
     same = [name for name in names if name.lower() == str(given).lower()]
-    close = same or difflib.get_close_matches(str(given), names, n=1)
+    longer = [name for name in names if len(str(given)) >= _SHORTEST and name.startswith(str(given))]
+    close = same or (longer if len(longer) == 1 else []) or difflib.get_close_matches(str(given), names, n=1)
     return f" Did you mean {names[close[0]]!r}?" if close else ""
+
+
+_SHORTEST = 3
+"""From how many letters on the beginning of a name stands for it."""

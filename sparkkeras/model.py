@@ -104,7 +104,7 @@ def _check_names(model: keras.Model) -> None:
         ("weighted_metrics", keras.metrics, ("accuracy", "acc")),
     ):
         given = _compiled_with(model).get(argument)
-        for name in _strings(given):
+        for name in _names_in(given):
             if name.lower() in by_labels:
                 continue
             try:
@@ -122,13 +122,13 @@ def _check_names(model: keras.Model) -> None:
 _USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def _strings(given: Any) -> Iterator[str]:
+def _names_in(given: Any) -> Iterator[str]:
     """The names among losses or metrics as ``compile`` takes them."""
     if isinstance(given, str):
         yield given
     elif isinstance(given, (list, tuple)) or (isinstance(given, Mapping) and "class_name" not in given):
         for each in given.values() if isinstance(given, Mapping) else given:
-            yield from _strings(each)
+            yield from _names_in(each)
 
 
 def check_trainable(model: Any) -> None:

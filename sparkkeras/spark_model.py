@@ -188,7 +188,7 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
-        self.custom_objects = custom_objects
+        self.custom_objects = arguments.custom_objects(custom_objects)
         self.batch_size = batch_size
         self.seed = _seed(seed)
         self.training_histories: list[dict[str, Any]] = []

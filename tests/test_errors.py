@@ -74,6 +74,8 @@ def test_known_names_are_sorted_and_the_nearest_is_offered():
     assert known_names("xyz", ["slowmo", "average"]) == "Known: 'average', 'slowmo'."
     assert known_names(3, ["a"]) == "Known: 'a'."
     assert known_names("1", ("auto", 0, 1, None)) == "Known: 0, 1, None, 'auto'. Did you mean 1?"
+    assert known_names("mom", ["alpha", "momentum"]) == "Known: 'alpha', 'momentum'. Did you mean 'momentum'?"
+    assert known_names("val", ["val_loss", "val_accuracy", "vale"]).endswith("Did you mean 'vale'?")
 
 
 def test_a_module_that_workers_lack_is_named():

@@ -1209,7 +1209,7 @@ def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
         ({"metrics": ["acuracy"]}, r"compiled with metrics=\['acuracy'\]: .*Did you mean 'accuracy'\?.*of keras\.metrics"),
         ({"loss": "mean_square_error"}, "compiled with loss='mean_square_error': .*Did you mean 'mean_squared_error'"),
         ({"loss": "foo"}, r"compiled with loss='foo': [^?]* Call model\.compile\(\.\.\.\) again"),
-        ({"loss": {"out": "mse"}, "weighted_metrics": {"out": ["maee"]}}, "weighted_metrics=.*Did you mean 'mae'"),
+        ({"loss": {"out": "mse"}, "weighted_metrics": {"out": ["hing"]}}, "weighted_metrics=.*Did you mean 'hinge'"),
     ],
 )
 def test_names_that_keras_does_not_know_are_a_fault_of_compile(compiled, words):

@@ -111,13 +111,11 @@ def encode_label(label: Any, nb_classes: int) -> Array:
         DataError: The label is no such number.
     """
     whole_number("nb_classes", nb_classes)
-    value = np.asarray(label)
-    if (
-        value.size != 1
-        or value.dtype.kind not in "fiub"
-        or not np.isfinite(value).all()
-        or float(value.reshape(-1)[0]) % 1 != 0
-    ):
+    try:
+        value, missing = to_numbers(label)
+    except NotNumbersError as error:
+        raise DataError(f"label {label!r} is no class number: expected one whole number.") from error
+    if value.size != 1 or missing is not None or not np.isfinite(value).all() or float(value.reshape(-1)[0]) % 1 != 0:
         raise DataError(f"label {label!r} is no class number: expected one whole number.")
     number = int(value.reshape(-1)[0])
     if not 0 <= number < nb_classes:

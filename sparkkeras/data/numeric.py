@@ -77,7 +77,7 @@ def refuse_masked(value: Any, first: int = 0) -> None:
     for row, each in enumerate(value if isinstance(value, (list, tuple)) else [value], first):
         if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
             raise NotNumbersError(
-                f"is a masked array with masked values ({np.ma.count_masked(each)} of {each.size}). Give "
+                f"is a masked array with masked values ({int(np.ma.getmaskarray(each).sum())} of {each.size}). Give "
                 'array.filled(np.nan) with on_nan="drop" or "allow", array.filled(value) with a value of your choice, or '
                 "leave the masked rows out (numpy.ma.compress_rows).",
                 row if each is not value else None,
@@ -101,12 +101,11 @@ def is_encoded_image(data: bytes) -> bool:
 
 def remedy(value: Any) -> str:
     """What to do about data of other libraries that is no array, as the end of a message; empty where nothing is known."""
-    package = type(value).__module__.partition(".")[0]
-    if package == "scipy" and hasattr(value, "toarray"):
+    if type(value).__module__.startswith("scipy.sparse") and hasattr(value, "toarray"):
         return " Sparse matrices become arrays with .toarray(); a DataFrame may have columns of sparse vectors."
-    if package == "tensorflow" and hasattr(value, "as_numpy_iterator"):
+    if hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
         return (
-            " Make arrays of a tf.data.Dataset of single rows: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
+            " Make arrays of a dataset of single rows: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
             "read files with Spark (load_tfrecords, spark.read)."
         )
     if isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):

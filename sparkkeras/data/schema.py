@@ -84,8 +84,9 @@ class Schema:
     def slots_of(self, form: Form) -> list[Slot | None]:
         """The input that each array of features goes into, where that is known."""
         by_name = {slot.name: slot for slot in self.inputs}
-        slots = [by_name.get(name) for name in form.x.names] if form.x.names is not None else list(self.inputs)
-        return slots[: form.x.count]
+        if form.x.names is not None:
+            return [by_name.get(name) for name in form.x.names]
+        return list(self.inputs[: form.x.count])
 
     def check_features(self, spec: BlockSpec, has_transform: bool = True) -> None:
         """Refuse features that the model cannot take.
@@ -336,12 +337,14 @@ class Reader:
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
         names = [leaf.told for leaf in leaves]
-        self._check_indices(block, names, where, whole)
         if not self.labelled and self.on_nan in ("drop", "null"):
             finite = _finite_rows(block)
-            return block, finite if whole is None else whole if finite is None else whole & finite
+            whole = finite if whole is None else whole if finite is None else whole & finite
+        else:
+            block = self._finite(block, told, leaves[0].terms.give if leaves else "give")
         _refuse_negative_weights(block, names, where)
-        return self._finite(block, told, leaves[0].terms.give if leaves else "give"), whole
+        self._check_indices(block, names, where, whole)
+        return block, whole
 
     def form_of(self, row: Any, partition: int) -> Form:
         """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
@@ -436,9 +439,10 @@ class Reader:
         block = Block(form, tuple(arrays))
         if lacking is not None:
             block = block[np.flatnonzero(~lacking)]
+        block = self._finite(block, _in_row(form, place, first))
         _refuse_negative_weights(block, form.labels, place)
         self._check_indices(block, form.labels, place)
-        return self._finite(block, _in_row(form, place, first))
+        return block
 
     def _other_remedies(self, takes_nan: bool) -> str:
         if not self.has_on_nan:
