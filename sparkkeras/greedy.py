@@ -87,9 +87,8 @@ def greedy_ensemble(
         told = "holds no rows" if block is not None else "lies on Spark"
         raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")
     schema.check_features(block.spec, has_transform=False)
-    if sample_weight is not None and (np.min(np.asarray(sample_weight)) < 0 or not np.any(np.asarray(sample_weight))):
-        told = "has negative weights" if np.any(np.asarray(sample_weight)) else "is 0 for all samples"
-        raise DataError(f"sample_weight {told}; expected a weight of 0 or more for each sample, and more than 0 for one.")
+    if sample_weight is not None and not np.any(np.asarray(sample_weight)):
+        raise DataError("sample_weight is 0 for all samples; expected more than 0 for one of them.")
     batch_size = arguments.whole_number("batch_size", batch_size)
     exclusive = members.exclusive(given)[0]
     if voting == "hard" and any(members.exclusive([model])[0] != exclusive for model in given):

@@ -243,6 +243,7 @@ class SparkMLlibModel:
         data: Any,
         *,
         batch_size: int | None = None,
+        verbose: Verbose = 0,
         transform: Transform | None = None,
         on_nan: OnNanToPredict = "error",
     ) -> Any:
@@ -255,6 +256,7 @@ class SparkMLlibModel:
                 - a Vector, the features of one sample. It costs as much as a Matrix of many: a Spark job;
                 - an RDD of Vectors or of LabeledPoints, whose labels are left aside.
             batch_size: As in `SparkModel.predict`.
+            verbose: As in `SparkModel.predict`.
             transform: As in `SparkModel.predict`.
             on_nan: As in `SparkModel.predict`.
 
@@ -270,7 +272,12 @@ class SparkMLlibModel:
         """
         kind = kind_of(data)
         self._check_output()
-        arguments: dict[str, Any] = {"batch_size": batch_size, "transform": transform, "on_nan": on_nan}
+        arguments: dict[str, Any] = {
+            "batch_size": batch_size,
+            "verbose": verbose,
+            "transform": transform,
+            "on_nan": on_nan,
+        }
         if kind == "rdd":
             return as_vectors(self.spark_model.predict(features_of(data), collect=False, **arguments))
         if kind == "matrix":

@@ -698,7 +698,7 @@ def test_samples_weigh():
         ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "holds no rows"),
         ({"x_val": X[:, :2]}, DataError, r"does not fit the model's input .*\. Reshape the data\.$"),
         ({"sample_weight": np.zeros(40)}, DataError, "sample_weight is 0 for all samples"),
-        ({"sample_weight": np.full(40, -1.0)}, DataError, "sample_weight has negative weights"),
+        ({"sample_weight": np.full(40, -1.0)}, DataError, "sample_weight .*holds negative sample weights"),
         ({"x_val": X * np.nan}, DataError, "holds NaN .* Fix the data, or leave such rows out.$"),
     ],
     ids=lambda value: str(value)[:30],

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hyperopt import hp
+from pyspark import SparkContext
 
 from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data_frame, to_labeled_point, to_simple_rdd
 from sparkkeras.data.rdd import Missing
@@ -55,7 +56,9 @@ def test_a_replica_is_cut_where_it_is_made():
 
 def test_a_session_that_was_stopped_is_refused_at_the_entry():
     """After ``stop()``, a SparkContext has no Java side, and a session of Connect says that it was stopped."""
-    session = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None), createDataFrame=None, read=None)
+    stopped = SparkContext.__new__(SparkContext)
+    stopped._jsc = None
+    session = SimpleNamespace(sparkContext=stopped, createDataFrame=None, read=None)
     x, y = np.zeros((2, 3)), np.zeros(2)
     for call in (
         lambda: to_simple_rdd(session, x, y),

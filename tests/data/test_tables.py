@@ -1,5 +1,7 @@
 """Arrays as DataFrames: what becomes of values that are missing."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,9 @@ from sparkkeras import to_data_frame
 
 class Tables:
     """Stands for a session: its DataFrames are the Arrow tables that they are made of."""
+
+    sparkContext = Mock()
+    sparkContext._jsc.sc().isStopped.return_value = False
 
     def createDataFrame(self, table):
         return table
