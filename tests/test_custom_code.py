@@ -212,6 +212,7 @@ def beside(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.programs
 def test_a_module_beside_the_script_travels_to_a_process_that_lacks_it(beside, tmp_path):
     import pickle
 

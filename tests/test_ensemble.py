@@ -42,10 +42,8 @@ def members(digits):
     dense = keras.layers.Dense
     models = [
         network(dense(16, "relu", kernel_regularizer="l2"), seed=1),
-        network(dense(24, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), seed=2),
+        network(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2), seed=2),
         network(keras.layers.Reshape((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten(), seed=3),
-        network(dense(12, "relu"), seed=4),
-        network(dense(20, "relu"), dense(20, "relu"), seed=5),
     ]
     for number, model in enumerate(models):
         rows = np.random.default_rng(number).choice(1000, 300)
@@ -53,9 +51,14 @@ def members(digits):
     return models
 
 
+def called(model, x):
+    """What a model gives for ``x``, without the function that ``predict`` would trace."""
+    return keras.tree.map_structure(np.asarray, model(x))
+
+
 @pytest.fixture(scope="module")
 def outputs(members, digits):
-    return np.stack([model.predict(digits[2], verbose=0) for model in members])
+    return np.stack([called(model, digits[2]) for model in members])
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +75,9 @@ def hard(members):
 
 
 def test_soft_is_the_weighted_mean_of_probabilities(members, outputs, digits):
-    weights = [3, 1, 2, 2, 0]
+    weights = [3, 1, 0]
     ensemble = EnsembleModel(members, weights=weights)
-    assert ensemble.weights == (0.375, 0.125, 0.25, 0.25, 0.0)
+    assert ensemble.weights == (0.75, 0.25, 0.0)
     found = ensemble.predict(digits[2])
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, np.average(outputs, axis=0, weights=weights), atol=1e-6)
@@ -119,7 +122,7 @@ def test_the_ensemble_follows_its_members(digits):
     before = ensemble.predict(x[:50])
     models[1].fit(x[:200], y[:200], verbose=0)
     after = ensemble.predict(x[:50])
-    np.testing.assert_allclose(after, np.mean([model.predict(x[:50], verbose=0) for model in models], 0), atol=1e-6)
+    np.testing.assert_allclose(after, np.mean([called(model, x[:50]) for model in models], 0), atol=1e-6)
     assert np.abs(after - before).max() > 1e-3
 
 
@@ -173,7 +176,7 @@ def test_transform_and_rows_that_are_not_finite(soft, digits):
 
 def test_sigmoid_units():
     models = [unit(seed=seed, loss="binary_crossentropy") for seed in range(3)]
-    outputs = np.stack([model.predict(X, verbose=0) for model in models])
+    outputs = np.stack([called(model, X) for model in models])
     hard = EnsembleModel(models, "hard")
     expected = ((outputs > 0.5).sum(0) >= 2).astype(np.float32)
     assert np.array_equal(hard.predict(X), expected)
@@ -185,7 +188,7 @@ def test_sigmoid_units():
 
 def test_labels_that_do_not_exclude_each_other():
     models = [unit(units=4, seed=seed, loss="binary_crossentropy") for seed in range(3)]
-    outputs = np.stack([model.predict(X, verbose=0) for model in models])
+    outputs = np.stack([called(model, X) for model in models])
     ensemble = EnsembleModel(models, "hard")
     assert np.array_equal(ensemble.predict(X), (outputs > 0.5).sum(0) >= 2)
     with pytest.raises(ConfigurationError, match=r"do not exclude each other.*predict\(\.\.\.\) > 0\.5"):
@@ -215,7 +218,7 @@ def test_regression_averages():
         model.fit(x[rows], y[rows], batch_size=50, epochs=3, verbose=0)
         models.append(model)
     ensemble = EnsembleModel(models, "average", weights=[1, 2, 1])
-    outputs = np.stack([model.predict(x[300:], verbose=0) for model in models])
+    outputs = np.stack([called(model, x[300:]) for model in models])
     mean = np.average(outputs, axis=0, weights=[1, 2, 1])
     np.testing.assert_allclose(ensemble.predict(x[300:]), mean, atol=1e-5)
     loss = ensemble.evaluate(x[300:], y[300:])[0]
@@ -245,7 +248,7 @@ def test_several_inputs_go_by_name_and_outputs_by_place():
     a, b = X[:, :2], X
     ensemble = EnsembleModel(models, "average")
     found = ensemble.predict((a, b))
-    theirs = models[0].predict([a, b], verbose=0), models[1].predict([b, a], verbose=0)
+    theirs = called(models[0], [a, b]), called(models[1], [b, a])
     for output in (0, 1):
         np.testing.assert_allclose(found[output], (theirs[0][output] + theirs[1][output]) / 2, atol=1e-6)
     for both, one in zip(found, ensemble.predict({"a": a, "b": b}), strict=True):
@@ -266,7 +269,7 @@ def test_a_first_member_that_does_not_count_still_names_the_inputs():
     models = [two_inputs("ab"), two_inputs("ba", seed=1)]
     ensemble = EnsembleModel(models, "average", weights=[0, 1])
     assert [tensor.name for tensor in ensemble.model.inputs] == ["a", "b"]
-    found, expected = ensemble.predict((X[:, :2], X)), models[1].predict([X, X[:, :2]], verbose=0)
+    found, expected = ensemble.predict((X[:, :2], X)), called(models[1], [X, X[:, :2]])
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -307,7 +310,7 @@ def test_dicts_of_inputs_and_outputs():
     models = [model(0), model(1)]
     x = {"a": X[:, :2], "b": X}
     found = EnsembleModel(models, "average").predict(x)
-    theirs = [each.predict(x, verbose=0) for each in models]
+    theirs = [called(each, x) for each in models]
     assert set(found) == {"y", "z"}
     for name in found:
         np.testing.assert_allclose(found[name], (theirs[0][name] + theirs[1][name]) / 2, atol=1e-6)
@@ -351,7 +354,7 @@ def test_custom_code_and_adapted_layers(digits):
     models = [network(Doubled(), seed=0), network(Unregistered(), seed=1), network(normalization, seed=2)]
     models[0].compile("sgd", own_loss)
     ensemble = EnsembleModel(models)
-    mean = np.mean([model.predict(x[:50], verbose=0) for model in models], axis=0)
+    mean = np.mean([called(model, x[:50]) for model in models], axis=0)
     np.testing.assert_allclose(ensemble.predict(x[:50]), mean, atol=1e-6)
     loss = keras.losses.sparse_categorical_crossentropy(y[:50], mean)
     assert ensemble.evaluate(x[:50], y[:50]) == pytest.approx(float(np.mean(loss)), rel=1e-4)
@@ -440,10 +443,10 @@ def test_nothing_to_measure_by(digits):
 
 def test_a_round_trip(members, digits, tmp_path):
     path = tmp_path / "ensemble.zip"
-    ensemble = EnsembleModel(members, "hard", weights=[1, 2, 3, 4, 5])
+    ensemble = EnsembleModel(members, "hard", weights=[1, 2, 3])
     ensemble.save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["ensemble.zip"]
-    assert zipfile.ZipFile(path).namelist() == ["ensemble.json", *(f"member-{number}.keras" for number in range(5))]
+    assert zipfile.ZipFile(path).namelist() == ["ensemble.json", *(f"member-{number}.keras" for number in range(3))]
     loaded = load_ensemble_model(path)
     assert (loaded.voting, loaded.weights) == ("hard", ensemble.weights)
     assert np.array_equal(loaded.predict(digits[2]), ensemble.predict(digits[2]))
@@ -457,7 +460,7 @@ def test_a_round_trip(members, digits, tmp_path):
 
 
 def test_soft_ensembles_come_back_to_the_last_bit(members, digits, tmp_path):
-    ensemble = EnsembleModel(members, weights=[0.1, 0.7, 0.3, 0.123, 1 / 3])
+    ensemble = EnsembleModel(members, weights=[0.1, 0.7, 1 / 3])
     ensemble.save(tmp_path / "e")
     assert np.array_equal(load_ensemble_model(tmp_path / "e").predict(digits[2]), ensemble.predict(digits[2]))
 
@@ -625,18 +628,15 @@ def test_each_model_predicts_once(members, digits, monkeypatch):
 
 def test_metrics_of_all_kinds(members, digits):
     x, y = digits[0][1000:], digits[1][1000:]
-    by_name = greedy_ensemble(members, x, y, "loss", 6)
     by_object = greedy_ensemble(members, x, y, keras.losses.SparseCategoricalCrossentropy(), 6)
 
     def log_loss(y_true, y_pred):
         return -np.log(y_pred[np.arange(len(y_true)), y_true]).mean()
 
     by_function = greedy_ensemble(members, x, y, log_loss, 6, mode="min")
-    assert by_name.weights == by_object.weights == by_function.weights
-    by_metric = greedy_ensemble(members, x, y, keras.metrics.SparseCategoricalAccuracy(), 6)
-    assert by_metric.weights == greedy_ensemble(members, x, y, "accuracy", 6).weights
-    worst = greedy_ensemble(members, x, y, "accuracy", 1, mode="min")
-    alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
+    assert by_object.weights == by_function.weights
+    worst = greedy_ensemble(members, x, y, keras.metrics.SparseCategoricalAccuracy(), 1, mode="min")
+    alone = [(called(model, x).argmax(-1) == y).mean() for model in members]
     assert worst.models[0] is members[int(np.argmin(alone))]
 
 
@@ -719,5 +719,5 @@ def test_members_that_cannot_train_vote():
         warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
         quantized.quantize("int8")
     models = [unit(), frozen, quantized]
-    expected = np.mean([model.predict(X, verbose=0) for model in models], axis=0)
+    expected = np.mean([called(model, X) for model in models], axis=0)
     np.testing.assert_allclose(EnsembleModel(models).predict(X), expected, rtol=1e-5)

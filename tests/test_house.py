@@ -147,6 +147,7 @@ def test_reading_data_does_not_load_keras():
     assert _printed(code) == "False"
 
 
+@pytest.mark.programs
 def test_workers_of_a_search_do_not_need_hyperopt():
     """It may not be there; the package is shipped without what it depends on."""
     code = "import sys, sparkkeras.hyperopt.running; print('hyperopt' in sys.modules)"

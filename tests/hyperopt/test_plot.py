@@ -428,6 +428,7 @@ def test_without_matplotlib_the_remedy_is_told(tmp_path, monkeypatch):
         plot_search(some(), tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
 
 
+@pytest.mark.programs
 def test_pyplot_is_not_touched(tmp_path):
     import subprocess
 

@@ -225,6 +225,7 @@ def objects_of_all_kinds():
     }
 
 
+@pytest.mark.programs
 def test_a_digest_is_the_same_in_another_process():
     code = DIGEST.format(folder=str(Path(__file__).parent))
     others = [

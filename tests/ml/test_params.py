@@ -190,6 +190,7 @@ def test_image_featurizer_resizes_as_keras_does_unless_said_otherwise():
         ImageFeaturizer(interpolation="cubic")
 
 
+@pytest.mark.programs
 def test_importing_touches_no_spark():
     import os
     import subprocess

@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv", "artifacts", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "dist", "build")
 PYTEST = (
     "-x", "-q", "-rfE", "--no-header", "--tb=short", "--hypothesis-seed=0", "-p", "no:cacheprovider",
-    "-o", "addopts=--import-mode=importlib",
+    "-m", "not programs", "-o", "addopts=--import-mode=importlib",
 )  # fmt: skip
 KILLED, TIMEOUT, SURVIVED, MISFIT, ERROR = "killed", "killed (timeout)", "survived", "does not apply", "error"
 

@@ -25,6 +25,7 @@ from sparkkeras import (
     load_spark_model,
     to_simple_rdd,
 )
+from tests.conftest import long
 from tests.models import classifier, regression
 
 MODES = ["asynchronous", "hogwild"]
@@ -127,11 +128,11 @@ SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
     ("frequency", "mode", "transport"),
     [
         (10, "asynchronous", "socket"),
-        (10, "hogwild", "http"),
-        pytest.param("epoch", "asynchronous", "http", marks=pytest.mark.soak),
-        pytest.param("epoch", "hogwild", "socket", marks=pytest.mark.soak),
-        pytest.param("batch", "asynchronous", "http", marks=pytest.mark.soak),
-        pytest.param("batch", "hogwild", "socket", marks=pytest.mark.soak),
+        long(10, "hogwild", "http"),
+        long("epoch", "asynchronous", "http"),
+        long("epoch", "hogwild", "socket"),
+        long("batch", "asynchronous", "http"),
+        long("batch", "hogwild", "socket"),
     ],
 )
 def test_learns_digits(sc, digits, frequency, mode, transport):
@@ -193,31 +194,27 @@ class Half:
 
 
 def test_an_own_rule_and_its_state_are_saved(sc, digits, tmp_path):
-    x, y, x_test, y_test = digits
+    x, y = digits[0][:320], digits[1][:320]
     options = {"max_staleness": 3, "encrypt": True, "lease_seconds": 20.0, "timeout": 40.0}
-    spark_model = distributed(digit_model(), "hogwild", 10, rule=Half(0.7), options=options)
-    spark_model.fit(x, y, epochs=8, verbose=0)
-    accuracy = spark_model.evaluate(x_test, y_test)[1]
-    assert accuracy > 0.9
+    spark_model = distributed(digit_model(), "hogwild", 5, rule=Half(0.7), options=options)
+    losses = spark_model.fit(x, y, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
     spark_model.save(tmp_path / "half.keras")
     loaded = load_spark_model(tmp_path / "half.keras", custom_objects={"Half": Half})
-    assert (loaded.mode, loaded.frequency, loaded.parameter_server_mode) == ("hogwild", 10, "socket")
+    assert (loaded.mode, loaded.frequency, loaded.parameter_server_mode) == ("hogwild", 5, "socket")
     assert loaded.rule == Half(0.7)
     assert loaded.server_options == ParameterServerOptions(**options)
-    assert loaded._rule_state["folds"].tolist() == [2 * 8 * 5]
-    loaded.fit(x, y, epochs=2, verbose=0)
-    assert loaded._rule_state["folds"].tolist() == [2 * 10 * 5]
-    assert int(loaded.model.optimizer.iterations) == 10 * 44
-    assert loaded.evaluate(x_test, y_test)[1] > accuracy - 0.05
+    assert loaded._rule_state["folds"].tolist() == [2 * 3 * 2]
+    assert loaded.fit(x, y, epochs=2, verbose=0).history["loss"][0] < losses[0]
+    assert loaded._rule_state["folds"].tolist() == [2 * 5 * 2]
+    assert int(loaded.model.optimizer.iterations) == 5 * 10
 
 
 # What is planned is what is done
 
 
-@pytest.mark.parametrize(
-    ("transport", "encrypt", "frequency"),
-    [pytest.param("http", True, "epoch", marks=pytest.mark.soak), ("socket", False, 7)],
-)
+@pytest.mark.soak  # tests/strategy has it without Spark
+@pytest.mark.parametrize(("transport", "encrypt", "frequency"), [("http", True, "epoch"), ("socket", False, 7)])
 def test_one_worker_is_plain_keras(sc, digits, transport, encrypt, frequency):
     x, y, *_ = digits
     weights = {0: 3.0, 7: 0.25}
@@ -318,7 +315,7 @@ def test_fits_go_on_from_one_another_in_any_mode(sc, digits):
     model = digit_model(optimizer=SGD(schedule, momentum=0.9))
     rdd = to_simple_rdd(sc, x[:640], y[:640])
     losses = []
-    turns = [("asynchronous", "http"), ("synchronous", "http"), ("hogwild", "socket"), ("asynchronous", "socket")]
+    turns = [("asynchronous", "http"), ("synchronous", "http"), ("hogwild", "socket")]
     for turn, (mode, transport) in enumerate(turns, 1):
         spark_model = distributed(model, mode, "epoch", transport=transport, batch_size=32, seed=turn)
         losses.append(spark_model.fit(rdd, epochs=1, verbose=0).history["loss"][0])
@@ -328,9 +325,7 @@ def test_fits_go_on_from_one_another_in_any_mode(sc, digits):
         np.testing.assert_allclose(
             spark_model.evaluate(x_test, y_test), model.evaluate(x_test, y_test, verbose=0), rtol=1e-4
         )
-        np.testing.assert_allclose(
-            spark_model.predict(x_test[:50]), model.predict(x_test[:50], verbose=0), rtol=1e-3, atol=1e-5
-        )
+        np.testing.assert_allclose(spark_model.predict(x_test[:50]), model(x_test[:50]), rtol=1e-3, atol=1e-5)
     assert losses == sorted(losses, reverse=True)
 
 

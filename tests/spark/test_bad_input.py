@@ -363,16 +363,11 @@ def test_helpers(sc, arrays):
         to_simple_rdd(sc, x, y, num_slices=0)
 
 
-def test_a_stopped_context(contexts, spark_model, rows):
+def test_a_stopped_context_is_refused_and_one_in_its_place_announced(contexts, arrays, rows, spark_model):
     rdd = contexts.get("local[2]").parallelize(rows, 2)
     contexts.stop()
     with pytest.raises(ClusterError, match="has been stopped"):
         spark_model.fit(rdd)
-
-
-def test_a_context_that_takes_the_place_of_a_stopped_one_is_announced(contexts, arrays, spark_model):
-    contexts.get("local[2]")
-    contexts.stop()
     x, _ = arrays
     try:
         with pytest.warns(UserWarning, match=r"earlier Spark session was stopped, so a new one.*master 'local\["):

@@ -32,6 +32,7 @@ def test_whole_numbers_in_the_first_rows_do_not_round_the_rest(sc):
         spark_model.evaluate(mixed)
 
 
+@pytest.mark.soak
 def test_mixed_precision(sc, arrays):
     keras.config.set_dtype_policy("mixed_float16")
     try:

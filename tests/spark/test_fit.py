@@ -12,8 +12,9 @@ from tests.models import classifier, regression
 @pytest.mark.parametrize("frequency", [long("epoch"), pytest.param(10, marks=pytest.mark.core), long("batch")])
 def test_learns_digits(sc, digits, frequency):
     x, y, x_test, y_test = digits
-    spark_model = SparkModel(classifier(), num_workers=2, frequency=frequency, seed=1)
-    epochs = {"epoch": 30, 10: 15, "batch": 1}[frequency]
+    model = classifier(optimizer=keras.optimizers.Adam(0.005))
+    spark_model = SparkModel(model, num_workers=2, frequency=frequency, seed=1)
+    epochs = {"epoch": 12, 10: 6, "batch": 1}[frequency]
     history = spark_model.fit(to_simple_rdd(sc, x, y), epochs=epochs, batch_size=16, verbose=0)
     loss, accuracy = spark_model.evaluate(x_test, y_test)
     assert accuracy >= (0.95 if frequency != "batch" else 0.3)

@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 
 from sparkkeras import ModelError, SparkModel, to_simple_rdd
+from tests.conftest import long
 from tests.models import classifier
 
 
 @pytest.fixture(scope="module")
-def spark_model(digits):
-    x, y, *_ = digits
-    model = classifier()
-    model.fit(x, y, epochs=3, verbose=0)
-    return SparkModel(model)
+def spark_model():
+    return SparkModel(classifier())
 
 
 @pytest.mark.core
 def test_predict_keeps_the_order(sc, digits, spark_model):
     x, y, *_ = digits
-    expected = spark_model.model.predict(x, verbose=0)
+    expected = spark_model.model(x)
     rows = list(zip(x, y, strict=True))
     for data in (
         x,
@@ -93,11 +91,11 @@ def test_large_predictions_leave_the_worker_in_parts(sc, monkeypatch):
 @pytest.mark.parametrize(
     ("loss", "metric"),
     [
-        ("binary_crossentropy", "accuracy"),
+        long("binary_crossentropy", "accuracy"),
         ("binary_crossentropy", keras.metrics.AUC),
-        ("binary_crossentropy", keras.metrics.Precision),
-        ("binary_crossentropy", keras.metrics.Recall),
-        ("mse", keras.metrics.RootMeanSquaredError),
+        long("binary_crossentropy", keras.metrics.Precision),
+        long("binary_crossentropy", keras.metrics.Recall),
+        long("mse", keras.metrics.RootMeanSquaredError),
     ],
 )
 def test_evaluate_equals_keras_on_one_output(sc, loss, metric):

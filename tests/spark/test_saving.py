@@ -122,7 +122,10 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
     generator = np.random.default_rng(0)
     for _ in range(kills):
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, env={**os.environ}, text=True
+            [sys.executable, "-c", script, str(path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "KERAS_BACKEND": "jax"},
+            text=True,
         )
         assert process.stdout.readline() == "ready\n"
         process.stdout.close()

@@ -15,6 +15,7 @@ from sparkkeras.model import ModelArchive, ModelState
 from sparkkeras.parameter.rules import Average
 from sparkkeras.strategy.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
 from sparkkeras.worker import BatchOptions, FitOptions
+from tests.conftest import long
 from tests.strategy.jobs import BATCH, X, Y, partitions, rows
 
 
@@ -77,6 +78,7 @@ def test_a_member_on_all_rows_is_plain_keras():
         assert model.history is history
 
 
+@pytest.mark.core
 def test_validation_is_plain_keras():
     held_out = partitions(10, 7)
     model, plain = linear(), linear()
@@ -123,7 +125,7 @@ def test_partitions_go_to_a_member_each():
         np.testing.assert_allclose(weights(models[number]), weights(plain[number]), atol=1e-6)
 
 
-@pytest.mark.parametrize("sampling", ["all", "bootstrap"])
+@pytest.mark.parametrize("sampling", [long("all"), "bootstrap"])
 def test_members_see_rows_of_their_own_and_a_seed_repeats_them(sampling):
     def run(seed):
         models = [quick(0), quick(0)]
@@ -145,7 +147,7 @@ def test_a_member_does_not_depend_on_the_others():
 
 
 def test_training_learns():
-    models = [linear(seed) for seed in range(3)]
+    models = [linear(seed) for seed in range(2)]
     before = [model.evaluate(X, Y, verbose=0)[0] for model in models]
     train(models, partitions(30, 30), "bootstrap", epochs=15)
     for model, loss in zip(models, before, strict=True):

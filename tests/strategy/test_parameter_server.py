@@ -107,7 +107,9 @@ def test_alone_a_rule_that_corrects_staleness_is_plain_keras(linear, rule):
 
 
 @pytest.mark.parametrize(
-    "rule", ["downpour", "agn", "dynsgd", "easgd", "eamsgd", "dcasgd", long(EASGD(0.5)), long(EAMSGD(1.0))], ids=str
+    "rule",
+    [long("downpour"), long("agn"), "dynsgd", long("easgd"), "eamsgd", "dcasgd", long(EASGD(0.5)), long(EAMSGD(1.0))],
+    ids=str,
 )
 def test_every_rule_learns(linear, rule):
     history, _, _ = train(linear, partitions(20, 20), rule=rule, frequency=2, epochs=12, shuffle=True)
