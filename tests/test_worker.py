@@ -13,6 +13,7 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.errors import DataError
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+from tests.conftest import long
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 3)).astype(np.float32)
@@ -126,7 +127,7 @@ def trained(model, x, y, **options):
     return model
 
 
-@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("cut", [1, long(3), 5])
 def test_stretches_are_the_whole_epoch(linear, cut):
     whole = linear.fit()
     one = linear.fit(stretch=Stretch(0, 22, 0, cut))
@@ -286,7 +287,7 @@ def normalizing():
     return Model(model)
 
 
-@pytest.mark.parametrize(("rows", "batch_size"), [(61, 16), (100, 8)])
+@pytest.mark.parametrize(("rows", "batch_size"), [(61, 16), long(100, 8)])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
 def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what):
@@ -311,7 +312,7 @@ def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what
 # Steps in one call
 
 
-@pytest.mark.parametrize("chosen", [2, 4, 32])
+@pytest.mark.parametrize("chosen", [long(2), 4, 32])
 def test_results_do_not_depend_on_how_many_steps_run_in_one_call(linear, chosen):
     model = keras.models.clone_model(linear.model)
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], steps_per_execution=chosen)
@@ -360,7 +361,9 @@ def classes():
 NUMBERS = RNG.integers(0, 3, 22)
 
 
-@pytest.mark.parametrize("weights", [{0: 0.5, 1: 2.0, 2: 1.0}, {1: 3.0}, {0: 0.0, 2: 7.0}, {5: 2.0}, {}], ids=str)
+@pytest.mark.parametrize(
+    "weights", [{0: 0.5, 1: 2.0, 2: 1.0}, long({1: 3.0}), {0: 0.0, 2: 7.0}, long({5: 2.0}), {}], ids=str
+)
 def test_class_weights_are_keras(classes, weights):
     replica = classes.fit(from_arrays(X, NUMBERS, None), options=FitOptions(BATCH, shuffle=False, class_weight=weights))
     plain = classes.anew()

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from sparkkeras import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import ImageFeaturizer
+from tests.conftest import long
 from tests.ml import parts
 
 pytest.importorskip("PIL")
@@ -64,7 +65,7 @@ def upto(network, layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), (0, "conv"), (-1, "end"), ("flat", "flat")]
+    ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), long(0, "conv"), long(-1, "end"), long("flat", "flat")]
 )
 def test_features_are_what_the_layer_gives(frame, pixels, network, layer, taken):
     featurizer = ImageFeaturizer(model=network, layer=layer, preprocessing=1 / 255)
