@@ -1,5 +1,6 @@
 """One Spark at a time: a local one for most tests, two executor processes for those that need them."""
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 import numpy as np
 import pytest
+
+gc.set_threshold(20_000, 20, 50)  # a full collection takes half a second with Keras and its traced models in memory
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started by a shell in the background; tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)

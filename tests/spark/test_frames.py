@@ -264,7 +264,7 @@ def test_what_is_not_finite_is_told_by_its_column(spark):
 
 @pytest.mark.parametrize(
     ("given", "structure"),
-    [(list, list), (dict, dict), long(list, dict), long(dict, list)],
+    [(list, list), long(dict, dict), long(list, dict), long(dict, list)],
 )
 def test_outputs_have_weights_of_their_own(spark, structure, given):
     keras.utils.set_random_seed(0)

@@ -31,6 +31,7 @@ from sparkkeras import (
 )
 from sparkkeras.data.images import image_loader
 from sparkkeras.ml import KerasEstimator, KerasTransformer
+from tests.conftest import long
 from tests.ml import parts, stages
 from tests.models import classifier
 
@@ -176,7 +177,8 @@ def changed(folder, change):
 
 @pytest.mark.parametrize("where", ["code", "custom_objects"])
 @pytest.mark.parametrize(
-    "function", ["pydoc:pipepager", "subprocess:getoutput", "os:system", "_pytest.outcomes:importorskip"]
+    "function",
+    [long("pydoc:pipepager"), long("subprocess:getoutput"), "os:system", "_pytest.outcomes:importorskip"],
 )
 def test_a_folder_cannot_have_any_function_called(tmp_path, where, function):
     ran = tmp_path / "ran"

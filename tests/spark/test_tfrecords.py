@@ -23,6 +23,7 @@ from sparkkeras import ConfigurationError, DataError, StorageError, WorkerError
 from sparkkeras.data import tfrecords
 from sparkkeras.data.records import framed
 from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
+from tests.conftest import long
 
 SCHEMA = (
     "id bigint, flag boolean, tiny tinyint, small smallint, number int, single float, wide double, text string, "
@@ -77,7 +78,7 @@ def by_id(frame):
 # There and back
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+@pytest.mark.parametrize("compression", [None, "gzip", long("zlib")])
 def test_rows_come_back_exactly(frame, spark, tmp_path, compression):
     path = tmp_path / "some data" / "rows"
     save_as_tfrecords(frame.repartition(3, "id"), f"file://{path}" if compression else str(path), compression=compression)

@@ -60,7 +60,7 @@ def test_training_learns(linear, mode, frequency):
     assert final["loss"] < 0.3 * losses[0]
 
 
-@pytest.mark.parametrize("frequency", ["epoch", 1, 3])
+@pytest.mark.parametrize("frequency", ["epoch", long(1), 3])
 def test_one_worker_is_plain_keras(linear, mode, frequency):
     history, _ = fit(linear, partitions(22), mode, epochs=3, frequency=frequency)
     found = ModelState.take(linear.model)
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, mode):
     assert run(7) != run(8)
 
 
-@pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), long((1, 1, 1))], ids=str)
 @pytest.mark.parametrize("frequency", ["epoch", 1])
 def test_partitions_with_few_rows_or_none(linear, mode, sizes, frequency):
     histories = []
