@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import types
@@ -635,12 +636,13 @@ def compile_to_judge(
     Raises:
         ModelError: Custom code is missing, or there is a Python lambda and ``safe_mode`` is on.
     """
+    handled = sys.exception()
     try:
         arguments = keras.saving.deserialize_keras_object(
             dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
         )
     except Exception as error:
-        told = _load_error(error)
+        told = _load_error(error, handled)
         raise told from told.__cause__
     model.compile("sgd", **arguments)  # without an optimizer Keras saves it, and cannot load it
 
@@ -684,6 +686,7 @@ _OURS = {keras.saving.get_registered_name(Vote): Vote}
 
 
 def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+    handled = sys.exception()
     try:
         with warnings.catch_warnings():
             # An optimizer that had not made a step when it was saved has no slots to load.
@@ -691,12 +694,17 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> 
             objects = {**_OURS, **custom_objects}
             return keras.saving.load_model(path, objects, safe_mode=safe_mode)
     except Exception as error:
-        told = _load_error(error)
+        told = _load_error(error, handled)
         raise told from told.__cause__
 
 
-def _load_error(error: Exception) -> ModelError:
-    """What to raise where Keras could not load a model. Keras wraps errors several times; its cause is the innermost one."""
+def _load_error(error: Exception, handled: BaseException | None) -> ModelError:
+    """What to raise where Keras could not load a model. Keras wraps errors several times; its cause is the innermost one.
+
+    Args:
+        error: What Keras raised.
+        handled: The exception that the caller was handling when it called Keras, which is not the cause.
+    """
     text = str(error)
     if "Could not locate" in text:
         what = text.split("Could not locate", 1)[1].split(". Make sure", 1)[0].strip()
@@ -710,7 +718,7 @@ def _load_error(error: Exception) -> ModelError:
             "load it with safe_mode=False if it comes from a source that you trust."
         )
     origin: BaseException = error
-    while deeper := origin.__cause__ or origin.__context__:
+    while (deeper := _raised_from(origin)) is not None and deeper is not handled:
         origin = deeper
     if isinstance(origin, (zipfile.BadZipFile, zlib.error)):
         damaged = ModelError(f"the saved model is damaged ({origin}): copy the file again, or save the model again.")
@@ -724,6 +732,11 @@ def _load_error(error: Exception) -> ModelError:
     )
     told.__cause__ = origin
     return told
+
+
+def _raised_from(error: BaseException) -> BaseException | None:
+    """The exception that a traceback shows above this one."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 _LONGEST_REASON = 600

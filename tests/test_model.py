@@ -1269,3 +1269,43 @@ def test_inputs_that_go_straight_into_an_embedding_are_indices():
 
     hashing = keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)])
     assert [slot.indices for slot in models.schema_of(hashing).inputs] == [None]
+
+
+class Unloadable(keras.layers.Layer):
+    """Is saved, and fails when it is made from what was saved."""
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "saved": True}
+
+    def __init__(self, saved=False, **kwargs):
+        super().__init__(**kwargs)
+        if saved:
+            try:
+                raise LookupError("hidden")
+            except LookupError:
+                raise OverflowError("too much") from None
+
+
+def call_while_handling(error, call):
+    if error is None:
+        call()
+    try:
+        raise error
+    except type(error):
+        call()
+
+
+@pytest.mark.parametrize("handled", [None, FileNotFoundError("no model"), zipfile.BadZipFile("other file")], ids=str)
+def test_an_exception_that_the_caller_handles_is_not_why_a_model_does_not_load(handled):
+    data = models.save_bytes(keras.Sequential([keras.Input((3,)), Unloadable()]))
+    loss = {"loss": keras.saving.serialize_keras_object(Unloadable())}
+    for call in (
+        lambda: models.load_bytes(data, {"Unloadable": Unloadable}, safe_mode=True),
+        lambda: models.compile_to_judge(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
+    ):
+        with pytest.raises(ModelError, match=r"class Unloadable: OverflowError: too much\.") as caught:
+            call_while_handling(handled, call)
+        assert isinstance(caught.value.__cause__, OverflowError)
