@@ -158,12 +158,13 @@ def check_trainable(model: Any) -> None:
 
 def _check_one_optimizer(model: keras.Model) -> None:
     """Refuse optimizers besides ``model.optimizer``: their variables would not travel."""
+    compiled = (optimizer_of(model), inner_optimizer(model))
     own = {
         name
         for name, value in vars(model).items()
         for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
         if isinstance(each, keras.Optimizer)
-        and each is not optimizer_of(model)
+        and not any(each is one for one in compiled)
         and not name.startswith("_self_")  # TensorFlow's lists of what a model has
     }
     if own:

@@ -1309,3 +1309,28 @@ def test_an_exception_that_the_caller_handles_is_not_why_a_model_does_not_load(h
         with pytest.raises(ModelError, match=r"class Unloadable: OverflowError: too much\.") as caught:
             call_while_handling(handled, call)
         assert isinstance(caught.value.__cause__, OverflowError)
+
+
+class KeepsOptimizer(keras.Model):
+    """Has the optimizer that it is compiled with as an attribute too."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(1)
+        self.opt = keras.optimizers.SGD(0.1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_an_optimizer_that_the_model_keeps_is_not_a_second_one(policy):
+    model = KeepsOptimizer(dtype=policy)
+    model(X)
+    model.compile(model.opt, "mse")
+    assert (model.optimizer is model.opt) == (policy == "float32")  # else Keras has wrapped it
+    check_trainable(model)
+    assert type(ModelArchive.pack(model).unpack().optimizer) is type(model.optimizer)
+    model.other = keras.optimizers.SGD()
+    with pytest.raises(ModelError, match="with optimizers of its own, other: fit does not"):
+        check_trainable(model)
