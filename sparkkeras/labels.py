@@ -28,21 +28,36 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     if structure is None or not outputs:
         return
     names = list(getattr(model, "output_names", None) or [])
-    if len(outputs) != structure.count:
-        if structure.names is None and all(getattr(type(model), name) is getattr(keras.Model, name) for name in _USE_LABELS):
+    losses = losses_of(model, names, len(outputs))
+    with_loss = [index for index, loss in enumerate(losses[: len(outputs)]) if loss is not None]
+    labelled = list(range(len(outputs)))
+    if structure.count != len(outputs):
+        if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS):
+            return
+        labelled = with_loss  # Keras takes labels for these outputs alone, too
+        if structure.count != len(with_loss):
+            if structure.names is not None:
+                return
+            expected, with_a_loss = _arrays(len(outputs)), ""
+            if 0 < len(with_loss) < len(outputs):
+                expected += f", or as {_arrays(len(with_loss))} for the output(s) with a loss"
+                with_a_loss = f", {len(with_loss)} with a loss"
             raise DataError(
-                f"the model has {len(outputs)} output(s) ({', '.join(names)}), but the labels are {structure.count} "
-                f"array(s): give y as {'one array' if len(outputs) == 1 else f'a tuple or a dict of {len(outputs)} arrays'}."
+                f"the model has {len(outputs)} output(s) ({', '.join(names)}){with_a_loss}, but the labels are "
+                f"{structure.count} array(s): give y as {expected}."
             )
-        return
     leaves = spec.leaves[spec.form.span("y")]
     labels = structure.labels("y")
-    for index, loss in enumerate(losses_of(model, names, structure.count)):
-        position = index
+    for place, index in enumerate(labelled):
+        position = place
         if structure.names is not None and index < len(names) and names[index] in structure.names:
             position = structure.names.index(names[index])
-        if position < len(ranges):
-            _check(labels[position], loss, leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+        if position < len(ranges) and index < len(losses):
+            _check(labels[position], losses[index], leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+def _arrays(count: int) -> str:
+    return "one array" if count == 1 else f"a tuple or a dict of {count} arrays"
 
 
 def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) -> None:

@@ -219,3 +219,27 @@ def test_class_weights_of_classes_that_the_model_does_not_have(three, one, two):
     for model, loss in ((three, "mse"), (three, "binary_crossentropy"), (two, "mse")):  # what the classes are is not known
         model.compile("sgd", loss)
         check_class_weight(model, {5: 1.0})
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """A model with a list of three outputs."""
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, [keras.layers.Dense(3, name=name)(inputs) for name in ("first", "second", "third")])
+
+
+def test_labels_of_the_outputs_with_a_loss_alone(listed):
+    sparse = "sparse_categorical_crossentropy"
+    good, bad = np.array([0, 2]), np.array([0, 3])
+    for loss, other in (([sparse, None, None], None), ([None, sparse, None], None), ([None, "mse", sparse], bad)):
+        given = [labels if other is None else (other, labels) for labels in (good, bad)]
+        check(listed, given[0], loss)
+        assert "does not fit the loss sparse_categorical_crossentropy" in refusal(listed, given[1], loss)
+    check(listed, {"second": good}, [None, sparse, None])
+    assert refusal(listed, {"second": bad}, [None, sparse, None]).startswith("y['second'] does not fit the loss sparse_")
+    assert refusal(listed, good, ["mse", None, sparse]).endswith(
+        "the model has 3 output(s) (first, second, third), 2 with a loss, but the labels are 1 array(s): give y as a tuple "
+        "or a dict of 3 arrays, or as a tuple or a dict of 2 arrays for the output(s) with a loss."
+    )
+    assert refusal(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output(s) with a loss.")
+    assert refusal(listed, good, "mse").endswith("1 array(s): give y as a tuple or a dict of 3 arrays.")

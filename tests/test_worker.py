@@ -10,7 +10,9 @@ from sparkkeras.custom_code import ByValue
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import DataError
+from sparkkeras.labels import check_labels
 from sparkkeras.model import ModelArchive, ModelState, ModelWeights
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
 from tests.conftest import long
@@ -664,3 +666,27 @@ def test_predicting_first_does_not_disturb_training(linear):
     after = linear.fit()
     assert np.array_equal(before.state.weights.vector, after.state.weights.vector)
     assert linear.trainer().archive.cached() is linear.trainer().archive.cached()
+
+
+# Outputs without a loss
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("named", [False, True], ids=["array", "dict"])
+def test_training_with_labels_of_the_output_with_a_loss_alone_is_keras(named):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    outputs = [keras.layers.Dense(2, name="free")(inputs), keras.layers.Dense(1, name="size")(inputs)]
+    both = keras.Model(inputs, outputs)
+    both.compile("sgd", [None, "mse"])
+    model, y = Model(both), {"size": Y} if named else Y
+    block = from_arrays(X, y, None)
+    check_labels(both, block.spec, label_ranges(block))
+    replica = model.fit(block)
+    plain = model.anew()
+    history = plain.fit(X, y, batch_size=BATCH, shuffle=False, verbose=0).history
+    assert close(replica.state, plain)
+    assert replica.logs == pytest.approx({name: values[0] for name, values in history.items()}, rel=1e-6)
+    state, _, _ = model.evaluate([block], BatchOptions(BATCH))
+    expected = model.anew().evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True)
+    assert figures(both, state) == pytest.approx(expected, rel=1e-5)
