@@ -476,10 +476,14 @@ class Reader:
             if slot is None or slot.indices is None:
                 continue
             values = array if whole is None else array[whole]
-            if values.size and (values.min() < 0 or values.max() >= slot.indices):
+            if not values.size:
+                continue
+            # These two ignore NaN, which on_nan decides on, and are NaN where there is nothing else.
+            low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
+            if low < 0 or high >= slot.indices:
                 raise DataError(
                     f"{name} of {place} goes into an Embedding with input_dim={slot.indices}, so its values must be indices "
-                    f"from 0 to {slot.indices - 1}, but they range from {float(values.min()):g} to {float(values.max()):g}. "
+                    f"from 0 to {slot.indices - 1}, but they range from {low:g} to {high:g}. "
                     "Renumber them, or make the Embedding larger."
                 )
 

@@ -689,3 +689,14 @@ def test_indices_that_an_embedding_does_not_have():
     lenient = Reader(reader.schema, labelled=False, on_nan="null")
     assert lenient.read_columns([ColumnValues(bad, np.array([True, False]), "w")], form, "here", 0)[0].rows == 2
     assert Reader(reader.schema.before(len), labelled=False).read_arrays(bad, None, None).rows == 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_nan_hides_no_index_that_an_embedding_does_not_have(dtype):
+    reader = Reader(Schema((Slot("words", (2,), indices=5),)), labelled=False, on_nan="allow")
+    for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
+        with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
+            reader.read_arrays(np.array(values, dtype), None, None)
+    for values in ([[np.nan, 4], [3, 0]], [[np.nan, np.nan]]):
+        assert reader.read_arrays(np.array(values, dtype), None, None).rows == len(values)
