@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -97,8 +98,12 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:  # of an AttributeError, `from sparkkeras import name` would not show the message
-        raise ImportError(f"{__name__} has no {name}: use {_ELSEWHERE[name]}.", name=__name__)
+    if name in _ELSEWHERE:
+        told = f"{__name__} has no {name}: use {_ELSEWHERE[name]}."
+        # `from sparkkeras import name` replaces the message of an AttributeError. All else must get one: hasattr, getattr.
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ImportError(told, name=__name__)
+        raise AttributeError(told)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -39,6 +39,10 @@ def test_an_import_of_what_is_elsewhere_says_where(name, words):
     with pytest.raises(ImportError, match=f"^sparkkeras has no {name}: .*{words}"):
         exec(f"from sparkkeras import {name}")
     assert name not in dir(sparkkeras)
+    with pytest.raises(AttributeError, match=f"^sparkkeras has no {name}: .*{words}"):
+        getattr(sparkkeras, name)
+    assert not hasattr(sparkkeras, name)
+    assert getattr(sparkkeras, name, None) is None
 
 
 def test_positional_arguments_of_elephas(model):
