@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -143,16 +144,24 @@ def class_weight(value: Any) -> dict[int, float] | None:
 
 
 def custom_objects(value: Any) -> dict[str, Any]:
-    """The value as a dict of classes and functions by name; ``None`` stands for an empty one."""
+    """The value as a dict of classes, functions and other objects by name; ``None`` stands for an empty one."""
     if value is None:
         return {}
-    expected = "expected a dict of classes and functions by name, such as {'MyLayer': MyLayer}, or None."
+    expected = "expected a dict of classes, functions or objects by name, such as {'MyLayer': MyLayer}, or None."
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"custom_objects={value!r}: {expected}")
     for key, member in value.items():
-        if not isinstance(key, str) or not callable(member):
+        if not is_custom_object(key, member):
             raise ConfigurationError(f"custom_objects has {key!r}: {member!r}; {expected}")
     return dict(value)
+
+
+def is_custom_object(name: Any, value: Any) -> bool:
+    """Whether a name and a value may be one of ``custom_objects``: any object, as in Keras, but for plain values."""
+    return isinstance(name, str) and not isinstance(value, _PLAIN)
+
+
+_PLAIN = (str, bytes, numbers.Number, np.bool_, type(None), list, tuple, dict, set, frozenset)
 
 
 def port(value: Any) -> int:

@@ -15,6 +15,8 @@ import pytest
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model, persistence
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
 from sparkkeras.ml import KerasTransformer
+from sparkkeras.model import ModelArchive
+from tests.models import regression
 
 SETTINGS = {
     "mode": "synchronous",
@@ -284,3 +286,15 @@ def test_custom_objects_are_checked_before_the_file_is_read(model, given):
     ):
         with pytest.raises(ConfigurationError, match=r"custom_objects(=| has | is ).*expected .*class"):
             call()
+
+
+def test_custom_objects_may_be_any_objects_but_plain_values(model):
+    given = {"half": keras.DTypePolicy("mixed_bfloat16"), "Dense": keras.layers.Dense, "relu": keras.ops.relu}
+    assert SparkModel(model, custom_objects=given).custom_objects == given
+    assert KerasTransformer(model=model, custom_objects=given).getOrDefault("custom_objects") == given
+    assert ModelArchive.pack(regression(), given).unpack().built  # they travel to workers
+    for plain in ("Dense", b"", 5, 2.5, np.float32(1), np.int64(1), True, None, [], (), {}, set()):
+        with pytest.raises(ConfigurationError, match=r"custom_objects has 'half': .*expected .*class"):
+            SparkModel(model, custom_objects={"half": plain})
+        with pytest.raises(ConfigurationError, match=r"custom_objects is .*expected .*class"):
+            KerasTransformer(model=model, custom_objects={"half": plain})

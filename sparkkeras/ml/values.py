@@ -181,8 +181,8 @@ def _loader(name: str, value: Any) -> Loader:
 
 def by_name(name: str, value: Any) -> dict[str, Any]:
     """Objects by name."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) and callable(member) for key, member in value.items()):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class or function}}.")
+    if not isinstance(value, Mapping) or not all(arguments.is_custom_object(*each) for each in value.items()):
+        raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class, function or object}}.")
     return dict(value)
 
 

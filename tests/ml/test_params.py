@@ -120,7 +120,7 @@ def test_arguments_are_keywords_only():
         ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]=.*: expected a list"),
         ("verbose", 5, "verbose=5 is not known"),
         ("callbacks", ["EarlyStopping"], "expected keras.callbacks.Callback objects"),
-        ("custom_objects", [parts.Scale], "expected {name: class or function}"),
+        ("custom_objects", [parts.Scale], "expected {name: class, function or object}"),
         ("transform", "halved", "transform is .*; expected a function"),
         ("loader", "images", "expected a loader such as image_loader"),
     ],
