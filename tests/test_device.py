@@ -1,7 +1,11 @@
 """Making a process ready to train."""
 
 import gc
+import json
 import logging
+import os
+import subprocess
+import sys
 import weakref
 from collections import OrderedDict
 from types import SimpleNamespace
@@ -81,3 +85,30 @@ def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
         assert first() is None
     finally:
         gc.unfreeze()
+
+
+PREPARED = """
+from sparkkeras import device
+device.prepare(1)
+import json, keras
+print(json.dumps([keras.config.floatx(), keras.config.dtype_policy().name, keras.config.image_data_format()]))
+"""
+
+
+def test_a_worker_computes_in_the_dtypes_of_the_driver():
+    floatx, policy, images = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
+    try:
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        keras.config.set_image_data_format("channels_first")
+        given = device.worker_environment(1)
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+        keras.config.set_image_data_format(images)
+    assert given["KERAS_BACKEND"] == keras.backend.backend()
+    soonest = {"KERAS_BACKEND": "jax", "SPARKKERAS_WORKER": "1"}  # the backend that loads soonest
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True, env={**os.environ, **given, **soonest}
+    )
+    assert json.loads(done.stdout) == ["float64", "mixed_bfloat16", "channels_first"]
