@@ -855,6 +855,7 @@ def _config(model: keras.Model) -> Any:
     Raises:
         ModelError: Something in the model has no form that Keras can write.
     """
+    _put_optimizer_back(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
         try:
@@ -864,6 +865,13 @@ def _config(model: keras.Model) -> Any:
                 f"the model {model.name!r} cannot be saved, which is how it travels: {error} Losses and metrics must be "
                 "functions made with def, or Keras objects with a get_config."
             ) from error
+
+
+def _put_optimizer_back(model: keras.Model) -> None:
+    """Keras takes it out of the arguments of compile when it saves a model as HDF5; a copy would train with RMSprop."""
+    compiled, optimizer = getattr(model, "_compile_config", None), optimizer_of(model)
+    if compiled is not None and optimizer is not None:
+        compiled.config.setdefault("optimizer", optimizer)
 
 
 def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> dict[str, Any]:

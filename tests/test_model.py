@@ -1334,3 +1334,14 @@ def test_an_optimizer_that_the_model_keeps_is_not_a_second_one(policy):
     model.other = keras.optimizers.SGD()
     with pytest.raises(ModelError, match="with optimizers of its own, other: fit does not"):
         check_trainable(model)
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
+    """Keras takes it out of the arguments of compile then."""
+    model = dense(optimizer=keras.optimizers.Adam(0.003))
+    model.save(tmp_path / "model.h5")
+    loaded = ModelArchive.pack(model).unpack()
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    assert float(loaded.optimizer.learning_rate) == pytest.approx(0.003)
+    makes_the_round_trip(model, X, Y)
