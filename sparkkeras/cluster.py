@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras import errors, probe
+from sparkkeras.concurrency import held_slots
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local import LocalRunning, LocalShared
-from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError
+from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -87,12 +88,7 @@ class Cluster:
     @property
     def slots(self) -> int:
         """How many tasks can run at the same time now."""
-        scala = self.context._jsc.sc()
-        try:
-            profile = scala.resourceProfileManager().defaultResourceProfile()
-            return max(1, int(scala.maxNumConcurrentTasks(profile)))
-        except Exception:  # internal to Spark, so it may go or move
-            return max(1, self.context.defaultParallelism)
+        return slots_of(self.context)
 
     @property
     def free_slots(self) -> int:
@@ -123,7 +119,12 @@ class Cluster:
         check_optional(_equipped[self.context], module, package, purpose)
 
     def background(self, call: Callable[[], R]) -> SparkRunning[R]:
-        """Call something that runs jobs in a thread of its own."""
+        """Call something that runs jobs in a thread of its own.
+
+        Raises:
+            ConfigurationError: Its jobs would never begin; see `check_slots`.
+        """
+        check_slots(self.context)
         return SparkRunning(self.context, call)
 
     @contextmanager
@@ -167,9 +168,11 @@ class Cluster:
         """Run a job and bring its results here; if it is interrupted, it is cancelled.
 
         Raises:
+            ConfigurationError: The job would never begin; see `check_slots`.
             WorkerError: A task failed as often as Spark tries; the message has the worker's traceback.
             SparkKerasError: A task raised one of ours.
         """
+        check_slots(self.context)
         try:
             with self.cancellable():
                 if partitions is None:
@@ -287,6 +290,38 @@ def check_running(context: SparkContext) -> None:
     """
     if context._jsc is None or context._jsc.sc().isStopped():
         raise ClusterError(STOPPED)
+
+
+def slots_of(context: SparkContext) -> int:
+    """How many tasks can run at the same time now."""
+    scala = context._jsc.sc()
+    try:
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        return max(1, int(scala.maxNumConcurrentTasks(profile)))
+    except Exception:  # internal to Spark, so it may go or move
+        return max(1, context.defaultParallelism)
+
+
+def check_slots(context: SparkContext) -> None:
+    """Refuse a job that this thread would wait for while another one keeps all slots until this thread returns.
+
+    The tasks of asynchronous training wait for the driver when a few epochs have ended that its callbacks have not seen, so
+    a callback that waits for a slot would wait for ever.
+
+    Raises:
+        ConfigurationError: There is no slot for it.
+    """
+    held = held_slots()
+    slots = slots_of(context) if held else 0
+    if slots > held or not held:
+        return
+    fewer = f"num_workers={slots - 1}, or less" if slots > 1 else "fewer workers than slots, on a cluster with more of them"
+    raise ConfigurationError(
+        f"this call needs a Spark job, and the asynchronous fit whose callback makes it keeps all slots ({slots}) until its "
+        "callbacks return: the two would wait for each other for ever. Within callbacks use the Keras model in the driver's "
+        "process (self.model.predict(...), self.model.evaluate(...)), or leave a slot free: train with "
+        f"{fewer}."
+    )
 
 
 STOPPED = (

@@ -1,4 +1,7 @@
-"""Models that several threads use: one training at a time, and a state that is read and written as a whole."""
+"""Models and slots that several calls use.
+
+One call at a time trains a model, a state is read and written as a whole, and no call waits for slots that wait for it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ _state = threading.RLock()
 _registry = threading.Lock()
 _training: dict[int, int] = {}
 """The ids of the models and trainable variables that are being trained, and the thread that trains them."""
+
+_waiting = threading.local()
+"""``slots``: how many slots are held by the jobs that wait until the thread returns from a callback."""
 
 
 def locks_state(function: Callable[P, R]) -> Callable[P, R]:
@@ -61,12 +67,33 @@ def training(models: Sequence[Any]) -> Iterator[None]:
                 del _training[key]
 
 
+@contextmanager
+def holding_slots(slots: int) -> Iterator[None]:
+    """Run callbacks while a Spark job that waits for them keeps its slots: a job that they start cannot have these.
+
+    Args:
+        slots: How many slots the job keeps. Calls within one another add up.
+    """
+    before = held_slots()
+    _waiting.slots = before + slots
+    try:
+        yield
+    finally:
+        _waiting.slots = before
+
+
+def held_slots() -> int:
+    """How many slots are not released before this thread returns from a callback; 0 outside of callbacks."""
+    slots: int = getattr(_waiting, "slots", 0)
+    return slots
+
+
 def _refusal(model: Any, is_nested: bool) -> str:
     if is_nested:
         return (
             f"fit was called from a callback of a fit that is training the same model {model.name!r}: the outer call would "
             "overwrite what the inner one trains. Call fit when the outer one has returned, or train a copy "
-            "(keras.models.clone_model). predict and evaluate may be called from callbacks."
+            "(keras.models.clone_model). predict and evaluate of the callback's own model, self.model, may be called there."
         )
     return (
         f"another thread is training the model {model.name!r}, or one that shares layers with it, and each of the two calls "

@@ -27,6 +27,7 @@ from sparkkeras.cluster import (
     active_context,
     check_optional,
     check_running,
+    check_slots,
     check_workers,
     equipping,
     is_current,
@@ -272,6 +273,16 @@ def check_session(session: SparkSession) -> None:
         check_running(session.sparkContext)
     elif cast(Any, session).is_stopped:
         raise ClusterError(STOPPED)
+
+
+def check_slots_for(session: SparkSession) -> None:
+    """Refuse a job of a session that would never begin; no training keeps slots behind Spark Connect.
+
+    Raises:
+        ConfigurationError: See `sparkkeras.cluster.check_slots`.
+    """
+    if not is_remote(session):
+        check_slots(session.sparkContext)
 
 
 def is_remote(session: SparkSession) -> bool:

@@ -254,7 +254,9 @@ class SparkModel:
         One call at a time trains a model: another one meanwhile, from a second thread or from a callback, is refused, also
         through another SparkModel or a model with some of the same layers. `predict` and `evaluate` may be called
         meanwhile, from callbacks and from other threads; they use the weights of the last finished round (in the
-        asynchronous modes: of the last finished epoch).
+        asynchronous modes: of the last finished epoch). In the asynchronous modes they need a free slot: without one, those
+        of callbacks are refused, since training waits for the callback, and those of other threads wait until it has ended.
+        ``self.model.predict`` and ``self.model.evaluate`` of a callback need none.
 
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
@@ -416,6 +418,8 @@ class SparkModel:
 
         Raises:
             ModelError: The model is not compiled.
+            ConfigurationError: An argument is unknown or out of range, or the call is made in a callback of asynchronous
+                training that leaves no slot free.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
         models.check_compiled(self.model)
@@ -471,6 +475,8 @@ class SparkModel:
             a DataFrame the same with the predictions beside its rows.
 
         Raises:
+            ConfigurationError: An argument is unknown or out of range, or the call is made in a callback of asynchronous
+                training that leaves no slot free.
             DataError: The data is malformed or does not fit the model.
         """
         arguments.on_nan_to_predict(on_nan)

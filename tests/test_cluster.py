@@ -1,10 +1,13 @@
 """Interrupts that py4j turns into errors of its own come out as interrupts."""
 
+import threading
+
 import pytest
 from py4j.protocol import Py4JError
 
 from sparkkeras.cluster import Cluster, interruptible, quietly
-from sparkkeras.errors import WorkerError
+from sparkkeras.concurrency import holding_slots
+from sparkkeras.errors import ConfigurationError, WorkerError
 
 
 class Context:
@@ -105,3 +108,34 @@ def test_what_comes_of_such_an_error_is_the_interrupt():
 
     with pytest.raises(KeyboardInterrupt), interruptible():
         translates()
+
+
+@pytest.mark.parametrize(("slots", "remedy"), [(3, "num_workers=2, or less"), (1, "on a cluster with more of them")])
+def test_a_job_that_waits_for_slots_which_wait_for_it_is_refused(cluster, slots, remedy):
+    cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), slots
+    elsewhere = []
+    with holding_slots(slots):
+        for call in (lambda: begins(cluster), lambda: cluster.background(list)):
+            with pytest.raises(ConfigurationError, match=rf"keeps all slots \({slots}\).*self\.model\.predict.*{remedy}"):
+                call()
+        thread = threading.Thread(target=lambda: elsewhere.append(begins(cluster)))  # it waits, and nothing waits for it
+        thread.start()
+        thread.join(60)
+    assert elsewhere == [True]
+    assert begins(cluster)
+
+
+def test_slots_that_callbacks_within_callbacks_keep_add_up(cluster):
+    cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), 3
+    with holding_slots(2):
+        assert begins(cluster)
+        with holding_slots(1), pytest.raises(ConfigurationError, match="keeps all slots"):
+            begins(cluster)
+        with pytest.raises(RuntimeError), holding_slots(1):
+            raise RuntimeError
+        assert begins(cluster)
+
+
+def begins(cluster):
+    """Whether a job begins."""
+    return cluster.collect(Jobs(lambda: [True])) == [True]

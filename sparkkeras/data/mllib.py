@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkkeras.arguments import optional_number, whole_number
-from sparkkeras.cluster import check_running
+from sparkkeras.cluster import check_running, check_slots
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
@@ -66,6 +66,7 @@ def from_labeled_point(
         DataError: There are no rows, or labels are no class numbers below ``nb_classes``.
     """
     nb_classes = optional_number("nb_classes", nb_classes)
+    check_slots(rdd.context)
     points = rdd.collect()
     if not points:
         raise DataError("the RDD has no rows.")

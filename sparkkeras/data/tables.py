@@ -16,7 +16,7 @@ from sparkkeras.data.mllib import encode_label
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.remote import check_session
+from sparkkeras.remote import check_session, check_slots_for
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def from_data_frame(
     """
     nb_classes = optional_number("nb_classes", nb_classes)
     selection = Named(features, label).select(frame, Schema(), labelled=label is not None)
+    check_slots_for(frame.sparkSession)
     table = selection.narrowed(frame).toArrow().combine_chunks()
     if not table.num_rows:
         raise DataError("the DataFrame has no rows.")

@@ -25,7 +25,7 @@ from sparkkeras.data.examples import BYTES, KINDS, VALUES, Features, Field, Seen
 from sparkkeras.data.frame import is_frame
 from sparkkeras.data.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
-from sparkkeras.remote import cluster_of
+from sparkkeras.remote import check_slots_for, cluster_of
 from sparkkeras.storage import has_scheme
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ def _equip(session: SparkSession) -> None:
 
 def _rows(df: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> list[Any]:
     """What a task yields over the partitions, as rows."""
+    check_slots_for(df.sparkSession)
     try:
         return df.mapInArrow(task, schema).collect()
     except Exception as error:

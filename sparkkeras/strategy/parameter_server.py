@@ -24,6 +24,7 @@ import numpy as np
 from sparkkeras import metrics
 from sparkkeras import model as models
 from sparkkeras.callbacks import DriverCallbacks
+from sparkkeras.concurrency import holding_slots
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
@@ -396,7 +397,8 @@ class _Training:
                 for each in running:
                     if each.done:
                         each.result()  # what has failed must not wait for the others
-                stopped = self._stopped(running)
+                with holding_slots(self._at_once):
+                    stopped = self._stopped(running)
                 for worker in self._ledger.take_missing():
                     running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
                     stopped = stopped and self._job.model.stop_training

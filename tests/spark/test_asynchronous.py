@@ -18,6 +18,7 @@ import pytest
 from sparkkeras import (
     ConfigurationError,
     DivergenceError,
+    EnsembleModel,
     ParameterServerError,
     ParameterServerOptions,
     SparkModel,
@@ -692,3 +693,40 @@ def test_workers_that_do_not_reach_the_driver_say_so_before_training(sc, digits,
         spark_model.fit(x[:64], y[:64], verbose=0, worker_callbacks=[notes.callback()])
     assert notes.read() == []
     same(spark_model.model.get_weights(), before)
+
+
+# Calls from callbacks
+
+
+def test_calls_from_callbacks_that_could_never_end_are_refused(sc):
+    """Workers wait when a few epochs have ended that the driver has not dealt with, and keep their slots meanwhile."""
+    x = np.random.default_rng(0).random((32, 3)).astype(np.float32)
+    y = x.sum(1)
+    other, ensemble = SparkModel(regression()), EnsembleModel([regression(), regression()], voting="average")
+    calls = [
+        lambda: spark_model.predict(x),
+        lambda: spark_model.evaluate(sc.parallelize(list(zip(x, y, strict=True)), 2)),
+        lambda: ensemble.predict(x),
+        lambda: other.fit(x, y, verbose=0),
+        lambda: distributed(regression(), num_workers=None).fit(x, y, verbose=0),
+    ]
+    refused, found = [], []
+
+    def refuse(epoch, logs):
+        if epoch == 0:
+            for call in calls:
+                with pytest.raises(ConfigurationError, match=r"self\.model\.predict.*num_workers=1") as raised:
+                    call()
+                refused.append(raised)
+
+    def predict(epoch, logs):
+        predicted = spark_model.predict(sc.parallelize(list(x), 2))
+        np.testing.assert_allclose(predicted, spark_model.model(x), rtol=1e-3, atol=1e-5)
+        found.append(distributed(regression(), num_workers=1).fit(x, y, verbose=0))
+
+    spark_model = distributed(regression(), batch_size=8)
+    spark_model.fit(x, y, epochs=8, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=refuse))
+    assert len(refused) == len(calls)
+    spark_model.num_workers = 1
+    spark_model.fit(x, y, epochs=1, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=predict))
+    assert found

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from sparkkeras.concurrency import held_slots
 from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
@@ -694,3 +695,16 @@ def test_a_fold_that_changes_nothing_is_told(linear):
         UserWarning, match="2 updates were folded, and the weights are as they were.*must change center in place"
     ):
         train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)
+
+
+def test_callbacks_know_how_many_slots_training_keeps_meanwhile(linear):
+    held = []
+
+    def note(*_):
+        held.append(held_slots())
+
+    names = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+    callback = keras.callbacks.LambdaCallback(**dict.fromkeys(names, note))
+    train(linear, partitions(22), epochs=2, callbacks=[callback])
+    assert held == [0, 0, 1, 1, 1, 0]  # before the job begins, between its epochs, and when it is over
+    assert held_slots() == 0
