@@ -138,7 +138,8 @@ class SparkModel:
         port: The parameter server's port; 0 takes any that is free.
         rule: What becomes of the common weights when the workers' weights come back. Synchronous: ``"average"`` (default),
             ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``, ``"dynsgd"``, ``"easgd"``,
-            ``"eamsgd"``, ``"dcasgd"``; hogwild the first two of these. Or an `UpdateRule`.
+            ``"eamsgd"``, ``"dcasgd"``; hogwild the first two of these. Or an `UpdateRule`. ``None`` is the default of the
+            mode, also of one that is set later.
         server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model itself.
         batch_size: Rows in a batch of one worker, where a call does not say.
@@ -149,7 +150,8 @@ class SparkModel:
         training_histories: One entry for each worker and epoch of all calls of `fit`.
         parameter_server_stats: What the parameter server of the last `fit` did; ``None`` in synchronous mode.
 
-    The arguments are attributes of the same names, which may be set between two calls and are checked then.
+    The arguments are attributes of the same names, which may be set between two calls and are checked then. The attribute
+    ``rule`` is the `UpdateRule` that the next `fit` takes, the mode's default where none was given.
 
     Raises:
         ModelError: The model is no Keras model, or not built.
@@ -182,7 +184,7 @@ class SparkModel:
         self.mode = mode
         self.frequency = frequency
         self.num_workers = num_workers
-        self.rule = make_rule(rule, self.mode)
+        self.rule = None if rule is None else make_rule(rule, self.mode)
         if model.compiled:
             check_optimizer(self.rule, model.optimizer)
         self.parameter_server_mode = parameter_server_mode
@@ -214,6 +216,15 @@ class SparkModel:
             f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
             f"num_workers={self.num_workers}, rule={self.rule})"
         )
+
+    @property
+    def rule(self) -> UpdateRule:
+        """The update rule: the one that was given, or the default of the mode."""
+        return make_rule(None, self.mode) if self._given_rule is None else self._given_rule
+
+    @rule.setter
+    def rule(self, rule: str | UpdateRule | None) -> None:
+        self._given_rule = _rule(rule)
 
     @property
     def master_network(self) -> keras.Model:
@@ -514,9 +525,10 @@ class SparkModel:
         """The settings: ``SparkModel(model, **spark_model.get_config())`` has the same, and begins without a rule's state.
 
         Returns:
-            The arguments of the constructor by name, but for ``model`` and ``custom_objects``.
+            The arguments of the constructor by name, but for ``model`` and ``custom_objects``; ``rule`` is ``None`` where
+            none was given.
         """
-        return {name: getattr(self, name) for name in _SETTINGS}
+        return {name: getattr(self, name) for name in _SETTINGS} | {"rule": self._given_rule}
 
     @known_arguments
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
@@ -538,7 +550,7 @@ class SparkModel:
     def _settings(self) -> dict[str, Any]:
         """What is saved beside the model, as JSON can hold it."""
         return self.get_config() | {
-            "rule": rule_config(make_rule(self.rule, self.mode)),
+            "rule": None if self._given_rule is None else rule_config(make_rule(self._given_rule, self.mode)),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
             "fits": self._fits,
         }
@@ -554,8 +566,7 @@ class SparkModel:
     def _check_again(self) -> None:
         """Check that the model can be trained, and again that mode, rule and optimizer fit: others may have been set."""
         models.check_trainable(self.model)
-        self.rule = make_rule(self.rule, self.mode)
-        check_optimizer(self.rule, self.model.optimizer)
+        check_optimizer(make_rule(self._given_rule, self.mode), self.model.optimizer)
 
     def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
         """Do what a call of `fit` asks for, once all is checked and the rows are stored."""
@@ -698,7 +709,7 @@ def load_saved(
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
     kind, fits = settings.pop("kind", SparkModel.__name__), settings.pop("fits", 0)
-    if "rule" in settings:
+    if settings.get("rule"):
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
         settings["server_options"] = ParameterServerOptions(**settings["server_options"])

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, load_spark_model
 from sparkkeras.ensemble import _Scoring
-from sparkkeras.parameter.rules import AGN
+from sparkkeras.parameter.rules import AGN, Average, Downpour
 from tests.models import regression
 
 
@@ -58,8 +58,37 @@ def test_settings_may_be_set_in_any_order(spark_model):
     spark_model.mode, spark_model.frequency = "asynchronous", "batch"
     assert (spark_model.rule, spark_model.frequency) == (AGN(), 1)
     spark_model.rule = spark_model.seed = None
-    assert spark_model._settings()["rule"]["name"] == "downpour"
+    assert spark_model.rule == Downpour()
     assert isinstance(spark_model.seed, int)
+
+
+def test_a_rule_that_was_not_given_follows_the_mode(spark_model, tmp_path):
+    assert spark_model.rule == Average()
+    spark_model.mode = "asynchronous"
+    spark_model._check_again()
+    assert spark_model.rule == Downpour()
+    assert "rule=Downpour(" in repr(spark_model)
+    spark_model.save(tmp_path / "model.keras")
+    saved = load_spark_model(tmp_path / "model.keras")
+    for other in (saved, SparkModel(spark_model.model, **spark_model.get_config())):
+        assert (other.mode, other.rule) == ("asynchronous", Downpour())
+        other.mode = "synchronous"
+        other._check_again()
+        assert other.rule == Average()
+
+
+def test_a_rule_that_was_given_stays(spark_model, tmp_path):
+    spark_model.rule = "average"
+    spark_model.mode = "asynchronous"
+    for call in (spark_model._check_again, lambda: spark_model.save(tmp_path / "model.keras")):
+        with pytest.raises(ConfigurationError, match="rule 'average' does not fit mode='asynchronous'"):
+            call()
+    assert "rule=Average(" in repr(spark_model)
+    assert spark_model.get_config()["rule"] == Average()
+    assert spark_model.mode == "asynchronous"
+    spark_model.mode = "synchronous"
+    spark_model.save(tmp_path / "model.keras")
+    assert load_spark_model(tmp_path / "model.keras").get_config()["rule"] == Average()
 
 
 def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_original(spark_model):
