@@ -7,6 +7,7 @@ files that Spark hands over. What is written goes through the file systems of Ar
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 import warnings
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
+
+_log = logging.getLogger(__name__)
 
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
@@ -110,9 +113,12 @@ def load_tfrecords(
 ) -> DataFrame:
     r"""TFRecord files of tf.train.Example as a DataFrame, read when it is asked for, in no particular order of files.
 
-    A feature that a record lacks is null there; if some hundred records from the beginnings of several files all lack one
-    that the schema names, there is a warning. A record that does not fit the schema is a `DataError` in the task that meets
-    it, with file, record (from 0) and feature; so is a damaged file.
+    A feature that a record lacks is null there. A record that does not fit the schema is a `DataError` in the task that
+    meets it, with file, record (from 0) and feature; so is a damaged file.
+
+    With a schema, files are read when the DataFrame is asked for, but for the first records, a few hundred or 16 MB at most,
+    of those that this process can open: if they all lack a feature that the schema names, there is a warning. Files on other
+    file systems are not looked at.
 
     Without a schema, some hundred records from the beginnings of several files are looked at: int64 becomes bigint, float32
     float, and bytes a string, or binary where they are not UTF-8. A feature is an array if one of these records has another
@@ -349,10 +355,16 @@ def _inferred(found: _Found, path: str, binary: Sequence[str]) -> tuple[Field, .
 
 
 def _warn_of_unknown(found: _Found, path: str, fields: Sequence[Field]) -> None:
-    """Warn of columns of a schema that a sample of the records does not have: their names may be misspelt."""
-    some = found.some()
-    wanted = frozenset(field.name.encode() for field in fields)
-    seen = set() if some is None else {row.name for row in _rows(some, _Names(wanted, _SAMPLED_RECORDS), "name string")}
+    """Warn of columns of a schema that the first records do not have: their names may be misspelt.
+
+    Only files that this process opens itself are looked at, without a job. What is wrong with one is reported by its reader.
+    """
+    files = sorted(file for file, size in found.sizes.items() if size > EMPTY_BYTES and _local(file))
+    try:
+        seen = _first_names(files[:_SAMPLED_FILES], {field.name for field in fields})
+    except Exception:
+        _log.debug("cannot look at the first records of %s", path, exc_info=True)
+        return
     unknown = [field.name for field in fields if field.name not in seen]
     if seen and unknown:
         warnings.warn(
@@ -362,31 +374,23 @@ def _warn_of_unknown(found: _Found, path: str, fields: Sequence[Field]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Names:
-    """Says which features the first records of files have, as far as they can be read: whoever reads them reports the rest.
+def _first_names(files: Sequence[str], wanted: set[str]) -> set[str]:
+    """The names of the features in some first records, those of the first file if it has enough of them.
 
-    Attributes:
-        wanted: Names after which it need not look any further.
-        records: How many records of a file it looks at.
+    Args:
+        files: The files; the next one is opened when the one before has ended.
+        wanted: Names after which nothing more is read.
     """
-
-    wanted: frozenset[bytes]
-    records: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A row for each name."""
-        import pyarrow as pa
-
-        seen: set[bytes] = set()
-        with suppress(DataError, StorageError):
-            for name, file in _files(batches):
-                for features, _ in islice(_parsed(file, name), self.records):
-                    seen.update(feature for feature, (kind, _) in features.items() if kind)
-                    if self.wanted <= seen:
-                        break
-        names = sorted(name.decode(errors="replace") for name in seen)
-        yield pa.record_batch([pa.array(names, pa.string())], ["name"])
+    seen: set[str] = set()
+    records = size = 0
+    for name in files:
+        with _opened(name) as file:
+            for features, length in _parsed(file, name):
+                seen.update(feature.decode(errors="replace") for feature, (kind, _) in features.items() if kind)
+                records, size = records + 1, size + length
+                if wanted <= seen or records == _SAMPLED_RECORDS or size > _BATCH_BYTES:
+                    return seen
+    return seen
 
 
 @dataclass(frozen=True)

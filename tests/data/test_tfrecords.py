@@ -345,33 +345,45 @@ def test_records_that_contradict_each_other_are_named():
         survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
 
 
-def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    listed = pa.record_batch([pa.array([f"file:{path}"])], ["path"])
+def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatch, caplog):
+    """The first records are looked at in this process, without a job, and no more of them than it takes."""
+    paths = [tmp_path / name for name in ("0", "1", "2")]
+    scheme = "file:"
 
-    def rows(frame, task, schema):
-        return [SimpleNamespace(**row) for batch in task(iter([frame])) for row in batch.to_pylist()]
+    def found(session, path):
+        sizes = {f"{scheme}{path}": path.stat().st_size for path in reversed(paths)}
+        return SimpleNamespace(sizes=sizes, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
 
-    found = SimpleNamespace(some=lambda: listed, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
-    monkeypatch.setattr(tfrecords, "_rows", rows)
     monkeypatch.setattr(tfrecords, "_equip", lambda session: None)
-    monkeypatch.setattr(tfrecords._Found, "of", lambda session, path: found)
+    monkeypatch.setattr(tfrecords._Found, "of", found)
+    caplog.set_level("DEBUG", logger=tfrecords.__name__)
 
     def load(*names):
         fields = [types.StructField(name, types.IntegerType()) for name in names]
         return load_tfrecords(SimpleNamespace(read=None), "there", schema=types.StructType(fields))
 
-    path.write_bytes(
-        written([example(**{name: ("int64", [1])}, none=("int64", [])).SerializeToString() for name in ("label", "late")])
-    )
+    def write(number, *names, then=b""):
+        records = [example(**{name: ("int64", [1])}, none=("int64", [])).SerializeToString() for name in names]
+        paths[number].write_bytes(written(records) + then)
+
+    write(0)
+    write(1, "label")
+    write(2, "late", "last")
     assert load("late", "label") == ["late", "label"]
     words = "none of the first records of 'there' has a feature 'lable', .*null in all .* Did you mean 'label'"
     with pytest.warns(UserWarning, match=words) as told:
         load("lable", "late")
     assert told[0].filename == __file__
-    path.write_bytes(b"")
-    assert load("lable") == ["lable"]
-    path.write_bytes(b"no records at all")  # who reads them is told
+    write(2, "late", then=b"no record at all")
+    assert load("late", "label") == ["late", "label"]  # it stops where all are found
+    monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 2)
+    with pytest.warns(UserWarning, match="has a feature 'last'"):
+        load("last")
+    assert caplog.text == ""
+    monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 3)
+    assert load("lable") == ["lable"]  # who reads the file is told
+    assert "cannot look at the first records of there" in caplog.text
+    scheme = "s3a:"
     assert load("lable") == ["lable"]
 
 

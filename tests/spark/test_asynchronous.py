@@ -706,7 +706,7 @@ def test_calls_from_callbacks_that_could_never_end_are_refused(sc):
     calls = [
         lambda: spark_model.predict(x),
         lambda: spark_model.evaluate(sc.parallelize(list(zip(x, y, strict=True)), 2)),
-        lambda: ensemble.predict(x),
+        lambda: ensemble.predict(sc.parallelize(list(x), 2)),
         lambda: other.fit(x, y, verbose=0),
         lambda: distributed(regression(), num_workers=None).fit(x, y, verbose=0),
     ]
