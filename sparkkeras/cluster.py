@@ -178,7 +178,8 @@ class Cluster:
                 if partitions is None:
                     return rdd.collect()
                 with self.training_workers():
-                    return list(self.context.runJob(rdd, _each, partitions))
+                    built: Any = _Built(rdd)
+                return list(self.context.runJob(built, _each, partitions))  # it may last as long as training does
         except Exception as error:
             raise translated(error, self.context) from error
 
@@ -195,6 +196,25 @@ class Cluster:
             raise
         finally:
             quietly(lambda: self.context.removeJobTag(tag))
+
+
+class _Built:
+    """What `SparkContext.runJob` takes as an RDD: it maps its function onto it, and runs what comes of that.
+
+    Spark notes the workers' environment variables when it makes the Java side of an RDD, which runJob would do on its own.
+
+    Args:
+        rdd: The RDD; its Java side, with the function of the job, is made here.
+    """
+
+    def __init__(self, rdd: RDD[Any]) -> None:
+        self._mapped = rdd.mapPartitions(_each)
+        _ = self._mapped._jrdd
+
+    def mapPartitions(self, function: Callable[[Iterable[Any]], Iterable[Any]]) -> RDD[Any]:  # noqa: N802 - an RDD's
+        """The RDD with the function of the job."""
+        assert function is _each
+        return self._mapped
 
 
 class SparkRunning(LocalRunning[R]):

@@ -139,3 +139,48 @@ def test_slots_that_callbacks_within_callbacks_keep_add_up(cluster):
 def begins(cluster):
     """Whether a job begins."""
     return cluster.collect(Jobs(lambda: [True])) == [True]
+
+
+class Partitions:
+    """An RDD whose Java side notes the environment variables of workers when it is made."""
+
+    def __init__(self, context, function=None):
+        self.context, self.function, self._java = context, function, None
+
+    def mapPartitions(self, function):
+        return Partitions(self.context, function)
+
+    @property
+    def _jrdd(self):
+        if self._java is None:
+            self._java = dict(self.context.environment)
+        return self._java
+
+
+def test_a_job_over_some_partitions_leaves_the_environment_to_other_threads(cluster):
+    def run_job(rdd, function, partitions):
+        mapped = rdd.mapPartitions(function)  # as PySpark does
+        environments.append(mapped._jrdd)
+        assert cluster.context.environment == {"MINE": "1"}
+        others.append(in_time(enter))
+        return mapped.function(partitions)
+
+    def enter():
+        with cluster.training_workers():
+            pass
+
+    environments, others = [], []
+    cluster.context.environment = {"MINE": "1"}
+    cluster.context.runJob = run_job
+    cluster._environment = {"SPARKKERAS_WORKER": "1"}
+    assert cluster.collect(Partitions(cluster.context), [1, 2]) == [1, 2]
+    assert environments == [{"MINE": "1", "SPARKKERAS_WORKER": "1"}]
+    assert others == [True]
+
+
+def in_time(call):
+    """Whether another thread gets through a call, which this thread does not hold up."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
