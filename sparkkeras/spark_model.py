@@ -307,12 +307,12 @@ class SparkModel:
             A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
 
         Raises:
-            ModelError: The model is not compiled, or its optimizer does not fit its weights.
+            ModelError: The model is not compiled, its optimizer does not fit its weights, it cannot be trained for another
+                reason, or another call of ``fit`` is training it.
             ConfigurationError: An argument is unknown or out of range.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot travel, or would load as something else.
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round or epoch.
-            ModelError: The model cannot be trained, or another call of ``fit`` is training it.
             ParameterServerError: Workers cannot reach the parameter server.
             WorkerError: A task failed for good; the message has its traceback.
         """
@@ -417,7 +417,7 @@ class SparkModel:
             batch_size: Rows in a batch; ``None`` takes the SparkModel's.
             sample_weight: As in `fit`.
             return_dict: Whether to return figures by name.
-            verbose: 1 or 2 prints the figures.
+            verbose: ``"auto"``, 1 or 2 prints the figures.
             features: As in `fit`.
             label: As in `fit`.
             loader: As in `fit`.
@@ -472,7 +472,7 @@ class SparkModel:
             batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame without a loader 1024 if that
                 is less.
             collect: ``False`` returns a lazy RDD with one prediction a row instead. A DataFrame is always lazy.
-            verbose: 1 or 2 prints how many rows were predicted, where the predictions are not lazy.
+            verbose: ``"auto"``, 1 or 2 prints how many rows were predicted, where the predictions are not lazy.
             features: As in `fit`.
             output_col: The column that a DataFrame gets: a float for one output of shape (batch, 1), else a (nested) array
                 of floats. Several outputs: a list of names, or ``{output name: column}``; one name makes the columns
