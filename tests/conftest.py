@@ -52,15 +52,24 @@ def pytest_configure(config):
 
 
 class Finished:
-    """Writes down which tests have passed, so that a run that was cut off goes on with the others."""
+    """Writes down which tests have passed, so that a run that was cut off goes on with the others.
+
+    A test has passed with its teardown, in which fixtures look for what it has left behind.
+    """
 
     def __init__(self, path):
         self._path = path
+        self._passed = {}
 
     def pytest_runtest_logreport(self, report):
-        if report.when == "call" and report.outcome != "failed":
-            with self._path.open("a") as file:
-                file.write(report.nodeid + "\n")
+        passed = self._passed.setdefault(report.nodeid, set())
+        if report.outcome != "failed":
+            passed.add(report.when)
+        if report.when == "teardown":
+            del self._passed[report.nodeid]
+            if passed == {"setup", "call", "teardown"}:
+                with self._path.open("a") as file:
+                    file.write(report.nodeid + "\n")
 
 
 def pytest_collection_modifyitems(config, items):

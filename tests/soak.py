@@ -5,7 +5,7 @@
     bash scripts/soak --list          # which there are, and how much of each is done
 
 A run that is cut off goes on where it stood: tests that have passed are noted in ``artifacts/soak`` and left out as long as
-the sources stay as they are. ``--again`` begins anew.
+the sources, pyproject.toml and the backend stay as they are. ``--again`` begins anew.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SHARDS = {
 """Which tests are in a shard: arguments for pytest, of which those marked ``soak`` run."""
 
 
-def sources() -> str:
-    """A digest of the package and the tests."""
-    digest = hashlib.sha256()
-    for folder in ("sparkkeras", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+def sources(root: Path = ROOT) -> str:
+    """A digest of what decides whether tests pass: the package, the tests, their settings and the backend."""
+    digest = hashlib.sha256(os.environ.get("KERAS_BACKEND", "").encode())
+    settings = [root / "pyproject.toml", root / "tests" / "mutants" / "mutants.toml"]
+    for path in [*settings, *(path for folder in ("sparkkeras", "tests") for path in sorted((root / folder).rglob("*.py")))]:
+        digest.update(b"\0" + path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

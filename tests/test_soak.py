@@ -1,0 +1,48 @@
+"""Which tests a run that goes on leaves out."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests import soak
+from tests.conftest import Finished
+
+
+def report(nodeid, when, outcome="passed"):
+    return SimpleNamespace(nodeid=nodeid, when=when, outcome=outcome)
+
+
+def test_a_test_is_finished_when_its_teardown_has_passed(tmp_path):
+    finished = Finished(tmp_path / "finished")
+    outcomes = {
+        "passes": {"setup": "passed", "call": "passed", "teardown": "passed"},
+        "is expected to fail": {"setup": "passed", "call": "skipped", "teardown": "passed"},
+        "leaves something behind": {"setup": "passed", "call": "passed", "teardown": "failed"},
+        "fails": {"setup": "passed", "call": "failed", "teardown": "passed"},
+        "cannot begin": {"setup": "failed", "teardown": "passed"},
+        "is skipped": {"setup": "skipped", "teardown": "passed"},
+        "is cut off": {"setup": "passed", "call": "passed"},
+    }
+    for when in ("setup", "call", "teardown"):  # those of several processes come mixed
+        for nodeid, phases in outcomes.items():
+            if when in phases:
+                finished.pytest_runtest_logreport(report(nodeid, when, phases[when]))
+    assert (tmp_path / "finished").read_text().splitlines() == ["passes", "is expected to fail"]
+
+
+FILES = ["pyproject.toml", "tests/mutants/mutants.toml", "sparkkeras/model.py", "tests/conftest.py"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_decides_whether_tests_pass_begins_a_run_anew(tmp_path, monkeypatch, name):
+    for each in FILES:
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("before")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    before = soak.sources(tmp_path)
+    assert soak.sources(tmp_path) == before
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert soak.sources(tmp_path) != before
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    (tmp_path / name).write_text("after")
+    assert soak.sources(tmp_path) != before
