@@ -215,7 +215,7 @@ class EnsembleModel:
             batch_size: Rows in a batch.
             sample_weight: Weights that go with arrays; of a DataFrame their column.
             return_dict: Whether to return figures by name.
-            verbose: 1 or 2 prints the figures.
+            verbose: ``"auto"``, 1 or 2 prints the figures.
             features: As in `predict`.
             label: The columns of the labels.
             loader: As in `predict`.
