@@ -123,8 +123,7 @@ def test_what_validates_may_be_a_frame_or_the_rows_of_a_column(sc, spark):
     expected, histories = None, []
     flags = {
         "boolean": F.col("held"),
-        "int": F.when(F.col("held"), 7).otherwise(0),
-        "with nulls": F.when(F.col("held"), True),
+        "int with nulls": F.when(F.col("held"), 7),
     }
     for flag in [None, *flags.values()]:
         spark_model = SparkModel(model(), seed=4)
