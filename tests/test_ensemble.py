@@ -595,18 +595,6 @@ def test_never_worse_than_the_best_member_on_validation_data(members, judged, di
     assert ensemble.voting == voting
 
 
-@pytest.mark.soak
-def test_better_than_the_best_member_on_test_data(members, digits):
-    x, y, x_test, y_test = digits
-    ensemble = greedy_ensemble(members, x[1000:], y[1000:], "loss", size=20)
-    alone = [model.evaluate(x[1000:], y[1000:], verbose=0, return_dict=True) for model in members]
-    best = members[int(np.argmin([figures["loss"] for figures in alone]))]
-    mine, its = (each.evaluate(x_test, y_test, return_dict=True) for each in (ensemble, EnsembleModel([best])))
-    assert mine["loss"] < its["loss"]
-    assert mine["accuracy"] > its["accuracy"]
-    assert len(ensemble.models) > 1
-
-
 def test_members_that_do_not_help_are_left_out(members, digits):
     x, y, *_ = digits
     untrained = network(seed=9)

@@ -138,6 +138,7 @@ def test_stretches_are_the_whole_epoch(linear, cut):
     assert np.array_equal(other.state.optimizer.vector, whole.state.optimizer.vector)
     assert (one.rows, other.rows) == (BATCH * cut, 22 - BATCH * cut)
     assert (one.steps, other.steps) == (cut, 6 - cut)
+    metrics.prepare(linear.model, ROWS)
     merged = figures(linear.model, metrics.merge([one.metrics, other.metrics]))
     assert merged == pytest.approx(whole.logs, rel=1e-6)
 
