@@ -13,8 +13,8 @@ from sparkkeras.parameter.ledger import Ledger, Share
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
-from sparkkeras.parameter.transport import Address, Endpoint, make_transport
-from sparkkeras.parameter.wire import Secret
+from sparkkeras.rpc.transport import Address, Endpoint, make_transport
+from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
 

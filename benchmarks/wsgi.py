@@ -202,7 +202,7 @@ def cheroot_tuned(app: Flask) -> tuple[int, Stop]:
 
 def cheroot_mended(app: Flask) -> tuple[int, Stop]:
     """What sparkkeras makes of cheroot."""
-    from sparkkeras.parameter.wsgi import serving
+    from sparkkeras.rpc.wsgi import serving
 
     context = serving(app, "127.0.0.1", 0, threads=16, timeout=30)
     return context.__enter__(), lambda: context.__exit__(None, None, None)

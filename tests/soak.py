@@ -24,8 +24,8 @@ DONE = ROOT / "artifacts" / "soak"
 OF_OTHER_SHARDS = ["search", "ensembles", "connect", "asynchronous_faults", "recovery"]
 
 SHARDS = {
-    "parameter": ["tests/parameter"],
-    "light": ["tests", "--ignore=tests/parameter", "--ignore=tests/spark", "--ignore=tests/hyperopt"],
+    "parameter": ["tests/parameter", "tests/rpc"],
+    "light": ["tests", "--ignore=tests/parameter", "--ignore=tests/rpc", "--ignore=tests/spark", "--ignore=tests/hyperopt"],
     "search": ["tests/hyperopt", "tests/spark/test_search.py", "tests/spark/test_ensembles.py"],
     "training": ["tests/spark", *(f"--ignore=tests/spark/test_{name}.py" for name in OF_OTHER_SHARDS)],
     "faults": ["tests/spark/test_asynchronous_faults.py", "tests/spark/test_recovery.py"],

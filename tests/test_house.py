@@ -48,13 +48,14 @@ FLOORS = {
     "spark_ensemble": FACES,
     "spark_model": FACES,
     "sql": FACES,
+    "rpc": TOOLS,
     "__init__": FACES,
 }
 
 DOORS = {
-    "cheroot": {"parameter"},
-    "cryptography": {"parameter"},
-    "flask": {"parameter"},
+    "cheroot": {"rpc"},
+    "cryptography": {"rpc"},
+    "flask": {"rpc"},
     "google_crc32c": {"data"},
     "h5py": {"persistence"},
     "hyperopt": {"hyperopt"},

@@ -23,7 +23,7 @@ from typing import Any
 from sparkkeras.errors import ConfigurationError, SparkKerasError
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 
 LEASE_LOST = "lease lost"
 """The kind of a refusal: another worker has the trial."""

@@ -31,7 +31,7 @@ from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
-from sparkkeras.parameter.transport import Address
+from sparkkeras.rpc.transport import Address
 
 BEAT_SECONDS = 1.0
 """How often a worker whose trial says nothing gives a sign of life, and hears whether it shall go on."""

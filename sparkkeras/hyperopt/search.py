@@ -36,8 +36,8 @@ from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.job import Server
 from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.transport import make_transport
-from sparkkeras.parameter.wire import Secret
+from sparkkeras.rpc.transport import make_transport
+from sparkkeras.rpc.wire import Secret
 from sparkkeras.strategy.reach import check_reach, endpoint
 
 Verbose = Literal["auto", 0, 1, 2]

@@ -12,7 +12,7 @@ call        asks                                                        body the
 `lose`      to give the trial out again: its process is gone
 ==========  ==========================================================  =================================================
 
-They travel as those of the parameter server do (`sparkkeras.parameter.transport`). All but `ask` may be repeated without
+They travel as those of the parameter server do (`sparkkeras.rpc.transport`). All but `ask` may be repeated without
 harm; a trial that was given out to nobody, since the answer to `ask` was lost, runs out and is given out again.
 """
 
@@ -31,8 +31,8 @@ from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageE
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import STOPPED, Trial
-from sparkkeras.parameter.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
-from sparkkeras.parameter.wire import Body
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
+from sparkkeras.rpc.wire import Body
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Models travel in pieces of this size, so the driver never holds one in memory."""

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 from sparkkeras.weights import Array
 
 LEASE_LOST = "lease lost"

@@ -35,7 +35,7 @@ import numpy as np
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError, SparkKerasError
 from sparkkeras.parameter.ledger import Directive, Ledger, Standing
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.parameter.transport import (
+from sparkkeras.rpc.transport import (
     Address,
     Call,
     Caller,
@@ -46,7 +46,7 @@ from sparkkeras.parameter.transport import (
     insist,
     pauses,
 )
-from sparkkeras.parameter.wire import Body
+from sparkkeras.rpc.wire import Body
 from sparkkeras.weights import Array, Flat
 
 DIVERGED = "diverged"

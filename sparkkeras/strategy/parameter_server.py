@@ -36,8 +36,8 @@ from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Stan
 from sparkkeras.parameter.rules import AsynchronousRule, State, Window
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.parameter.transport import Address, make_transport
-from sparkkeras.parameter.wire import Secret
+from sparkkeras.rpc.transport import Address, make_transport
+from sparkkeras.rpc.wire import Secret
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.weights import Array, Flat, average

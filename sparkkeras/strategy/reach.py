@@ -10,7 +10,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, DriverAddress, TaskContext
 from sparkkeras.errors import ParameterServerError
 from sparkkeras.job import Server
-from sparkkeras.parameter.transport import Address, Endpoint, RefusedError, TransportError, connect
+from sparkkeras.rpc.transport import Address, Endpoint, RefusedError, TransportError, connect
 
 PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before work begins."""

@@ -23,7 +23,7 @@ from sparkkeras.hyperopt.ledger import (
     Worker,
 )
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
 

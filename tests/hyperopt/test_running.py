@@ -21,8 +21,8 @@ from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
-from sparkkeras.parameter.transport import Endpoint, RefusedError, make_transport
-from sparkkeras.parameter.wire import Secret
+from sparkkeras.rpc.transport import Endpoint, RefusedError, make_transport
+from sparkkeras.rpc.wire import Secret
 
 SPACE = Space({"x": hp.uniform("x", -10, 10), "f": hp.choice("f", [abs, np.square])})
 ENDPOINT = Endpoint("127.0.0.1", "127.0.0.1")

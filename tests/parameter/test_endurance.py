@@ -18,12 +18,12 @@ import pytest
 from sparkkeras.parameter.ledger import Ledger, Share
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterService
-from sparkkeras.parameter.socket import _head, _length
 from sparkkeras.parameter.store import Store
-from sparkkeras.parameter.transport import Endpoint, TransportError, make_transport, read_body
-from sparkkeras.parameter.wire import HEAD_BYTES, HELLO_BYTES, Greeting, Head, Reception, Secret, Session, WireError
+from sparkkeras.rpc.socket import _head, _length
+from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport, read_body
+from sparkkeras.rpc.wire import HEAD_BYTES, HELLO_BYTES, Greeting, Head, Reception, Secret, Session, WireError
 from sparkkeras.weights import Flat
-from tests.parameter.test_transports import MB, Last, Relay, answer_to, calling, encrypts, eventually, over_tcp, patient
+from tests.rpc.test_transports import MB, Last, Relay, answer_to, calling, encrypts, eventually, over_tcp, patient
 
 FLOATS = MB // 4
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, Share
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
 START_SECONDS = 60.0

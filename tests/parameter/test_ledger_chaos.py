@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.parameter.ledger import Ledger, Share
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
 START_SECONDS = 15.0

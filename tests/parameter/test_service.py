@@ -14,8 +14,8 @@ from sparkkeras.parameter.ledger import Directive, Ledger, Share
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterServerStats, ParameterService, is_finite
 from sparkkeras.parameter.store import Store
-from sparkkeras.parameter.transport import Endpoint, RefusedError, connect, make_transport
-from sparkkeras.parameter.wire import Secret
+from sparkkeras.rpc.transport import Endpoint, RefusedError, connect, make_transport
+from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
 VECTOR = np.array([1, 2, 3, 4], np.float32)  # the last one is a statistic

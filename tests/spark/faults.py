@@ -18,7 +18,7 @@ import numpy as np
 from sparkkeras import SparkModel
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.service import ParameterService
-from sparkkeras.parameter.transport import RefusedError
+from sparkkeras.rpc.transport import RefusedError
 
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3
 BATCHES = ROWS // WORKERS // BATCH_SIZE

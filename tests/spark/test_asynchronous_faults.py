@@ -232,7 +232,7 @@ class CutOff(keras.callbacks.Callback):
         self.mark, self.at = mark, 0.0
 
     def on_epoch_end(self, epoch, logs=None):
-        from sparkkeras.parameter.socket import _Server
+        from sparkkeras.rpc.socket import _Server
 
         (server,) = [each for each in gc.get_objects() if isinstance(each, _Server) and not each._closing]
         with server._lock:

@@ -21,13 +21,13 @@ from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
 from sparkkeras.job import Server, Shares, Validation
 from sparkkeras.model import ModelState
-from sparkkeras.parameter import inprocess
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
+from sparkkeras.rpc import inprocess
 from sparkkeras.strategy.gather import mean_logs
 from sparkkeras.worker import BatchOptions
 from tests.conftest import long
-from tests.parameter.test_transports import eventually
+from tests.rpc.test_transports import eventually
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 TRANSPORTS = ["inprocess", "socket", "http"]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkkeras.parameter.transport import (
+from sparkkeras.rpc.transport import (
     Address,
     Call,
     Endpoint,
@@ -31,7 +31,7 @@ from sparkkeras.parameter.transport import (
     read_body,
     refusal,
 )
-from sparkkeras.parameter.wire import (
+from sparkkeras.rpc.wire import (
     HEAD_BYTES,
     HELLO_BYTES,
     TAG_BYTES,

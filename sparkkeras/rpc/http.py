@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sparkkeras.parameter.transport import (
+from sparkkeras.rpc.transport import (
     Address,
     Call,
     Endpoint,
@@ -36,7 +36,7 @@ from sparkkeras.parameter.transport import (
     read_body,
     refusal,
 )
-from sparkkeras.parameter.wire import (
+from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
     Body,
@@ -65,7 +65,7 @@ class HttpTransport:
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
         """As `Transport.serve`."""
-        from sparkkeras.parameter.wsgi import serving  # the server's libraries are not needed on workers
+        from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
         listener(endpoint).close()  # says it better than cheroot if nobody can listen here
         application = _Application(handler, Reception(secret, endpoint.encrypt), 4 * endpoint.members)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.parameter.transport import (
+from sparkkeras.rpc.transport import (
     TRANSPORTS,
     Address,
     Endpoint,
@@ -28,7 +28,7 @@ from sparkkeras.parameter.transport import (
     connect,
     make_transport,
 )
-from sparkkeras.parameter.wire import CHUNK_BYTES, Head, Secret, Session
+from sparkkeras.rpc.wire import CHUNK_BYTES, Head, Secret, Session
 
 TRANSPORTS_UNDER_TEST = ["inprocess", "socket", "http"]
 
@@ -1182,7 +1182,7 @@ def test_connections_that_have_ended_leave_nothing_on_a_server_that_goes_on(name
 
 def test_a_conversation_outlives_a_silence_and_keeps_no_more_memory():
     """Over HTTP an idle connection must not end, and one that begins anew must not leave its buffer behind."""
-    from sparkkeras.parameter import http
+    from sparkkeras.rpc import http
 
     made = []
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkkeras.parameter import wire
-from sparkkeras.parameter.transport import Address, Endpoint
-from sparkkeras.parameter.wire import (
+from sparkkeras.rpc import wire
+from sparkkeras.rpc.transport import Address, Endpoint
+from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
     HEAD_BYTES,
     HELLO_BYTES,

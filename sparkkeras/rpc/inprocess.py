@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sparkkeras.parameter.transport import (
+from sparkkeras.rpc.transport import (
     Address,
     Call,
     Endpoint,
@@ -20,7 +20,7 @@ from sparkkeras.parameter.transport import (
     answered,
     checked,
 )
-from sparkkeras.parameter.wire import Body, Fields, Secret
+from sparkkeras.rpc.wire import Body, Fields, Secret
 
 _served: dict[bytes, Handler] = {}
 

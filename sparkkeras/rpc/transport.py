@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.parameter.wire import (
+from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
     TAG_BYTES,
     Body,
