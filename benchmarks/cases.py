@@ -272,10 +272,10 @@ def _counting():
 def _store(frame, model, columns) -> None:
     """Write the rows as `fit` would before it trains."""
     from sparkkeras import device
-    from sparkkeras import model as models
     from sparkkeras.data.frame import Named
     from sparkkeras.data.schema import Reader
     from sparkkeras.data.source import as_dataset, where_is
+    from sparkkeras.modeling import archive as models
 
     cluster = where_is(frame, device.worker_environment)
     reader = Reader(models.schema_of(model), labelled=False)

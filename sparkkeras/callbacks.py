@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
-from sparkkeras import metrics
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.model import has_settable_rate, inner_optimizer
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import has_settable_rate, inner_optimizer
 from sparkkeras.worker import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)

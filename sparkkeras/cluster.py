@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras import errors, probe
-from sparkkeras.concurrency import held_slots
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
+from sparkkeras.spark.slots import held_slots
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

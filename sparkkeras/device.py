@@ -6,7 +6,6 @@ The only file that names a backend.
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.errors import ClusterError, DataError
+from sparkkeras.modeling import garbage
 
 AUTO_STEPS_PER_EXECUTION = 32
 """Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
@@ -49,7 +49,7 @@ def load() -> None:
     """Import Keras and its backend, without what they write to standard error then, and run nothing."""
     with _hushed():
         import keras  # noqa: F401
-    _keep()
+    garbage.keep_loaded()
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             import torch
 
             torch.set_num_threads(cores)
-    _keep()
+    garbage.keep_loaded()
 
 
 def _is_for_the_person(record: logging.LogRecord) -> bool:
@@ -102,32 +102,6 @@ def _is_for_the_person(record: logging.LogRecord) -> bool:
     """
     message = record.getMessage()
     return not ("triggered tf.function retracing" in message and "TensorFlowTrainer." in message)
-
-
-def _keep() -> None:
-    """PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays."""
-    gc.collect()
-    gc.freeze()
-
-
-def spare_survivors() -> None:
-    """Have the garbage collector of a worker pass over what earlier tasks have left in use.
-
-    PySpark collects garbage after every task, which takes 20 ms for each model that the process keeps traced. As it has done
-    so, nothing that is there when the next task begins is garbage.
-    """
-    if os.environ.get("SPARKKERAS_WORKER") and len(gc.get_objects()) > _SURVIVORS:
-        gc.freeze()
-
-
-def collect_survivors() -> None:
-    """Have the next collection look through all objects again, as a large one is no longer in use."""
-    if os.environ.get("SPARKKERAS_WORKER"):
-        gc.unfreeze()
-
-
-_SURVIVORS = 10_000
-"""So many objects are collected in 3 ms."""
 
 
 def is_untouched() -> bool:

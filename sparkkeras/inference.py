@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras import metrics
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.schema import LabelRange, Reader, Schema, union
 from sparkkeras.data.source import lazy_dataset
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelWeights
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.remote import AnyCluster
 from sparkkeras.worker import BatchOptions, LocalTrainer, together, transformed
 

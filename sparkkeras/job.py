@@ -11,7 +11,7 @@ import keras
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.model import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import State, UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats

@@ -10,14 +10,14 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras import model as models
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.labels import losses_of
 from sparkkeras.ml.outputs import Meaning
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.labels import losses_of
+from sparkkeras.modeling.voting import Vote
 from sparkkeras.scoring import outputs_of
-from sparkkeras.voting import Vote
 
 VOTING = ("soft", "hard", "average")
 """How the predictions of several models become one."""
@@ -71,7 +71,7 @@ def shares(weights: Any, count: int) -> tuple[float, ...]:
 
 
 def exclusive(members: Sequence[keras.Model]) -> list[bool]:
-    """For each output, whether its values are classes of which one is right; see `sparkkeras.voting`."""
+    """For each output, whether its values are classes of which one is right; see `sparkkeras.modeling.voting`."""
     told = [[_is_exclusive(*each) for each in _outputs(model)] for model in members]
     return [all(each) for each in zip(*told, strict=True)]
 
@@ -120,7 +120,7 @@ def as_one_model(
         like: A model whose inputs and outputs it has the structure of.
         members: Models that nobody else needs: they get other names, and are not trained any more.
         shares: The weight of each.
-        majority: As of `sparkkeras.voting.Vote`.
+        majority: As of `sparkkeras.modeling.voting.Vote`.
         is_exclusive: The same, for each output.
     """
     first = models.graph_of(like)

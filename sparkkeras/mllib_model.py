@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.mllib import (
     as_vectors,
@@ -21,6 +20,7 @@ from sparkkeras.data.mllib import (
 )
 from sparkkeras.data.schema import OnNan, OnNanToPredict
 from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.modeling import archive as models
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats

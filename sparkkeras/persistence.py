@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.model import HDF5, load_bytes, save_bytes
+from sparkkeras.modeling.archive import HDF5, load_bytes, save_bytes
 from sparkkeras.parameter.rules import State
 
 _SETTINGS = "sparkkeras.json"

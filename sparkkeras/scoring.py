@@ -15,8 +15,6 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments, device
-from sparkkeras import model as models
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, stored_as, to_column, type_name
 from sparkkeras.data.dataset import Shared, TaskContext
@@ -35,7 +33,9 @@ from sparkkeras.data.frame import (
 from sparkkeras.data.rdd import Deferred
 from sparkkeras.data.schema import NanPolicy, Reader, Schema
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
-from sparkkeras.model import ModelArchive, ModelWeights
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.remote import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker import BatchOptions, LocalTrainer, Transform

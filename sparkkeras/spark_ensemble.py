@@ -25,7 +25,7 @@ from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.job import Job
 from sparkkeras.members import check_members
-from sparkkeras.model import check_trainable, schema_of
+from sparkkeras.modeling.archive import check_trainable, schema_of
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
 from sparkkeras.strategy.independent import SAMPLING, IndependentStrategy
 from sparkkeras.worker import BatchOptions

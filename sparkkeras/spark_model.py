@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec
 import keras
 import numpy as np
 
-from sparkkeras import arguments, device, inference, labels, metrics, persistence, storage
-from sparkkeras import model as models
+from sparkkeras import arguments, device, inference, persistence, storage
 from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import (
     DriverCallbacks,
@@ -26,8 +25,6 @@ from sparkkeras.callbacks import (
     told,
 )
 from sparkkeras.cluster import interruptible
-from sparkkeras.concurrency import training
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
@@ -36,7 +33,11 @@ from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, la
 from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.job import Job, Server, Shares, Validation
-from sparkkeras.model import ModelArchive, ModelWeights
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import labels, metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.locks import training
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,

@@ -17,17 +17,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras import device, metrics
-from sparkkeras import model as models
-from sparkkeras.custom_code import ByValue
+from sparkkeras import device
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure, changed, concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
 from sparkkeras.errors import DataError
-from sparkkeras.labels import check_labels
-from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.labels import check_labels
+from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.weights import Flat
 
 PIECE_BYTES = 4 * 1024 * 1024

@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel, metrics
+from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
 from sparkkeras.callbacks import Progress, check_directions, check_monitors, check_names
+from sparkkeras.modeling import metrics
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.strategy.parameter_server import _Pace
 from tests.models import regression

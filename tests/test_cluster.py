@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JError
 
 from sparkkeras.cluster import Cluster, interruptible, quietly
-from sparkkeras.concurrency import holding_slots
 from sparkkeras.errors import ConfigurationError, WorkerError
+from sparkkeras.spark.slots import holding_slots
 
 
 class Context:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from sparkkeras import device
-from sparkkeras import model as models
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import garbage
 from tests.models import regression
 
 
@@ -59,15 +60,15 @@ def test_a_compiled_call_ends_where_a_window_does(every, steps):
 def test_what_outlives_a_task_is_not_collected_again_until_a_model_goes(monkeypatch):
     try:
         held = [[] for _ in range(20_000)]
-        device.spare_survivors()  # not a worker: the process is the person's
+        garbage.spare_survivors()  # not a worker: the process is the person's
         assert gc.get_freeze_count() == 0
         monkeypatch.setenv("SPARKKERAS_WORKER", "1")
-        device.spare_survivors()
+        garbage.spare_survivors()
         assert gc.get_freeze_count() > len(held)
         frozen = gc.get_freeze_count()
-        device.spare_survivors()  # few objects are new
+        garbage.spare_survivors()  # few objects are new
         assert gc.get_freeze_count() == frozen
-        device.collect_survivors()
+        garbage.collect_survivors()
         assert gc.get_freeze_count() == 0
     finally:
         gc.unfreeze()
@@ -79,7 +80,7 @@ def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
     monkeypatch.setattr(models, "KEPT_MODELS", 1)
     try:
         first = weakref.ref(models.ModelArchive.pack(regression()).cached())
-        device.spare_survivors()
+        garbage.spare_survivors()
         models.ModelArchive.pack(regression(width=4)).cached()
         gc.collect()
         assert first() is None
@@ -89,6 +90,7 @@ def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
 
 PREPARED = """
 from sparkkeras import device
+from sparkkeras.modeling import garbage
 device.prepare(1)
 import json, keras
 print(json.dumps([keras.config.floatx(), keras.config.dtype_policy().name, keras.config.image_data_format()]))

@@ -15,7 +15,7 @@ import pytest
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model, persistence
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
 from sparkkeras.ml import KerasTransformer
-from sparkkeras.model import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive
 from tests.models import regression
 
 SETTINGS = {

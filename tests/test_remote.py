@@ -12,7 +12,7 @@ from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data
 from sparkkeras.data.rdd import Missing
 from sparkkeras.data.remote import InPieces, Whole
 from sparkkeras.hyperopt import HyperParamModel
-from sparkkeras.model import ModelState
+from sparkkeras.modeling.archive import ModelState
 from sparkkeras.remote import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.strategy.averaging import Mean, merge
 from sparkkeras.weights import Flat

@@ -30,7 +30,7 @@ def test_a_test_is_finished_when_its_teardown_has_passed(tmp_path):
     assert (tmp_path / "finished").read_text().splitlines() == ["passes", "is expected to fail"]
 
 
-FILES = ["pyproject.toml", "tests/mutants/mutants.toml", "sparkkeras/model.py", "tests/conftest.py"]
+FILES = ["pyproject.toml", "tests/mutants/mutants.toml", "sparkkeras/modeling/archive.py", "tests/conftest.py"]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -4,16 +4,16 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import metrics
-from sparkkeras import model as models
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import DataError
-from sparkkeras.labels import check_labels
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.labels import check_labels
 from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
 from tests.conftest import long
 

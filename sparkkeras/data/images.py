@@ -20,9 +20,9 @@ from urllib.parse import unquote
 import numpy as np
 
 from sparkkeras.arguments import one_of, whole_number
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.columns import PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.storage import has_scheme
 from sparkkeras.weights import Array
 

@@ -37,6 +37,7 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
+from sparkkeras.modeling import garbage
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -367,7 +368,7 @@ class Deferred(Generic[R]):
         """Make this process ready, and run the task."""
         started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
-        device.spare_survivors()
+        garbage.spare_survivors()
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 

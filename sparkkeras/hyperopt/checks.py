@@ -12,13 +12,13 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.callbacks import as_callbacks
-from sparkkeras.custom_code import ByValue
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import Limits
 from sparkkeras.hyperopt.objective import Call, Fit
 from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import Trial
+from sparkkeras.modeling.custom_code import ByValue
 
 _MINIMIZED = re.compile(r"loss|error|mae|mse|rmse|mape|msle|hinge|crossentropy|divergence|poisson|logcosh|log_cosh|false|kl")
 _MAXIMIZED = re.compile(

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.custom_code import ByValue
 from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.journal import Journal
@@ -17,7 +16,8 @@ from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import built, unpacked_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
-from sparkkeras.model import load_bytes, optimizer_variables
+from sparkkeras.modeling.archive import load_bytes, optimizer_variables
+from sparkkeras.modeling.custom_code import ByValue
 
 
 @dataclass(frozen=True)

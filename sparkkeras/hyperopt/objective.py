@@ -15,7 +15,6 @@ import numpy as np
 
 from sparkkeras import device
 from sparkkeras.callbacks import as_callbacks
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
@@ -24,8 +23,9 @@ from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
-from sparkkeras.labels import check_labels
-from sparkkeras.model import check_trainable, save_bytes, schema_of
+from sparkkeras.modeling.archive import check_trainable, save_bytes, schema_of
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.labels import check_labels
 from sparkkeras.worker import batch_hooks
 
 TRACEBACK_LENGTH = 20_000

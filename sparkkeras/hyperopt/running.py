@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras import device
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
@@ -31,6 +30,7 @@ from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 
 BEAT_SECONDS = 1.0

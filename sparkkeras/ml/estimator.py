@@ -13,7 +13,6 @@ import numpy as np
 from pyspark import keyword_only
 from pyspark.ml import Estimator
 
-from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import Columns, Loaders
 from sparkkeras.errors import ConfigurationError, ModelError
@@ -21,7 +20,8 @@ from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import Columnar, KerasTransformer, result_schema
 from sparkkeras.ml.values import Names
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.scoring import BATCH_SIZE

@@ -11,7 +11,6 @@ import keras
 from pyspark import keyword_only
 from pyspark.ml import Transformer
 
-from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.data.frame import Named
@@ -22,6 +21,7 @@ from sparkkeras.ml.outputs import as_vector
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import Columnar, with_fields
+from sparkkeras.modeling import archive as models
 from sparkkeras.scoring import outputs_of, with_predictions
 
 if TYPE_CHECKING:

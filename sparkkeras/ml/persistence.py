@@ -29,10 +29,11 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkkeras import custom_code, persistence, storage
+from sparkkeras import persistence, storage
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError
 from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
-from sparkkeras.model import ModelArchive
+from sparkkeras.modeling import custom_code
+from sparkkeras.modeling.archive import ModelArchive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ import keras
 from pyspark import keyword_only
 from pyspark.ml import Model
 
-from sparkkeras import model as models
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, tells_case
@@ -23,6 +22,7 @@ from sparkkeras.ml.outputs import OutputColumns, columns_of
 from sparkkeras.ml.params import InferenceParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.values import Names
+from sparkkeras.modeling import archive as models
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
 from sparkkeras.spark_model import SparkModel
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras import inference, metrics
+from sparkkeras import inference
 from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DivergenceError
 from sparkkeras.job import Job, Validation
-from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights, trainable_size
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, trainable_size
+from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.weights import Flat, average

@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeVar
 import keras
 import numpy as np
 
-from sparkkeras import metrics
 from sparkkeras.data.dataset import Results
 from sparkkeras.job import Job
-from sparkkeras.metrics import MetricState
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.metrics import MetricState
 
 R = TypeVar("R")
 

@@ -18,7 +18,7 @@ from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.job import Job
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.worker import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")

@@ -21,23 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras import metrics
-from sparkkeras import model as models
 from sparkkeras.callbacks import DriverCallbacks
-from sparkkeras.concurrency import holding_slots
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, ParameterServerError
 from sparkkeras.job import Job, Validation
-from sparkkeras.metrics import MetricState
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Standing
 from sparkkeras.parameter.rules import AsynchronousRule, State, Window
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret
+from sparkkeras.spark.slots import holding_slots
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.weights import Array, Flat, average

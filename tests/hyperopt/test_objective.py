@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sparkkeras import device
-from sparkkeras.custom_code import ByValue
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.ledger import GO_ON, PRUNE, STOP
@@ -23,7 +22,8 @@ from sparkkeras.hyperopt.objective import (
 )
 from sparkkeras.hyperopt.reporting import ReportCallback, TrialEnd, report
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
-from sparkkeras.model import load_bytes
+from sparkkeras.modeling.archive import load_bytes
+from sparkkeras.modeling.custom_code import ByValue
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
 DATA = {"x": X, "y": X[:, :1] * 2}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hyperopt import hp, rand
 
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError, WorkerError
@@ -21,6 +20,7 @@ from sparkkeras.hyperopt.running import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Endpoint, RefusedError, make_transport
 from sparkkeras.rpc.wire import Secret
 

@@ -83,7 +83,8 @@ def test_only_dataclasses_are_made_from_a_file():
 
 
 @pytest.mark.parametrize(
-    "place", ["sparkkeras.custom_code:ByValue", "sparkkeras.data.rdd:Sweep", "_pytest.config:Config.InvocationParams"]
+    "place",
+    ["sparkkeras.modeling.custom_code:ByValue", "sparkkeras.data.rdd:Sweep", "_pytest.config:Config.InvocationParams"],
 )
 def test_dataclasses_of_installed_packages_and_pickles_are_not_made_from_a_file(place):
     with pytest.raises(CustomObjectError, match="a file may not have it made"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel
-from sparkkeras.model import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive
 from tests.models import classifier, regression
 
 

@@ -77,7 +77,7 @@ def test_large_predictions_leave_the_worker_in_parts(sc, monkeypatch):
     monkeypatch.setattr(worker, "PREDICTION_BYTES", 256)
     from sparkkeras.data.block import from_arrays
     from sparkkeras.data.dataset import TaskContext
-    from sparkkeras.model import ModelArchive, ModelState, schema_of
+    from sparkkeras.modeling.archive import ModelArchive, ModelState, schema_of
 
     model = classifier(width=4)
     x = np.random.default_rng(0).random((100, 4)).astype(np.float32)

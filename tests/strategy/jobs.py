@@ -3,12 +3,12 @@
 import keras
 import numpy as np
 
-from sparkkeras import metrics
 from sparkkeras.callbacks import DriverCallbacks, Progress
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.job import Job, Server, Shares
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.strategy.base import make_strategy
 from sparkkeras.worker import FitOptions

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import metrics
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
 from sparkkeras.job import Shares, Validation
-from sparkkeras.model import ModelState
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.strategy import gather
 from sparkkeras.strategy.averaging import Mean, Report, merge

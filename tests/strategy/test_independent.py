@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import metrics
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.block import concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRows, LocalShared
 from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.job import Job, Shares, Validation
-from sparkkeras.model import ModelArchive, ModelState
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.rules import Average
 from sparkkeras.strategy.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
 from sparkkeras.worker import BatchOptions, FitOptions

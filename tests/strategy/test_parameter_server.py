@@ -14,16 +14,16 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras.concurrency import held_slots
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
 from sparkkeras.job import Server, Shares, Validation
-from sparkkeras.model import ModelState
+from sparkkeras.modeling.archive import ModelState
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
+from sparkkeras.spark.slots import held_slots
 from sparkkeras.strategy.gather import mean_logs
 from sparkkeras.worker import BatchOptions
 from tests.conftest import long

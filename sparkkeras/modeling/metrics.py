@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.concurrency import locks_state
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
-from sparkkeras.model import compile_arguments, compile_to_judge, custom_objects_of, graph_of
+from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, custom_objects_of, graph_of
+from sparkkeras.modeling.locks import locks_state
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras.voting import Vote, ballot, decided
+from sparkkeras.modeling.voting import Vote, ballot, decided
 
 pytestmark = pytest.mark.core
 

@@ -7,7 +7,7 @@ import pytest
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.labels import check_class_weight, check_labels
+from sparkkeras.modeling.labels import check_class_weight, check_labels
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
-from sparkkeras import model as models
-from sparkkeras.concurrency import locks_state, training
-from sparkkeras.model import ModelState, copy_of
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.archive import ModelState, copy_of
+from sparkkeras.modeling.locks import locks_state, training
 from tests.models import regression
 
 X = np.zeros((8, 3), np.float32)

@@ -1,7 +1,4 @@
-"""Models and slots that several calls use.
-
-One call at a time trains a model, a state is read and written as a whole, and no call waits for slots that wait for it.
-"""
+"""Models that several threads use: one call at a time trains a model, and its state is read and written as a whole."""
 
 from __future__ import annotations
 
@@ -20,9 +17,6 @@ _state = threading.RLock()
 _registry = threading.Lock()
 _training: dict[int, int] = {}
 """The ids of the models and trainable variables that are being trained, and the thread that trains them."""
-
-_waiting = threading.local()
-"""``slots``: how many slots are held by the jobs that wait until the thread returns from a callback."""
 
 
 def locks_state(function: Callable[P, R]) -> Callable[P, R]:
@@ -65,27 +59,6 @@ def training(models: Sequence[Any]) -> Iterator[None]:
         with _registry:
             for key in claimed:
                 del _training[key]
-
-
-@contextmanager
-def holding_slots(slots: int) -> Iterator[None]:
-    """Run callbacks while a Spark job that waits for them keeps its slots: a job that they start cannot have these.
-
-    Args:
-        slots: How many slots the job keeps. Calls within one another add up.
-    """
-    before = held_slots()
-    _waiting.slots = before + slots
-    try:
-        yield
-    finally:
-        _waiting.slots = before
-
-
-def held_slots() -> int:
-    """How many slots are not released before this thread returns from a callback; 0 outside of callbacks."""
-    slots: int = getattr(_waiting, "slots", 0)
-    return slots
 
 
 def _refusal(model: Any, is_nested: bool) -> str:

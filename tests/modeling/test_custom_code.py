@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import sparkkeras
-from sparkkeras.custom_code import (
+from sparkkeras.errors import CustomObjectError
+from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.custom_code import (
     ByValue,
     already_loaded,
     check_same_code,
@@ -25,8 +27,6 @@ from sparkkeras.custom_code import (
     is_own,
     lookup_names,
 )
-from sparkkeras.errors import CustomObjectError
-from sparkkeras.model import ModelArchive, ModelState
 
 FACTOR = 3
 

@@ -31,12 +31,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras import custom_code, device
-from sparkkeras.concurrency import locks_state
-from sparkkeras.custom_code import ByValue
 from sparkkeras.data.schema import Schema, Slot
 from sparkkeras.errors import CustomObjectError, ModelError, nearest_name
-from sparkkeras.voting import Vote
+from sparkkeras.modeling import custom_code, garbage
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array, Flat, Layout
 
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
@@ -508,7 +508,7 @@ class ModelArchive:
             _kept[key] = self.unpack()
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
-                device.collect_survivors()
+                garbage.collect_survivors()
         _kept.move_to_end(key)
         return _kept[key]
 

@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import metrics
-from sparkkeras import model as models
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import CustomObjectError, ModelError
-from sparkkeras.model import ModelArchive, ModelState, ModelWeights, check_compiled, check_trainable, reseed
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, check_compiled, check_trainable, reseed
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
