@@ -27,7 +27,7 @@ PREDICT_BATCH_SIZE = 1024
 )
 def synchronous(effort: Effort) -> Samples:
     """Epochs that overheads weigh on, against Keras as compiled and at the steps_per_execution that sparkkeras takes."""
-    from sparkkeras.device import AUTO_STEPS_PER_EXECUTION
+    from sparkkeras.worker.device import AUTO_STEPS_PER_EXECUTION
 
     return _epochs(effort, {"keras": 1, "equal": AUTO_STEPS_PER_EXECUTION})
 
@@ -115,7 +115,7 @@ def handles(effort: Effort) -> Samples:
     from sparkkeras.data import files
     from sparkkeras.data.block import from_arrays
     from sparkkeras.data.order import RowOrder
-    from sparkkeras.worker import PIECE_BYTES
+    from sparkkeras.worker.trainer import PIECE_BYTES
 
     x, y = data.vectors(effort.rows(LARGE) // 2)
     epoch = itertools.count()
@@ -271,11 +271,11 @@ def _counting():
 
 def _store(frame, model, columns) -> None:
     """Write the rows as `fit` would before it trains."""
-    from sparkkeras import device
     from sparkkeras.data.frame import Named
     from sparkkeras.data.schema import Reader
     from sparkkeras.data.source import as_dataset, where_is
     from sparkkeras.modeling import archive as models
+    from sparkkeras.worker import device
 
     cluster = where_is(frame, device.worker_environment)
     reader = Reader(models.schema_of(model), labelled=False)

@@ -14,7 +14,7 @@ import keras
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import has_settable_rate, inner_optimizer
-from sparkkeras.worker import batch_hooks, overrides
+from sparkkeras.worker.trainer import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 

@@ -19,7 +19,7 @@ from pyspark import daemon
 
 if __name__ == "__main__":
     if os.environ.get("SPARKKERAS_WORKER"):
-        from sparkkeras import device
+        from sparkkeras.worker import device
 
         with suppress(Exception):  # a worker that has to load it says what is wrong
             device.load()

@@ -26,7 +26,7 @@ from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
 from sparkkeras.weights import Array
-from sparkkeras.worker import BatchOptions, transformed
+from sparkkeras.worker.trainer import BatchOptions, transformed
 
 
 class EnsembleModel:

@@ -18,7 +18,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.remote import AnyCluster
-from sparkkeras.worker import BatchOptions, LocalTrainer, together, transformed
+from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, together, transformed
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import State, UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats
-from sparkkeras.worker import BatchOptions, FitOptions
+from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sparkkeras import arguments, device
+from sparkkeras import arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, stored_as, to_column, type_name
 from sparkkeras.data.dataset import Shared, TaskContext
@@ -38,7 +38,8 @@ from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.remote import AnyCluster, cluster_of
 from sparkkeras.weights import Array
-from sparkkeras.worker import BatchOptions, LocalTrainer, Transform
+from sparkkeras.worker import device
+from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,7 +28,7 @@ from sparkkeras.members import check_members
 from sparkkeras.modeling.archive import check_trainable, schema_of
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
 from sparkkeras.strategy.independent import SAMPLING, IndependentStrategy
-from sparkkeras.worker import BatchOptions
+from sparkkeras.worker.trainer import BatchOptions
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec
 import keras
 import numpy as np
 
-from sparkkeras import arguments, device, inference, persistence, storage
+from sparkkeras import arguments, inference, persistence, storage
 from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import (
     DriverCallbacks,
@@ -52,7 +52,8 @@ from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.remote import AnyCluster
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
 from sparkkeras.strategy.base import MODES, make_strategy
-from sparkkeras.worker import BatchOptions, FitOptions, transformed
+from sparkkeras.worker import device
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, transformed
 
 Verbose = Literal["auto", 0, 1, 2]
 Transform = Callable[[Any, Any], Any]

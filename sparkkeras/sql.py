@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from sparkkeras import arguments, device
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.data.schema import OnNanToPredict
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.remote import active_session, check_session, cluster_of
 from sparkkeras.scoring import BATCH_SIZE, Scorer
-from sparkkeras.worker import Transform
+from sparkkeras.worker import device
+from sparkkeras.worker.trainer import Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -120,7 +120,7 @@ class Contexts:
     def _start(master):
         from pyspark import SparkConf, SparkContext
 
-        from sparkkeras import device
+        from sparkkeras.worker import device
 
         conf = SparkConf().setMaster(master).setAppName("sparkkeras tests")
         for key, value in {

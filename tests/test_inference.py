@@ -9,7 +9,7 @@ from sparkkeras.data.local import LocalDataset
 from sparkkeras.inference import seen_on_workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.spark_model import _seen_on_driver, _seen_on_zeros
-from sparkkeras.worker import BatchOptions
+from sparkkeras.worker.trainer import BatchOptions
 
 
 def picks(x, y):

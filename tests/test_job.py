@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.job import Job, Shares
-from sparkkeras.worker import FitOptions
+from sparkkeras.worker.trainer import FitOptions
 
 
 def split(sizes, validation_split):

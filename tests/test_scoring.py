@@ -212,7 +212,7 @@ def test_batches_of_nulls_lie_between_sequences_of_any_length():
 
 
 def test_predictions_that_come_in_parts_find_their_rows(monkeypatch):
-    from sparkkeras import worker
+    from sparkkeras.worker import trainer as worker
 
     monkeypatch.setattr(worker, "PIECE_BYTES", 24)
     monkeypatch.setattr(worker, "PREDICTION_BYTES", 48)

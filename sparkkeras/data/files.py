@@ -25,7 +25,7 @@ from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
 _HEAD = bytes(8)
-"""Arrays begin this far into their file, where a backend copies them itself; see `sparkkeras.device.given_away`."""
+"""Arrays begin this far into their file, where a backend copies them itself; see `sparkkeras.worker.device.given_away`."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from sparkkeras import device
 from sparkkeras.arguments import one_of
 from sparkkeras.cluster import translated
 from sparkkeras.data.block import describe
@@ -28,6 +27,7 @@ from sparkkeras.data.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, 
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
 from sparkkeras.remote import check_slots_for, cluster_of
 from sparkkeras.storage import has_scheme
+from sparkkeras.worker import device
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from sparkkeras import device
 from sparkkeras.callbacks import as_callbacks
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
@@ -26,7 +25,8 @@ from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.archive import check_trainable, save_bytes, schema_of
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.worker import batch_hooks
+from sparkkeras.worker import device
+from sparkkeras.worker.trainer import batch_hooks
 
 TRACEBACK_LENGTH = 20_000
 """A longer traceback loses its beginning."""

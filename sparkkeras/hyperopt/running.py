@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sparkkeras import device
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
@@ -32,6 +31,7 @@ from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
+from sparkkeras.worker import device
 
 BEAT_SECONDS = 1.0
 """How often a worker whose trial says nothing gives a sign of life, and hears whether it shall go on."""

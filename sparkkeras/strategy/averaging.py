@@ -26,7 +26,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.weights import Flat, average
-from sparkkeras.worker import FitOptions, LocalTrainer, Replica, Stretch
+from sparkkeras.worker.trainer import FitOptions, LocalTrainer, Replica, Stretch
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskCo
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.job import Job
 from sparkkeras.modeling.archive import ModelArchive, ModelState
-from sparkkeras.worker import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")
 """Which rows a member trains on."""

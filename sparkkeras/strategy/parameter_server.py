@@ -41,7 +41,7 @@ from sparkkeras.spark.slots import holding_slots
 from sparkkeras.strategy.gather import figures, gathered, note_workers
 from sparkkeras.strategy.reach import check_reach, endpoint
 from sparkkeras.weights import Array, Flat, average
-from sparkkeras.worker import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
 
 PROGRESS_SECONDS = 0.25
 """How often the driver looks after progress while nothing happens."""

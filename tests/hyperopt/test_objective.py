@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import device
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.ledger import GO_ON, PRUNE, STOP
@@ -24,6 +23,7 @@ from sparkkeras.hyperopt.reporting import ReportCallback, TrialEnd, report
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.worker import device
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
 DATA = {"x": X, "y": X[:, :1] * 2}

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from sparkkeras import cluster, device
+from sparkkeras import cluster
 from sparkkeras.cluster import Cluster
+from sparkkeras.worker import device
 
 
 def looks(_):

@@ -71,7 +71,7 @@ def test_predict_of_nothing(sc, spark_model):
 
 
 def test_large_predictions_leave_the_worker_in_parts(sc, monkeypatch):
-    from sparkkeras import worker
+    from sparkkeras.worker import trainer as worker
 
     monkeypatch.setattr(worker, "PIECE_BYTES", 64)
     monkeypatch.setattr(worker, "PREDICTION_BYTES", 256)

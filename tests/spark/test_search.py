@@ -96,7 +96,7 @@ class TestProcesses:
         def objective(params, data):
             import tensorflow as tf
 
-            from sparkkeras import device
+            from sparkkeras.worker import device
 
             untouched = device.is_untouched()
             keras.ops.zeros(3)

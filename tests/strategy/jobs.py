@@ -11,7 +11,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.strategy.base import make_strategy
-from sparkkeras.worker import FitOptions
+from sparkkeras.worker.trainer import FitOptions
 
 BATCH = 4
 RNG = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from sparkkeras.strategy.averaging import Mean, Report, merge
 from sparkkeras.strategy.base import MODES
 from sparkkeras.strategy.gather import tree_groups
 from sparkkeras.weights import Flat
-from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, LocalTrainer, Stretch
 from tests.conftest import long
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 

@@ -14,7 +14,7 @@ from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.rules import Average
 from sparkkeras.strategy.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
-from sparkkeras.worker import BatchOptions, FitOptions
+from sparkkeras.worker.trainer import BatchOptions, FitOptions
 from tests.conftest import long
 from tests.strategy.jobs import BATCH, X, Y, partitions, rows
 

@@ -25,7 +25,7 @@ from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.strategy.gather import mean_logs
-from sparkkeras.worker import BatchOptions
+from sparkkeras.worker.trainer import BatchOptions
 from tests.conftest import long
 from tests.rpc.test_transports import eventually
 from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras import device
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure, changed, concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
@@ -30,6 +29,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.weights import Flat
+from sparkkeras.worker import device
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Rows are copied out of their files in pieces of about this size."""

@@ -14,7 +14,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.worker import BatchOptions, FitOptions, LocalTrainer, Stretch
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, LocalTrainer, Stretch
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
@@ -612,8 +612,8 @@ def test_predictions_of_several_outputs(measured):
 
 def test_predictions_leave_as_they_come(linear, monkeypatch):
     """Memory does not grow with the partition: a call of Keras's predict is bounded, and so is what it is given."""
-    monkeypatch.setattr("sparkkeras.worker.PIECE_BYTES", 12 * BATCH)  # a batch
-    monkeypatch.setattr("sparkkeras.worker.PREDICTION_BYTES", 24 * BATCH)  # two
+    monkeypatch.setattr("sparkkeras.worker.trainer.PIECE_BYTES", 12 * BATCH)  # a batch
+    monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 24 * BATCH)  # two
     given = [0]
 
     def blocks():
@@ -628,7 +628,7 @@ def test_predictions_leave_as_they_come(linear, monkeypatch):
 
 
 def test_large_predictions_of_small_rows_leave_as_they_come(monkeypatch):
-    monkeypatch.setattr("sparkkeras.worker.PREDICTION_BYTES", 10_000)
+    monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 10_000)
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes a row become 2,000
     trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import device
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import garbage
+from sparkkeras.worker import device
 from tests.models import regression
 
 
