@@ -34,11 +34,16 @@ def long(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
-# A process cannot hold a SparkContext and a session of Connect: tests/spark/test_connect.py runs these in another one.
+# A process cannot hold a SparkContext and a session of Connect: tests/integration/test_connect.py runs these in another one.
 collect_ignore = ["connect"]
 
 
-SLOW = ("tests/test_examples.py", "tests/test_docs.py", "tests/spark/test_ml_pipeline.py", "tests/spark/test_deployment.py")
+SLOW = (
+    "tests/test_examples.py",
+    "tests/test_docs.py",
+    "tests/integration/test_ml_pipeline.py",
+    "tests/integration/test_deployment.py",
+)
 """Files of which a test takes a minute: they begin early, so that no process waits for the other one in the end."""
 
 

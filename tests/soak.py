@@ -25,11 +25,17 @@ OF_OTHER_SHARDS = ["search", "ensembles", "connect", "asynchronous_faults", "rec
 
 SHARDS = {
     "parameter": ["tests/parameter", "tests/rpc"],
-    "light": ["tests", "--ignore=tests/parameter", "--ignore=tests/rpc", "--ignore=tests/spark", "--ignore=tests/hyperopt"],
-    "search": ["tests/hyperopt", "tests/spark/test_search.py", "tests/spark/test_ensembles.py"],
-    "training": ["tests/spark", *(f"--ignore=tests/spark/test_{name}.py" for name in OF_OTHER_SHARDS)],
-    "faults": ["tests/spark/test_asynchronous_faults.py", "tests/spark/test_recovery.py"],
-    "connect": ["tests/spark/test_connect.py"],
+    "light": [
+        "tests",
+        "--ignore=tests/parameter",
+        "--ignore=tests/rpc",
+        "--ignore=tests/integration",
+        "--ignore=tests/hyperopt",
+    ],
+    "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
+    "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in OF_OTHER_SHARDS)],
+    "faults": ["tests/integration/test_asynchronous_faults.py", "tests/integration/test_recovery.py"],
+    "connect": ["tests/integration/test_connect.py"],
 }
 """Which tests are in a shard: arguments for pytest, of which those marked ``soak`` run."""
 

@@ -1,4 +1,4 @@
-"""A real server of Spark Connect, started by this process, and a session on it; see tests/spark/test_connect.py."""
+"""A real server of Spark Connect, started by this process, and a session on it; see tests/integration/test_connect.py."""
 
 import os
 import warnings

@@ -13,7 +13,7 @@ import sparkkeras.data.remote
 import sparkkeras.data.remote_values
 from sparkkeras import SparkModel
 from tests.connect import cases
-from tests.spark.test_recovery import Kill
+from tests.integration.test_recovery import Kill
 
 
 def main(folder, classic):

@@ -1,4 +1,4 @@
-"""The data of a search, in one process; tests/spark/test_search.py has it from everywhere else."""
+"""The data of a search, in one process; tests/integration/test_search.py has it from everywhere else."""
 
 import numpy as np
 import pytest

@@ -15,8 +15,8 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError, SparkModel
 from tests.conftest import long
+from tests.integration.test_recovery import Kill
 from tests.models import classifier, regression
-from tests.spark.test_recovery import Kill
 
 ROWS = 120
 X = np.random.default_rng(0).random((ROWS, 4)).astype(np.float32)

@@ -14,8 +14,7 @@ import pytest
 from sparkkeras import ParameterServerError
 from sparkkeras.data import rdd as spark_data
 from sparkkeras.strategy import parameter_server
-from tests.processes import free_port
-from tests.spark.faults import (
+from tests.integration.faults import (
     BATCHES,
     EPOCHS,
     HELD_OUT,
@@ -39,7 +38,8 @@ from tests.spark.faults import (
     tell,
     worker_number,
 )
-from tests.spark.standalone import Standalone
+from tests.integration.standalone import Standalone
+from tests.processes import free_port
 
 PATIENT = 120.0
 """A lease that no test could wait for."""

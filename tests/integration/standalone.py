@@ -77,7 +77,7 @@ class Standalone:
         }
         environment = _environment("127.0.0.1") | {"PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        command = [sys.executable, "-m", "tests.spark.standalone", json.dumps(task)]
+        command = [sys.executable, "-m", "tests.integration.standalone", json.dumps(task)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         return json.loads(result.read_text())
