@@ -48,6 +48,6 @@ def start_spark(master: str, *, remote: bool = False) -> SparkSession:
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
-        .config("spark.python.daemon.module", "sparkkeras.daemon")  # Keras is loaded once, and not by every worker
+        .config("spark.python.daemon.module", "sparkkeras.spark.daemon")  # Keras is loaded once, and not by every worker
         .getOrCreate()
     )

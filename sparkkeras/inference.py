@@ -17,7 +17,7 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.remote import AnyCluster
+from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, together, transformed
 
 

@@ -36,7 +36,7 @@ from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_n
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.remote import AnyCluster, cluster_of
+from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform

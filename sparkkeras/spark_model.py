@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec
 import keras
 import numpy as np
 
-from sparkkeras import arguments, inference, persistence, storage
+from sparkkeras import arguments, inference, persistence
 from sparkkeras.arguments import known_arguments
 from sparkkeras.callbacks import (
     DriverCallbacks,
@@ -24,7 +24,6 @@ from sparkkeras.callbacks import (
     check_monitors,
     told,
 )
-from sparkkeras.cluster import interruptible
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
@@ -49,8 +48,10 @@ from sparkkeras.parameter.rules import (
     rule_from_config,
 )
 from sparkkeras.parameter.service import ParameterServerStats
-from sparkkeras.remote import AnyCluster
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
+from sparkkeras.spark import storage
+from sparkkeras.spark.cluster import interruptible
+from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.strategy.base import MODES, make_strategy
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, transformed

@@ -137,7 +137,7 @@ class Contexts:
             "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
             "spark.task.maxFailures": "2",
             "spark.sql.shuffle.partitions": "4",
-            "spark.python.daemon.module": "sparkkeras.daemon",  # scripts of test_models do without
+            "spark.python.daemon.module": "sparkkeras.spark.daemon",  # scripts of test_models do without
         }.items():
             conf.set(key, value)
         with warnings.catch_warnings():

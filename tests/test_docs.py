@@ -19,7 +19,7 @@ def failures(request, tmp_path_factory):
     """What went wrong on each page that was asked for. Those without Connect share a process, and its Spark."""
     pages = [item.callspec.params["page"] for item in request.session.items if item.originalname == "test_snippets_run"]
     alone = {"SPARK_TESTING": "1"}  # a server of Connect on any free port
-    shared = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.daemon pyspark-shell"}
+    shared = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
     found = {}
     for is_connect, settings in (False, shared), (True, alone):
         scripts = {}

@@ -79,7 +79,7 @@ def test_known_names_are_sorted_and_the_nearest_is_offered():
 
 
 def test_a_module_that_workers_lack_is_named():
-    from sparkkeras.cluster import translated
+    from sparkkeras.spark.cluster import translated
 
     lines = [
         "Traceback (most recent call last):",
@@ -118,7 +118,7 @@ class Context:
 
 
 def test_a_worker_process_that_died_is_reported_with_what_helps():
-    from sparkkeras.cluster import translated
+    from sparkkeras.spark.cluster import translated
 
     for master, attempts, words, absent in (
         ("local[2]", 1, ["attempts at the task: 1", "'local[2]'", "local[N,4]"], "memoryOverhead"),
@@ -141,7 +141,7 @@ def test_a_worker_process_that_died_is_reported_with_what_helps():
 
 
 def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
-    from sparkkeras.cluster import translated
+    from sparkkeras.spark.cluster import translated
 
     lines = [
         "Traceback (most recent call last):",
@@ -153,7 +153,7 @@ def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
 
 @pytest.mark.parametrize("lead", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "])
 def test_an_error_of_ours_without_a_traceback_comes_as_itself(lead):
-    from sparkkeras.cluster import translated
+    from sparkkeras.spark.cluster import translated
 
     found = translated(
         RuntimeError(f"An exception was thrown:\n{lead}sparkkeras.errors.DataError: x is null.\n SQLSTATE: 38000")

@@ -13,13 +13,13 @@ import pytest
 from pyspark.util import handle_worker_exception
 
 from sparkkeras import ConfigurationError, DataError, ModelError
-from sparkkeras.cluster import translated
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
 from sparkkeras.data.local import LocalShared
 from sparkkeras.scoring import Output, Scorer, ScoreTask, _column_names, outputs_of
+from sparkkeras.spark.cluster import translated
 from tests.models import classifier, regression
 
 X = np.random.default_rng(0).random((40, 3)).astype(np.float32)

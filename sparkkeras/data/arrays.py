@@ -17,13 +17,13 @@ from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import optional_number
-from sparkkeras.cluster import Cluster, check_running, quietly
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
 from sparkkeras.data.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.spark.cluster import Cluster, check_running, quietly
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 import numpy as np
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
-from sparkkeras.cluster import Cluster, translated
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
@@ -21,6 +20,7 @@ from sparkkeras.data.images import STRUCT
 from sparkkeras.data.rdd import task_context
 from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot, Terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.spark.cluster import Cluster, translated
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from sparkkeras.arguments import one_of, whole_number
 from sparkkeras.data.columns import PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.storage import has_scheme
+from sparkkeras.spark.storage import has_scheme
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

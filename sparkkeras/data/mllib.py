@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkkeras.arguments import optional_number, whole_number
-from sparkkeras.cluster import check_running, check_slots
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
+from sparkkeras.spark.cluster import check_running, check_slots
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from sparkkeras.cluster import Cluster, quietly
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
@@ -37,6 +36,7 @@ from sparkkeras.data.dataset import (
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.modeling import garbage
+from sparkkeras.spark.cluster import Cluster, quietly
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:

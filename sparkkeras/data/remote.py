@@ -30,7 +30,7 @@ from sparkkeras.data.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep
 from sparkkeras.data.remote_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ClusterError, ConfigurationError
-from sparkkeras.remote import CELL_BYTES, INLINE_BYTES, RESULT, Failure, RemoteCluster, Told, pack_cells, unpack_cells
+from sparkkeras.spark.connect import CELL_BYTES, INLINE_BYTES, RESULT, Failure, RemoteCluster, Told, pack_cells, unpack_cells
 
 if TYPE_CHECKING:
     import pyarrow as pa

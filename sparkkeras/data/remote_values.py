@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.remote import RESULT, RemoteCluster
+from sparkkeras.spark.connect import RESULT, RemoteCluster
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.cluster import Cluster
 from sparkkeras.data.block import Block, Form, piece_rows
 from sparkkeras.data.rdd import RddBlocks, SparkDataset
 from sparkkeras.data.schema import Reader
+from sparkkeras.spark.cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark import RDD

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sparkkeras.cluster import Cluster
 from sparkkeras.data.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import Dataset
@@ -17,7 +16,8 @@ from sparkkeras.data.remote import NO_DRIVER, RemoteDataset
 from sparkkeras.data.rows import from_rows, warn_of_slots
 from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.remote import AnyCluster, RemoteCluster, active_remote_session, cluster_of
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, cluster_of
 
 
 def where_is(data: Any, environment: Callable[[int], Mapping[str, str]]) -> AnyCluster:

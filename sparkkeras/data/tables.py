@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkkeras.arguments import optional_number
-from sparkkeras.cluster import check_running
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.frame import Columns, Named, quoted
@@ -16,7 +15,8 @@ from sparkkeras.data.mllib import encode_label
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.remote import check_session, check_slots_for
+from sparkkeras.spark.cluster import check_running
+from sparkkeras.spark.connect import check_session, check_slots_for
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

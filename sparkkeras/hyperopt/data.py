@@ -13,7 +13,7 @@ from sparkkeras.data.rdd import Collect
 from sparkkeras.data.schema import Reader, Schema
 from sparkkeras.data.source import as_dataset, is_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
-from sparkkeras.remote import AnyCluster
+from sparkkeras.spark.connect import AnyCluster
 
 SIDES = ("x", "y", "sample_weight", "validation_data")
 """What a dict of data may have: these arguments of ``keras.Model.fit``."""

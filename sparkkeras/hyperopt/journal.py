@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sparkkeras import storage
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, ranked
+from sparkkeras.spark import storage
 
 _FORMAT = 1
 _SEARCH, _LOCK = "search.json", "search.lock"

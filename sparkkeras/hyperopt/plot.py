@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras import arguments, storage
+from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.parameters import Parameter, as_text, distinct, number, shortened
 from sparkkeras.hyperopt.progress import duration
 from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.spark import storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from sparkkeras.cluster import Cluster
 from sparkkeras.data.dataset import Dataset, DriverAddress, Running
 from sparkkeras.data.frame import Named
 from sparkkeras.data.local import LocalDataset, LocalRunning
 from sparkkeras.data.rdd import without_rows
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import data
+from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 
 R = TypeVar("R")

@@ -27,7 +27,7 @@ def spark(local_dir):
     settings = {
         "spark.connect.grpc.binding.port": port,
         "spark.local.dir": local_dir,
-        "spark.python.daemon.module": "sparkkeras.daemon",
+        "spark.python.daemon.module": "sparkkeras.spark.daemon",
     }
     for key, value in (cases.SETTINGS | settings).items():
         builder = builder.config(key, str(value))

@@ -89,10 +89,10 @@ def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 0])
 def test_files_that_vanish_are_written_again(spark, classic, local_dir, monkeypatch, bound):
     """With results on their way to the driver, and with results that are brought together on the cluster."""
-    import sparkkeras.remote
+    import sparkkeras.spark.connect
 
     if bound is not None:
-        monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
+        monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
     remove = Remove(local_dir)
     weights = fitted(spark, callbacks=[remove])
     assert remove.removed

@@ -12,7 +12,7 @@ import pytest
 
 import sparkkeras.data.remote
 import sparkkeras.data.remote_values
-import sparkkeras.remote
+import sparkkeras.spark.connect
 from sparkkeras import ClusterError, SparkModel, keras_udf
 from sparkkeras.data.remote_values import write_files
 from tests.connect import cases
@@ -23,12 +23,12 @@ from tests.processes import clean_environment
 @pytest.fixture
 def small_bounds(monkeypatch):
     """Everything is too large: it travels in many files, and comes back in many pieces."""
-    for module in (sparkkeras.remote, sparkkeras.data.remote):
+    for module in (sparkkeras.spark.connect, sparkkeras.data.remote):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
     monkeypatch.setattr(sparkkeras.data.remote_values, "SENT_BYTES", 3000)
     monkeypatch.setattr(sparkkeras.data.remote, "PIECE_BYTES", 500)
     monkeypatch.setattr(sparkkeras.data.remote, "CELL_BYTES", 300)
-    monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", 1)
+    monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
 
 
 @cases.parametrized("split", "two_ended")
@@ -62,13 +62,13 @@ class Losing:
 
 @pytest.mark.parametrize(
     "bound",
-    [pytest.param(sparkkeras.remote.RESULT_BYTES, marks=pytest.mark.soak), 1],
+    [pytest.param(sparkkeras.spark.connect.RESULT_BYTES, marks=pytest.mark.soak), 1],
     ids=["to the driver", "on the cluster"],
 )
 def test_values_that_are_not_where_a_task_runs_are_written_again(
     spark, classic, small_bounds, local_dir, monkeypatch, bound
 ):
-    monkeypatch.setattr(sparkkeras.remote.RemoteCluster, "max_result_bytes", bound)
+    monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", bound)
     losing = Losing(local_dir, 1)
     monkeypatch.setattr(sparkkeras.data.remote, "write_files", losing)
     trained, histories = cases.CASES["validation_frame"].train(spark)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sparkkeras.cluster import Cluster
 from sparkkeras.data.arrays import even_slices, from_block
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import all_labels, common_spec
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.data.rows import from_rows
 from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 
 ROWS, PARTS = 23, 3

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types
 
-from sparkkeras import ClusterError, DataError, load_tfrecords, probe
-from sparkkeras.cluster import check_optional
+from sparkkeras import ClusterError, DataError, load_tfrecords
 from sparkkeras.data import records, tfrecords
 from sparkkeras.data.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
 from sparkkeras.data.records import LIBRARY, SUFFIXES, compressor, framed, read_records
+from sparkkeras.spark import probe
+from sparkkeras.spark.cluster import check_optional
 
 RECORDS = [b"", b"a", bytes(range(256)) * 9, b"\x00" * 70_000]
 PLAIN = {str: str.encode, bool: int}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkkeras import storage
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
+from sparkkeras.spark import storage
 
 SETTINGS = {"space": "abc", "metric": "val_loss", "mode": "min", "seed": 7}
 

@@ -1,4 +1,4 @@
-"""Whole searches in memory: what is found, what is kept, what is refused; tests/integration/test_search.py has them on Spark."""
+"""Whole searches in memory: what is found, kept and refused; tests/integration/test_search.py has them on Spark."""
 
 import json
 import os

@@ -122,7 +122,7 @@ def main(task):
         "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.task.maxFailures": "2",
-        "spark.python.daemon.module": "sparkkeras.daemon",
+        "spark.python.daemon.module": "sparkkeras.spark.daemon",
     } | task["settings"]
     conf = SparkConf().setMaster(task["master"]).setAppName(task["function"]).setAll(settings.items())
     context = SparkContext(conf=conf)

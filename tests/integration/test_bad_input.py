@@ -20,7 +20,7 @@ from sparkkeras import (
     WorkerError,
     to_simple_rdd,
 )
-from sparkkeras.cluster import active_context
+from sparkkeras.spark.cluster import active_context
 from tests.models import classifier, regression
 
 

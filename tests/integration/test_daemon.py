@@ -9,14 +9,19 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from sparkkeras import cluster
-from sparkkeras.cluster import Cluster
+from sparkkeras.spark import cluster
+from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 
 
 def looks(_):
     daemon = os.getppid()
-    return "keras" in sys.modules, "sparkkeras.daemon" in Path(f"/proc/{daemon}/cmdline").read_text(), daemon, os.getpid()
+    return (
+        "keras" in sys.modules,
+        "sparkkeras.spark.daemon" in Path(f"/proc/{daemon}/cmdline").read_text(),
+        daemon,
+        os.getpid(),
+    )
 
 
 def used(_):
@@ -85,7 +90,7 @@ def test_every_fork_can_use_the_backend(sc):
 
 def test_a_backend_that_cannot_be_loaded_is_left_to_the_workers_to_tell_of():
     environment = {**os.environ, "SPARKKERAS_WORKER": "1", "KERAS_BACKEND": "nonsense"}
-    command = [sys.executable, "-m", "sparkkeras.daemon", "pyspark.worker"]
+    command = [sys.executable, "-m", "sparkkeras.spark.daemon", "pyspark.worker"]
     daemon = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
     assert len(daemon.stdout) == 4, daemon.stdout  # the port, and nothing else
     assert daemon.stderr == b""
@@ -102,9 +107,9 @@ def test_our_own_context_has_it_where_its_workers_can(monkeypatch):
         cluster.active_context()
         return given.pop().get("spark.python.daemon.module")
 
-    assert module() == "sparkkeras.daemon"
+    assert module() == "sparkkeras.spark.daemon"
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     assert module() is None
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setattr(cluster, "__file__", "/another/copy/sparkkeras/cluster.py")  # which Python does not find by itself
+    monkeypatch.setattr(cluster, "PACKAGE", Path("/another/copy/sparkkeras"))  # which Python does not find by itself
     assert module() is None

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from sparkkeras import DataError
-from sparkkeras.cluster import translated
 from sparkkeras.data.images import image_loader
+from sparkkeras.spark.cluster import translated
 
 SIZE = (12, 16)
 

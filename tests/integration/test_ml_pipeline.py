@@ -184,7 +184,7 @@ def elsewhere(trained, tmp_path_factory):
         folder = tmp_path_factory.mktemp("elsewhere")
         scripts.append(Script(folder / "script.py", folder, (str(argument),)))
         scripts[-1].path.write_text(text)
-    settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.daemon pyspark-shell"}
+    settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
     return run_scripts(scripts, clean_environment() | settings)
 
 

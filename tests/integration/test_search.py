@@ -73,7 +73,7 @@ def test_http_carries_it_as_well(sc):
 
 
 def test_rows_on_spark(sc, spark, digits, monkeypatch):
-    from sparkkeras.cluster import Cluster
+    from sparkkeras.spark.cluster import Cluster
 
     x, y = digits[0][:200], digits[1][:200]
     kinds = {"RDD": to_simple_rdd(sc, x, y, num_slices=1), "DataFrame": to_data_frame(spark, x, y).coalesce(1)}

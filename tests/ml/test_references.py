@@ -119,7 +119,7 @@ def test_custom_code_is_a_class_of_keras_kinds_or_a_function_of_ones_own():
     "place",
     [
         "pydoc:pipepager", "posix:system", "builtins:exec", "subprocess:Popen", "numpy:load", f"{parts.__name__}:Stateful",
-        "_pytest.outcomes:importorskip", "keras.src.layers.core.lambda_layer:Lambda", "sparkkeras.storage:write_bytes",
+        "_pytest.outcomes:importorskip", "keras.src.layers.core.lambda_layer:Lambda", "sparkkeras.spark.storage:write_bytes",
     ],
 )  # fmt: skip
 def test_custom_code_is_nothing_else(place):

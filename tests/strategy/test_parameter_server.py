@@ -1,6 +1,6 @@
 """Training through a parameter server over the plain twin of a dataset: no Spark, one worker at a time.
 
-Workers that come one after the other make every figure predictable; those that meet are in tests/integration/test_asynchronous.py.
+Workers that come one after the other make every value predictable; tests/integration/test_asynchronous.py has real ones.
 """
 
 import socket

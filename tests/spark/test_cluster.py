@@ -5,8 +5,8 @@ import threading
 import pytest
 from py4j.protocol import Py4JError
 
-from sparkkeras.cluster import Cluster, interruptible, quietly
 from sparkkeras.errors import ConfigurationError, WorkerError
+from sparkkeras.spark.cluster import Cluster, interruptible, quietly
 from sparkkeras.spark.slots import holding_slots
 
 

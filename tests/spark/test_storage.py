@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from sparkkeras import storage
 from sparkkeras.errors import StorageError
-from sparkkeras.storage import has_scheme, read_bytes, write_bytes
+from sparkkeras.spark import storage
+from sparkkeras.spark.storage import has_scheme, read_bytes, write_bytes
 
 
 def names(folder):

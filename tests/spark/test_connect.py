@@ -13,7 +13,7 @@ from sparkkeras.data.rdd import Missing
 from sparkkeras.data.remote import InPieces, Whole
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.archive import ModelState
-from sparkkeras.remote import Failure, check_session, pack_cells, unpack_cells
+from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.strategy.averaging import Mean, merge
 from sparkkeras.weights import Flat
 

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkkeras import errors, probe
+from sparkkeras import errors
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
+from sparkkeras.spark import probe
 from sparkkeras.spark.slots import held_slots
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ equipping = threading.Lock()
 """Held while workers are looked at: two threads may begin at once."""
 
 _log = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).parent.parent
+"""The folder of this package, which workers that lack it are sent."""
 
 _DEFAULT_RESULT_SIZE = "1g"
 _INLINE_BYTES = 64 * 1024
@@ -280,7 +284,7 @@ def active_context() -> SparkContext:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
     if conf.get("spark.master", "").startswith("local") and _is_installed(os.environ["PYSPARK_PYTHON"]):
-        conf.setIfMissing("spark.python.daemon.module", "sparkkeras.daemon")
+        conf.setIfMissing("spark.python.daemon.module", "sparkkeras.spark.daemon")
     was_stopped = SparkContext._jvm is not None  # there is a JVM, and no context in it any more
     context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
     if was_stopped:
@@ -299,7 +303,7 @@ def _is_installed(python: str) -> bool:
         said = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), check=False)
     except OSError:  # there is no such Python: Spark says so
         return False
-    return said.stdout == str(Path(__file__).with_name("__init__.py"))
+    return said.stdout == str(PACKAGE / "__init__.py")
 
 
 def check_running(context: SparkContext) -> None:
@@ -352,7 +356,7 @@ STOPPED = (
 
 
 _equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
-"""What `sparkkeras.probe` said of each worker."""
+"""What `sparkkeras.spark.probe` said of each worker."""
 
 
 def _equip(cluster: Cluster) -> None:
@@ -374,7 +378,7 @@ def _equip(cluster: Cluster) -> None:
 
 
 def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse workers that cannot do what will be asked of them; ``found`` is what `sparkkeras.probe` says of each.
+    """Refuse workers that cannot do what will be asked of them; ``found`` is what `sparkkeras.spark.probe` says of each.
 
     Raises:
         ClusterError: Workers lack Keras or its backend.
@@ -393,8 +397,8 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
     """Refuse workers that lack a module which one function needs.
 
     Args:
-        found: What `sparkkeras.probe` says of each worker.
-        module: One of `sparkkeras.probe.OPTIONAL`.
+        found: What `sparkkeras.spark.probe` says of each worker.
+        module: One of `sparkkeras.spark.probe.OPTIONAL`.
         package: What pip calls it.
         purpose: What needs it, for the message.
 
@@ -411,7 +415,7 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
 
 def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
     """Whether all workers have this very package."""
-    ours = probe.package_digest(Path(__file__).parent)
+    ours = probe.package_digest(PACKAGE)
     return all(worker["package"] == ours for worker in found)
 
 
@@ -431,12 +435,11 @@ def _probe(cluster: Cluster) -> list[dict[str, Any]]:
 
 def pack_package(folder: str) -> str:
     """This package as a zip in a folder."""
-    package = Path(__file__).parent
     target = str(Path(folder) / "sparkkeras.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(package.rglob("*")):
+        for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in {".py", ".typed"}:
-                archive.write(path, Path("sparkkeras") / path.relative_to(package))
+                archive.write(path, Path("sparkkeras") / path.relative_to(PACKAGE))
     return target
 
 

@@ -20,8 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from sparkkeras import errors, probe
-from sparkkeras.cluster import (
+from sparkkeras import errors
+from sparkkeras.data.dataset import Shared
+from sparkkeras.data.local import LocalShared
+from sparkkeras.errors import ClusterError, SparkKerasError
+from sparkkeras.spark import probe
+from sparkkeras.spark.cluster import (
     STOPPED,
     Cluster,
     active_context,
@@ -34,9 +38,6 @@ from sparkkeras.cluster import (
     pack_package,
     translated,
 )
-from sparkkeras.data.dataset import Shared
-from sparkkeras.data.local import LocalShared
-from sparkkeras.errors import ClusterError, SparkKerasError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -279,7 +280,7 @@ def check_slots_for(session: SparkSession) -> None:
     """Refuse a job of a session that would never begin; no training keeps slots behind Spark Connect.
 
     Raises:
-        ConfigurationError: See `sparkkeras.cluster.check_slots`.
+        ConfigurationError: See `sparkkeras.spark.cluster.check_slots`.
     """
     if not is_remote(session):
         check_slots(session.sparkContext)

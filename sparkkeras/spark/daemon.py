@@ -4,7 +4,7 @@ Spark forks its Python workers from a daemon, of which it has one for each set o
 whose task failed, and one that had nothing to do for a minute, and the next one loads Keras and its backend again, which
 takes seconds. This daemon loads them once, if its workers are those of sparkkeras; others are as ever::
 
-    spark-submit --conf spark.python.daemon.module=sparkkeras.daemon ...
+    spark-submit --conf spark.python.daemon.module=sparkkeras.spark.daemon ...
 
 The backend is loaded here, and runs nothing, so that every fork can use it.
 """

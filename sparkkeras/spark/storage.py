@@ -177,7 +177,7 @@ class _Hadoop:
     """The Hadoop file system of a URI."""
 
     def __init__(self, path: str) -> None:
-        from sparkkeras.cluster import active_context
+        from sparkkeras.spark.cluster import active_context
 
         context = active_context()
         jvm: Any = context._jvm

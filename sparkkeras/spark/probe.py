@@ -1,6 +1,6 @@
 """What a Spark worker can do. Runs on workers that may lack this package, so it imports the standard library only.
 
-It travels by value; see `sparkkeras.cluster`.
+It travels by value; see `sparkkeras.spark.cluster`.
 """
 
 from __future__ import annotations
