@@ -271,10 +271,10 @@ def _counting():
 
 def _store(frame, model, columns) -> None:
     """Write the rows as `fit` would before it trains."""
-    from sparkkeras.data.frame import Named
     from sparkkeras.data.schema import Reader
-    from sparkkeras.data.source import as_dataset, where_is
     from sparkkeras.modeling import archive as models
+    from sparkkeras.sources.frame import Named
+    from sparkkeras.sources.source import as_dataset, where_is
     from sparkkeras.worker import device
 
     cluster = where_is(frame, device.worker_environment)

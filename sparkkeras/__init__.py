@@ -21,8 +21,8 @@ __version__ = "0.1.0"
 
 # Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
-    "data.arrays": ["to_simple_rdd"],
-    "data.images": ["image_loader"],
+    "sources.arrays": ["to_simple_rdd"],
+    "formats.images": ["image_loader"],
     "data.mllib": [
         "encode_label",
         "from_labeled_point",
@@ -34,7 +34,7 @@ _HOMES = {
         "to_vector",
     ],
     "data.tables": ["from_data_frame", "to_data_frame"],
-    "data.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
+    "formats.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
     "ensemble": ["EnsembleModel", "load_ensemble_model"],
     "errors": [
         "ClusterError",

@@ -1,6 +1,4 @@
 # What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
-from sparkkeras.data.arrays import to_simple_rdd as to_simple_rdd
-from sparkkeras.data.images import image_loader as image_loader
 from sparkkeras.data.mllib import encode_label as encode_label
 from sparkkeras.data.mllib import from_labeled_point as from_labeled_point
 from sparkkeras.data.mllib import from_matrix as from_matrix
@@ -11,8 +9,6 @@ from sparkkeras.data.mllib import to_matrix as to_matrix
 from sparkkeras.data.mllib import to_vector as to_vector
 from sparkkeras.data.tables import from_data_frame as from_data_frame
 from sparkkeras.data.tables import to_data_frame as to_data_frame
-from sparkkeras.data.tfrecords import load_tfrecords as load_tfrecords
-from sparkkeras.data.tfrecords import save_as_tfrecords as save_as_tfrecords
 from sparkkeras.ensemble import EnsembleModel as EnsembleModel
 from sparkkeras.ensemble import load_ensemble_model as load_ensemble_model
 from sparkkeras.errors import ClusterError as ClusterError
@@ -27,6 +23,9 @@ from sparkkeras.errors import SparkKerasError as SparkKerasError
 from sparkkeras.errors import StorageError as StorageError
 from sparkkeras.errors import UnknownArgumentError as UnknownArgumentError
 from sparkkeras.errors import WorkerError as WorkerError
+from sparkkeras.formats.images import image_loader as image_loader
+from sparkkeras.formats.tfrecords import load_tfrecords as load_tfrecords
+from sparkkeras.formats.tfrecords import save_as_tfrecords as save_as_tfrecords
 from sparkkeras.greedy import greedy_ensemble as greedy_ensemble
 from sparkkeras.loading import load_spark_model as load_spark_model
 from sparkkeras.ml.image_featurizer import ImageFeaturizer as ImageFeaturizer
@@ -46,6 +45,7 @@ from sparkkeras.parameter.rules import Update as Update
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import Window as Window
 from sparkkeras.parameter.service import ParameterServerStats as ParameterServerStats
+from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
 from sparkkeras.spark_ensemble import SparkEnsemble as SparkEnsemble
 from sparkkeras.spark_model import SparkModel as SparkModel
 from sparkkeras.sql import keras_udf as keras_udf

@@ -16,14 +16,14 @@ import numpy as np
 from sparkkeras import arguments, inference, members, persistence
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.frame import Columns, Loaders, Named, is_frame
 from sparkkeras.data.schema import OnNan, OnNanToPredict, Reader, label_ranges
-from sparkkeras.data.source import is_rdd
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame
+from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark import storage
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
 from sparkkeras.weights import Array

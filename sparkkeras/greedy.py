@@ -13,13 +13,13 @@ from sparkkeras import arguments, members
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.schema import Reader, label_ranges
-from sparkkeras.data.source import read_on_driver
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.labels import check_labels, losses_of
 from sparkkeras.modeling.voting import ballot, decided
 from sparkkeras.selection import Score, forward_selection
+from sparkkeras.sources.source import read_on_driver
 from sparkkeras.weights import Array
 
 Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[Any, Any], float]

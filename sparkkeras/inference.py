@@ -12,11 +12,11 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.schema import LabelRange, Reader, Schema, union
-from sparkkeras.data.source import lazy_dataset
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.sources.source import lazy_dataset
 from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, together, transformed
 

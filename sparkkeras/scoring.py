@@ -18,7 +18,12 @@ from sparkkeras import arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, stored_as, to_column, type_name
 from sparkkeras.data.dataset import Shared, TaskContext
-from sparkkeras.data.frame import (
+from sparkkeras.data.schema import NanPolicy, Reader, Schema
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.sources.frame import (
     ArgumentsToBlocks,
     BatchesToBlocks,
     ColumnFunction,
@@ -30,12 +35,7 @@ from sparkkeras.data.frame import (
     quoted,
     tells_case,
 )
-from sparkkeras.data.rdd import Deferred
-from sparkkeras.data.schema import NanPolicy, Reader, Schema
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
-from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.archive import ModelArchive, ModelWeights
-from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.sources.rdd import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker import device

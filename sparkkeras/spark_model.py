@@ -26,10 +26,7 @@ from sparkkeras.callbacks import (
 )
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
-from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, split_by
-from sparkkeras.data.rows import warn_of_partitions
 from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, label_ranges
-from sparkkeras.data.source import as_dataset, read_on_driver, where_is
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.job import Job, Server, Shares, Validation
 from sparkkeras.modeling import archive as models
@@ -49,6 +46,9 @@ from sparkkeras.parameter.rules import (
 )
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
+from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, split_by
+from sparkkeras.sources.rows import warn_of_partitions
+from sparkkeras.sources.source import as_dataset, read_on_driver, where_is
 from sparkkeras.spark import storage
 from sparkkeras.spark.cluster import interruptible
 from sparkkeras.spark.connect import AnyCluster

@@ -38,7 +38,9 @@ FLOORS = {
     "sql": FACES,
     "rpc": TOOLS,
     "modeling": TOOLS,
-    "spark": WORKER,
+    "spark": TOOLS,
+    "sources": TOOLS,
+    "formats": TOOLS,
     "__init__": FACES,
 }
 
@@ -46,14 +48,14 @@ DOORS = {
     "cheroot": {"rpc"},
     "cryptography": {"rpc"},
     "flask": {"rpc"},
-    "google_crc32c": {"data"},
+    "google_crc32c": {"formats"},
     "h5py": {"persistence"},
     "hyperopt": {"hyperopt"},
     "matplotlib": {"hyperopt"},
     "pandas": set(),
-    "PIL": {"data"},
-    "pyarrow": {"data", "ml", "scoring", "spark"},
-    "pyspark": {"data", "ml", "modeling", "spark"},
+    "PIL": {"formats"},
+    "pyarrow": {"sources", "formats", "data", "ml", "scoring", "spark"},
+    "pyspark": {"sources", "formats", "data", "ml", "modeling", "spark"},
     "keras": {
         "callbacks",
         "ensemble",
@@ -147,7 +149,7 @@ def test_the_public_names():
 
 def test_reading_data_does_not_load_keras():
     """A worker that only reads rows must not pay for the backend's import."""
-    code = "import sys, sparkkeras.data.rows, sparkkeras.data.arrays; print('keras' in sys.modules)"
+    code = "import sys, sparkkeras.sources.rows, sparkkeras.sources.arrays; print('keras' in sys.modules)"
     assert _printed(code) == "False"
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import sparkkeras
 from sparkkeras import ConfigurationError, ModelError, SparkMLlibModel, SparkModel, hyperopt, load_spark_model, ml
-from sparkkeras.data.source import _refuse_beside_rdd
 from sparkkeras.errors import UnknownArgumentError
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.ml import KerasEstimator, KerasTransformer
+from sparkkeras.sources.source import _refuse_beside_rdd
 from tests.models import regression
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -16,9 +16,9 @@ from sparkkeras import ConfigurationError, DataError, ModelError
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
 from sparkkeras.data.local import LocalShared
 from sparkkeras.scoring import Output, Scorer, ScoreTask, _column_names, outputs_of
+from sparkkeras.sources.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
 from sparkkeras.spark.cluster import translated
 from tests.models import classifier, regression
 
@@ -361,7 +361,7 @@ def test_an_error_in_the_data_is_all_that_spark_says_of_it(monkeypatch):
         raise DataError("too short") from ValueError("inner")
         yield
 
-    monkeypatch.setattr("sparkkeras.data.frame.task_context", lambda: None)
+    monkeypatch.setattr("sparkkeras.sources.frame.task_context", lambda: None)
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     stream = io.BytesIO()
     try:

@@ -1,1 +1,4 @@
-"""Data: how rows and arrays become blocks, and how tasks come to run over them."""
+"""Blocks of rows, what a model expects of them, and the protocols of datasets; NumPy and Arrow only.
+
+A `LocalDataset` is the in-memory implementation.
+"""

@@ -23,6 +23,9 @@ from sparkkeras.weights import Array
 if TYPE_CHECKING:
     import pyarrow as pa
 
+IMAGE_STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+"""The type of Spark's image source, by its simple name."""
+
 VECTOR_FIELDS = ("type", "size", "indices", "values")
 """What Spark stores of a vector: 0 for a sparse one or 1 for a dense one, and its parts."""
 
@@ -324,7 +327,7 @@ def _mask(rows: Array) -> Any:
 
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
-    """Bytes of tensors in C order, little-endian. Their item size says the dtype; see `sparkkeras.data.frame`."""
+    """Bytes of tensors in C order, little-endian. Their item size says the dtype; see `sparkkeras.sources.frame`."""
     try:
         return _raw_tensors(column, shape, floating)
     except _UnfitError:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import concatenate, describe
-from sparkkeras.data.frame import Named, is_frame
-from sparkkeras.data.rdd import Collect
 from sparkkeras.data.schema import Reader, Schema
-from sparkkeras.data.source import as_dataset, is_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
+from sparkkeras.sources.frame import Named, is_frame
+from sparkkeras.sources.rdd import Collect
+from sparkkeras.sources.source import as_dataset, is_rdd
 from sparkkeras.spark.connect import AnyCluster
 
 SIDES = ("x", "y", "sample_weight", "validation_data")

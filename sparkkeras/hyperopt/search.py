@@ -16,7 +16,6 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.frame import Columns, Named, is_frame
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
 from sparkkeras.hyperopt import checks
@@ -38,6 +37,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
+from sparkkeras.sources.frame import Columns, Named, is_frame
 from sparkkeras.strategy.reach import check_reach, endpoint
 
 Verbose = Literal["auto", 0, 1, 2]

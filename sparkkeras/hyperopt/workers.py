@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.dataset import Dataset, DriverAddress, Running
-from sparkkeras.data.frame import Named
 from sparkkeras.data.local import LocalDataset, LocalRunning
-from sparkkeras.data.rdd import without_rows
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import data
+from sparkkeras.sources.frame import Named
+from sparkkeras.sources.rdd import without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 

@@ -14,7 +14,6 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.frame import Columns, Loaders
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
@@ -25,6 +24,7 @@ from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.scoring import BATCH_SIZE
+from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from pyspark.ml import Transformer
 
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
-from sparkkeras.data.frame import Named
-from sparkkeras.data.images import INTERPOLATIONS, image_loader
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
+from sparkkeras.formats.images import INTERPOLATIONS, image_loader
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import as_vector
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
@@ -23,6 +22,7 @@ from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import Columnar, with_fields
 from sparkkeras.modeling import archive as models
 from sparkkeras.scoring import outputs_of, with_predictions
+from sparkkeras.sources.frame import Named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,6 @@ from pyspark.ml import Model
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
-from sparkkeras.data.frame import Columns, Loaders, Named, is_frame, tells_case
 from sparkkeras.data.schema import NanPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import values
@@ -24,6 +23,7 @@ from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.values import Names
 from sparkkeras.modeling import archive as models
 from sparkkeras.scoring import BATCH_SIZE, with_predictions
+from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, tells_case
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:

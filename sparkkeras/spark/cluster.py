@@ -462,7 +462,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         )
     traceback = worker_traceback(text)
     if not traceback:
-        alone = _OWN_ERROR.search(text)  # without a traceback; see `sparkkeras.data.frame.OverColumns`
+        alone = _OWN_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
         if alone:
             own = _own_error(_until_java(text, alone.start(1)))
             if own:

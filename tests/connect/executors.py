@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-import sparkkeras.data.remote
-import sparkkeras.data.remote_values
+import sparkkeras.sources.connect
+import sparkkeras.sources.connect_values
 from sparkkeras import SparkModel
 from tests.connect import cases
 from tests.integration.test_recovery import Kill
@@ -19,8 +19,8 @@ from tests.integration.test_recovery import Kill
 def main(folder, classic):
     from pyspark.sql import SparkSession
 
-    sparkkeras.data.remote.INLINE_BYTES = 0
-    sparkkeras.data.remote_values.SENT_BYTES = 3000
+    sparkkeras.sources.connect.INLINE_BYTES = 0
+    sparkkeras.sources.connect_values.SENT_BYTES = 3000
     builder = SparkSession.builder.remote("local-cluster[2,1,1024]")
     for key, value in cases.SETTINGS.items():
         builder = builder.config(key, value)

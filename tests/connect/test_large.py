@@ -10,11 +10,11 @@ import numpy as np
 import psutil
 import pytest
 
-import sparkkeras.data.remote
-import sparkkeras.data.remote_values
+import sparkkeras.sources.connect
+import sparkkeras.sources.connect_values
 import sparkkeras.spark.connect
 from sparkkeras import ClusterError, SparkModel, keras_udf
-from sparkkeras.data.remote_values import write_files
+from sparkkeras.sources.connect_values import write_files
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.processes import clean_environment
@@ -23,11 +23,11 @@ from tests.processes import clean_environment
 @pytest.fixture
 def small_bounds(monkeypatch):
     """Everything is too large: it travels in many files, and comes back in many pieces."""
-    for module in (sparkkeras.spark.connect, sparkkeras.data.remote):
+    for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
-    monkeypatch.setattr(sparkkeras.data.remote_values, "SENT_BYTES", 3000)
-    monkeypatch.setattr(sparkkeras.data.remote, "PIECE_BYTES", 500)
-    monkeypatch.setattr(sparkkeras.data.remote, "CELL_BYTES", 300)
+    monkeypatch.setattr(sparkkeras.sources.connect_values, "SENT_BYTES", 3000)
+    monkeypatch.setattr(sparkkeras.sources.connect, "PIECE_BYTES", 500)
+    monkeypatch.setattr(sparkkeras.sources.connect, "CELL_BYTES", 300)
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)
 
 
@@ -70,7 +70,7 @@ def test_values_that_are_not_where_a_task_runs_are_written_again(
 ):
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", bound)
     losing = Losing(local_dir, 1)
-    monkeypatch.setattr(sparkkeras.data.remote, "write_files", losing)
+    monkeypatch.setattr(sparkkeras.sources.connect, "write_files", losing)
     trained, histories = cases.CASES["validation_frame"].train(spark)
     weights, theirs = classic.of("validation_frame")
     assert histories == theirs
@@ -85,7 +85,7 @@ def test_values_that_are_not_where_a_task_runs_are_written_again(
 
 @pytest.mark.soak
 def test_values_that_are_never_where_a_task_runs(spark, small_bounds, local_dir, monkeypatch):
-    monkeypatch.setattr(sparkkeras.data.remote, "write_files", Losing(local_dir, 99))
+    monkeypatch.setattr(sparkkeras.sources.connect, "write_files", Losing(local_dir, 99))
     with pytest.raises(ClusterError, match="were written 3 times, and were never where their tasks ran"):
         SparkModel(cases.model()).fit(cases.frame(spark), verbose=0)
     assert not values(local_dir)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
 from sparkkeras.errors import DataError, StorageError
+from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 from sparkkeras import ParameterServerError
-from sparkkeras.data import rdd as spark_data
+from sparkkeras.sources import rdd as spark_data
 from sparkkeras.strategy import parameter_server
 from tests.integration.faults import (
     BATCHES,

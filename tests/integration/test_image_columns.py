@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from sparkkeras import DataError
-from sparkkeras.data.images import image_loader
+from sparkkeras.formats.images import image_loader
 from sparkkeras.spark.cluster import translated
 
 SIZE = (12, 16)

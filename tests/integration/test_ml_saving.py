@@ -29,7 +29,7 @@ from sparkkeras import (
     StorageError,
     load_spark_model,
 )
-from sparkkeras.data.images import image_loader
+from sparkkeras.formats.images import image_loader
 from sparkkeras.ml import KerasEstimator, KerasTransformer
 from tests.conftest import long
 from tests.ml import parts, stages

@@ -44,7 +44,7 @@ def worker_folder(sc):
 
 def spy_on_names(monkeypatch):
     """The folders that datasets keep their files in."""
-    from sparkkeras.data import rdd
+    from sparkkeras.sources import rdd
 
     names = []
     store = rdd.Store

@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkkeras import ConfigurationError, DataError, StorageError, WorkerError
-from sparkkeras.data import tfrecords
-from sparkkeras.data.records import framed
-from sparkkeras.data.tfrecords import load_tfrecords, save_as_tfrecords
+from sparkkeras.formats import tfrecords
+from sparkkeras.formats.records import framed
+from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 from tests.conftest import long
 
 SCHEMA = (

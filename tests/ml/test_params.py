@@ -18,7 +18,7 @@ from sparkkeras import (
     StorageError,
     UnknownArgumentError,
 )
-from sparkkeras.data.images import image_loader
+from sparkkeras.formats.images import image_loader
 from sparkkeras.ml import ImageFeaturizer, KerasEstimator, KerasTransformer
 from sparkkeras.ml.persistence import Content
 from tests.ml import parts, stages

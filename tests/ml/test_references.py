@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import CustomObjectError, DiLoCo, ParameterServerOptions
-from sparkkeras.data.images import image_loader
+from sparkkeras.formats.images import image_loader
 from sparkkeras.ml.references import decode, encode, find, find_code, reference, reference_to_code
 from tests.ml import parts
 
@@ -84,7 +84,7 @@ def test_only_dataclasses_are_made_from_a_file():
 
 @pytest.mark.parametrize(
     "place",
-    ["sparkkeras.modeling.custom_code:ByValue", "sparkkeras.data.rdd:Sweep", "_pytest.config:Config.InvocationParams"],
+    ["sparkkeras.modeling.custom_code:ByValue", "sparkkeras.sources.rdd:Sweep", "_pytest.config:Config.InvocationParams"],
 )
 def test_dataclasses_of_installed_packages_and_pickles_are_not_made_from_a_file(place):
     with pytest.raises(CustomObjectError, match="a file may not have it made"):

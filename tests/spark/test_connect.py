@@ -9,10 +9,10 @@ from hyperopt import hp
 from pyspark import SparkContext
 
 from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data_frame, to_labeled_point, to_simple_rdd
-from sparkkeras.data.rdd import Missing
-from sparkkeras.data.remote import InPieces, Whole
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.archive import ModelState
+from sparkkeras.sources.connect import InPieces, Whole
+from sparkkeras.sources.rdd import Missing
 from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.strategy.averaging import Mean, merge
 from sparkkeras.weights import Flat

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sparkkeras.data.arrays import even_slices, from_block
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import all_labels, common_spec
 from sparkkeras.data.local import LocalDataset
-from sparkkeras.data.rows import from_rows
 from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.sources.arrays import even_slices, from_block
+from sparkkeras.sources.rows import from_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 

@@ -21,8 +21,8 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.sources.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, quietly
 
 if TYPE_CHECKING:

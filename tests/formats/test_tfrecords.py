@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from sparkkeras import ClusterError, DataError, load_tfrecords
-from sparkkeras.data import records, tfrecords
-from sparkkeras.data.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
-from sparkkeras.data.records import LIBRARY, SUFFIXES, compressor, framed, read_records
+from sparkkeras.formats import records, tfrecords
+from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
+from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import check_optional
 

@@ -6,8 +6,8 @@ import pytest
 from scipy import sparse
 
 from sparkkeras.data.schema import Reader, Schema
-from sparkkeras.data.source import read_on_driver
 from sparkkeras.errors import DataError
+from sparkkeras.sources.source import read_on_driver
 
 
 class Rows(keras.utils.PyDataset):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import Block, Form, piece_rows
-from sparkkeras.data.rdd import RddBlocks, SparkDataset
 from sparkkeras.data.schema import Reader
+from sparkkeras.sources.rdd import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 
 if TYPE_CHECKING:

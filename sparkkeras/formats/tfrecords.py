@@ -20,10 +20,10 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from sparkkeras.arguments import one_of
 from sparkkeras.data.block import describe
-from sparkkeras.data.examples import BYTES, KINDS, VALUES, Features, Field, Seen, decode, encode, parse, survey, together
-from sparkkeras.data.frame import is_frame
-from sparkkeras.data.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
+from sparkkeras.formats.examples import BYTES, KINDS, VALUES, Features, Field, Seen, decode, encode, parse, survey, together
+from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, framed, read_records
+from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.cluster import translated
 from sparkkeras.spark.connect import check_slots_for, cluster_of
 from sparkkeras.spark.storage import has_scheme

@@ -20,9 +20,9 @@ from PIL import Image
 from sparkkeras import ClusterError, ConfigurationError, CustomObjectError, DataError, StorageError
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
-from sparkkeras.data.frame import BatchesToBlocks, Selection
-from sparkkeras.data.images import image_loader
 from sparkkeras.data.schema import Reader, Schema, Slot
+from sparkkeras.formats.images import image_loader
+from sparkkeras.sources.frame import BatchesToBlocks, Selection
 
 STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
 FIELDS = pa.struct(
@@ -181,7 +181,7 @@ def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
 
 def test_a_lambda_of_a_script_travels_by_value(tmp_path):
     code = (
-        "import pickle, sys; from sparkkeras.data.images import image_loader; scale = 0.5;"
+        "import pickle, sys; from sparkkeras.formats.images import image_loader; scale = 0.5;"
         "sys.stdout.buffer.write(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * scale)))"
     )
     loader = pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

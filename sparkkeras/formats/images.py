@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from sparkkeras.arguments import one_of, whole_number
-from sparkkeras.data.columns import PlacedLoader
+from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.spark.storage import has_scheme
@@ -36,9 +36,6 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "hamming", "box", "lan
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _DTYPES = ("float32", "float64", "uint8")
-
-STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
-"""The type of Spark's image source, by its simple name."""
 
 _OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
 """OpenCV's type codes: Pillow's mode, the order of the channels as stored, and their number."""
@@ -164,7 +161,7 @@ class ImageLoader(PlacedLoader):
         Raises:
             DataError: It is of another type than binary, string and Spark's image struct.
         """
-        if kind in ("binary", STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
+        if kind in ("binary", IMAGE_STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
             return
         if "content:binary" in kind:
             advice = f"Name its field {name}.content."
@@ -174,7 +171,7 @@ class ImageLoader(PlacedLoader):
             advice = "Pixels in arrays need no loader: leave loader= out."
         raise DataError(
             f"column {name!r} has the type {kind}; expected images: binary (encoded, such as the column content of the "
-            f"binaryFile source), string (URIs), or the struct of Spark's image source, {STRUCT}. {advice}"
+            f"binaryFile source), string (URIs), or the struct of Spark's image source, {IMAGE_STRUCT}. {advice}"
         )
 
     def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:

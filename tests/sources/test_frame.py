@@ -11,8 +11,8 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
-from sparkkeras.data.frame import Named, is_frame, split_by
 from sparkkeras.data.schema import Schema, Slot
+from sparkkeras.sources.frame import Named, is_frame, split_by
 
 ONE = Schema((Slot("x", (3,), floating=True),), (Slot("y", (1,), floating=True),))
 TWO = Schema((Slot("user", (2,)), Slot("item", (1,))), (Slot("click", (1,)), Slot("price", (1,))))

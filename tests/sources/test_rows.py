@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from sparkkeras.data.rows import FEW_BATCHES, MANY_PARTITIONS, warn_of_partitions
+from sparkkeras.sources.rows import FEW_BATCHES, MANY_PARTITIONS, warn_of_partitions
 
 
 def test_many_small_partitions_are_advised_against_with_the_numbers():

@@ -1,9 +1,8 @@
 """Data behind Spark Connect: tasks as jobs over DataFrames, since there are no RDDs.
 
-The rows of a DataFrame are written to the machines that train as elsewhere (`sparkkeras.data.rdd`), and what Spark keeps is
-a small DataFrame of handles. What tasks share travels in their functions; where it is larger than those may be, it lies in
-files beside the rows (`sparkkeras.data.remote_values`). Results that are large are brought together on the cluster piece by
-piece.
+The rows of a DataFrame are written to the machines that train as elsewhere (`sparkkeras.sources.rdd`), and what Spark keeps
+is a small DataFrame of handles. What tasks share travels in their functions, or, where it is larger than those may be, in
+files beside the rows (`sparkkeras.sources.connect_values`). Large results are combined on the cluster piece by piece.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from sparkkeras.data.arrays import even_slices
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
 from sparkkeras.data.dataset import Dataset, DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.frame import BatchesToBlocks, Selection
 from sparkkeras.data.local import LocalShared
-from sparkkeras.data.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
-from sparkkeras.data.remote_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.sources.arrays import even_slices
+from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
+from sparkkeras.sources.frame import BatchesToBlocks, Selection
+from sparkkeras.sources.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
 from sparkkeras.spark.connect import CELL_BYTES, INLINE_BYTES, RESULT, Failure, RemoteCluster, Told, pack_cells, unpack_cells
 
 if TYPE_CHECKING:

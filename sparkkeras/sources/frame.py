@@ -14,12 +14,11 @@ import numpy as np
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.columns import VECTOR_FIELDS, Leaf, Loader
+from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.images import STRUCT
-from sparkkeras.data.rdd import task_context
 from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot, Terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.sources.rdd import task_context
 from sparkkeras.spark.cluster import Cluster, translated
 from sparkkeras.weights import Array
 
@@ -262,7 +261,7 @@ class ArgumentsToBlocks:
 
 @dataclass(frozen=True)
 class FrameBlocks:
-    """The blocks of a DataFrame, as a source that tasks run over like an RDD; see `sparkkeras.data.rdd.Blocks`."""
+    """The blocks of a DataFrame, as a source that tasks run over like an RDD; see `sparkkeras.sources.rdd.Blocks`."""
 
     frame: DataFrame
     read: BatchesToBlocks
@@ -273,7 +272,7 @@ class FrameBlocks:
         return self.frame.rdd.getNumPartitions()
 
     def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:
-        """As `sparkkeras.data.rdd.Blocks.map`. The shuffles that the frame needs run in here."""
+        """As `sparkkeras.sources.rdd.Blocks.map`. The shuffles that the frame needs run in here."""
         from pyspark import RDD
 
         with cluster.training_workers() if training else nullcontext():
@@ -617,7 +616,7 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
             advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
         advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
-    elif told == STRUCT:
+    elif told == IMAGE_STRUCT:
         advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
     elif isinstance(inner, (types.StructType, types.MapType)):
         field = f" ({name}.field)" if not leaf.terms.function else ""

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sparkkeras.data.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import Dataset
-from sparkkeras.data.frame import BatchesToBlocks, FrameBlocks, Named, is_frame
 from sparkkeras.data.numeric import remedy
-from sparkkeras.data.rdd import RddBlocks, SparkDataset
-from sparkkeras.data.remote import NO_DRIVER, RemoteDataset
-from sparkkeras.data.rows import from_rows, warn_of_slots
 from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
+from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
+from sparkkeras.sources.frame import BatchesToBlocks, FrameBlocks, Named, is_frame
+from sparkkeras.sources.rdd import RddBlocks, SparkDataset
+from sparkkeras.sources.rows import from_rows, warn_of_slots
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, cluster_of
 

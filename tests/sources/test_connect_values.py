@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkkeras.data import files, remote_values
+from sparkkeras.data import files
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.remote_values import Pickled, StoredShared, _Remove, _Write
+from sparkkeras.sources import connect_values
+from sparkkeras.sources.connect_values import Pickled, StoredShared, _Remove, _Write
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ def some(name="some"):
 def machine(monkeypatch, tmp_path):
     """A machine whose temporary folder is this one, and a process that has read nothing yet."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(remote_values, "_latest", {})
-    monkeypatch.setattr(remote_values, "SENT_BYTES", 1000)
+    monkeypatch.setattr(connect_values, "_latest", {})
+    monkeypatch.setattr(connect_values, "SENT_BYTES", 1000)
     return tmp_path
 
 
@@ -128,7 +129,7 @@ def test_a_process_keeps_the_latest_of_each_kind():
     assert of_one.value.name == "one"
     assert of_third.value.arrays[0].sum() == 9
     assert of_two.value.name == "two"
-    assert {kind.rsplit(".", 1)[1]: list(kept) for kind, kept in remote_values._latest.items()} == {
+    assert {kind.rsplit(".", 1)[1]: list(kept) for kind, kept in connect_values._latest.items()} == {
         "Value": [two.token],
         "Other": [third.token],
     }

@@ -1,0 +1,1 @@
+"""File formats: images as arrays, TFRecord files as DataFrames."""
