@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras import arguments, inference, members, persistence
+from sparkkeras import arguments, members
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.schema import OnNan, OnNanToPredict, Reader, label_ranges
@@ -22,10 +22,12 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.scoring import inference
 from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark import storage
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
+from sparkkeras.training import persistence
 from sparkkeras.weights import Array
 from sparkkeras.worker.trainer import BatchOptions, transformed
 

@@ -17,7 +17,7 @@ from sparkkeras.ml.outputs import Meaning
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.labels import losses_of
 from sparkkeras.modeling.voting import Vote
-from sparkkeras.scoring import outputs_of
+from sparkkeras.scoring.columns import outputs_of
 
 VOTING = ("soft", "hard", "average")
 """How the predictions of several models become one."""

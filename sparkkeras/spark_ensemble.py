@@ -15,19 +15,19 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import told
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset
 from sparkkeras.data.schema import LabelRange, OnNan, Reader
 from sparkkeras.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.job import Job
 from sparkkeras.members import check_members
 from sparkkeras.modeling.archive import check_trainable, schema_of
 from sparkkeras.sources.frame import Columns, Loaders, Named
 from sparkkeras.sources.source import as_dataset
 from sparkkeras.spark_model import SparkModel, Transform, Verbose
-from sparkkeras.strategy.independent import SAMPLING, IndependentStrategy
+from sparkkeras.training.callbacks import told
+from sparkkeras.training.independent import SAMPLING, IndependentStrategy
+from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]

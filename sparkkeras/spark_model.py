@@ -14,21 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec
 import keras
 import numpy as np
 
-from sparkkeras import arguments, inference, persistence
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.callbacks import (
-    DriverCallbacks,
-    Progress,
-    as_callbacks,
-    check_callbacks,
-    check_monitors,
-    told,
-)
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
 from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
-from sparkkeras.job import Job, Server, Shares, Validation
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import labels, metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
@@ -45,14 +36,25 @@ from sparkkeras.parameter.rules import (
     rule_from_config,
 )
 from sparkkeras.parameter.service import ParameterServerStats
-from sparkkeras.scoring import BATCH_SIZE, with_predictions
+from sparkkeras.scoring import inference
+from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, split_by
 from sparkkeras.sources.rows import warn_of_partitions
 from sparkkeras.sources.source import as_dataset, read_on_driver, where_is
 from sparkkeras.spark import storage
 from sparkkeras.spark.cluster import interruptible
 from sparkkeras.spark.connect import AnyCluster
-from sparkkeras.strategy.base import MODES, make_strategy
+from sparkkeras.training import persistence
+from sparkkeras.training.callbacks import (
+    DriverCallbacks,
+    Progress,
+    as_callbacks,
+    check_callbacks,
+    check_monitors,
+    told,
+)
+from sparkkeras.training.job import Job, Server, Shares, Validation
+from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, transformed
 

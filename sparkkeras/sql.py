@@ -12,7 +12,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.schema import OnNanToPredict
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.scoring import BATCH_SIZE, Scorer
+from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
 from sparkkeras.worker import device

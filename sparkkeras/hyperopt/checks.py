@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from sparkkeras import arguments
-from sparkkeras.callbacks import as_callbacks
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import Limits
 from sparkkeras.hyperopt.objective import Call, Fit
@@ -19,6 +18,7 @@ from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.training.callbacks import as_callbacks
 
 _MINIMIZED = re.compile(r"loss|error|mae|mse|rmse|mape|msle|hinge|crossentropy|divergence|poisson|logcosh|log_cosh|false|kl")
 _MAXIMIZED = re.compile(

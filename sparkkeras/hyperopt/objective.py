@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from sparkkeras.callbacks import as_callbacks
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
@@ -25,6 +24,7 @@ from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.archive import check_trainable, save_bytes, schema_of
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
+from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import batch_hooks
 

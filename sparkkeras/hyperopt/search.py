@@ -32,13 +32,13 @@ from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
 from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
-from sparkkeras.job import Server
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.sources.frame import Columns, Named, is_frame
-from sparkkeras.strategy.reach import check_reach, endpoint
+from sparkkeras.training.connectivity import check_reach, endpoint
+from sparkkeras.training.job import Server
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]

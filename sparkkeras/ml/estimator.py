@@ -23,7 +23,7 @@ from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
-from sparkkeras.scoring import BATCH_SIZE
+from sparkkeras.scoring.columns import BATCH_SIZE
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark_model import SparkModel
 

@@ -16,7 +16,7 @@ import keras
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.ml.values import Names, Thresholds
-from sparkkeras.scoring import Output, outputs_of
+from sparkkeras.scoring.columns import Output, outputs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

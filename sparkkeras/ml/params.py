@@ -17,7 +17,7 @@ from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import values
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
 from sparkkeras.parameter.rules import RULES
-from sparkkeras.strategy.base import MODES
+from sparkkeras.training.strategy import MODES
 
 T = TypeVar("T")
 P = TypeVar("P", bound="KerasParams")

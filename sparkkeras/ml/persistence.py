@@ -29,12 +29,12 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkkeras import persistence
 from sparkkeras.errors import CustomObjectError, ModelError, StorageError
 from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.spark import storage
+from sparkkeras.training import persistence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

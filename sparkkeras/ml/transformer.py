@@ -22,7 +22,7 @@ from sparkkeras.ml.params import InferenceParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.values import Names
 from sparkkeras.modeling import archive as models
-from sparkkeras.scoring import BATCH_SIZE, with_predictions
+from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, tells_case
 from sparkkeras.spark_model import SparkModel
 

@@ -14,13 +14,13 @@ import keras
 import numpy as np
 
 from sparkkeras import arguments
-from sparkkeras.callbacks import as_callbacks
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES, UpdateRule
 from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.training.callbacks import as_callbacks
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pytest
 
 from sparkkeras import ParameterServerError
 from sparkkeras.sources import rdd as spark_data
-from sparkkeras.strategy import parameter_server
+from sparkkeras.training import parameter_server
 from tests.integration.faults import (
     BATCHES,
     EPOCHS,

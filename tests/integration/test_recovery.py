@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import DataError, SparkModel, WorkerError
-from sparkkeras.strategy import gather
+from sparkkeras.training import gather
 from tests.conftest import settle
 from tests.models import classifier
 

@@ -14,7 +14,7 @@ from sparkkeras.modeling.archive import ModelState
 from sparkkeras.sources.connect import InPieces, Whole
 from sparkkeras.sources.rdd import Missing
 from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
-from sparkkeras.strategy.averaging import Mean, merge
+from sparkkeras.training.averaging import Mean, merge
 from sparkkeras.weights import Flat
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, DriverAddress, TaskContext
 from sparkkeras.errors import ParameterServerError
-from sparkkeras.job import Server
 from sparkkeras.rpc.transport import Address, Endpoint, RefusedError, TransportError, connect
+from sparkkeras.training.job import Server
 
 PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before work begins."""

@@ -6,8 +6,8 @@ import pytest
 from sparkkeras import ConfigurationError
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local import LocalDataset
-from sparkkeras.inference import seen_on_workers
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.scoring.inference import seen_on_workers
 from sparkkeras.spark_model import _seen_on_driver, _seen_on_zeros
 from sparkkeras.worker.trainer import BatchOptions
 

@@ -17,18 +17,18 @@ import pytest
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
-from sparkkeras.job import Server, Shares, Validation
 from sparkkeras.modeling.archive import ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
-from sparkkeras.strategy.gather import mean_logs
+from sparkkeras.training.gather import mean_logs
+from sparkkeras.training.job import Server, Shares, Validation
 from sparkkeras.worker.trainer import BatchOptions
 from tests.conftest import long
 from tests.rpc.test_transports import eventually
-from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 TRANSPORTS = ["inprocess", "socket", "http"]
 

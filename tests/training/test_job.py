@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.job import Job, Shares
+from sparkkeras.training.job import Job, Shares
 from sparkkeras.worker.trainer import FitOptions
 
 

@@ -8,15 +8,15 @@ from sparkkeras.data.block import concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRows, LocalShared
 from sparkkeras.errors import ConfigurationError, DivergenceError
-from sparkkeras.job import Job, Shares, Validation
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.rules import Average
-from sparkkeras.strategy.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
+from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
+from sparkkeras.training.job import Job, Shares, Validation
 from sparkkeras.worker.trainer import BatchOptions, FitOptions
 from tests.conftest import long
-from tests.strategy.jobs import BATCH, X, Y, partitions, rows
+from tests.training.jobs import BATCH, X, Y, partitions, rows
 
 
 def linear(seed=0, optimizer=None, **compiled):

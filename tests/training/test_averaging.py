@@ -11,18 +11,18 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
-from sparkkeras.job import Shares, Validation
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
-from sparkkeras.strategy import gather
-from sparkkeras.strategy.averaging import Mean, Report, merge
-from sparkkeras.strategy.base import MODES
-from sparkkeras.strategy.gather import tree_groups
+from sparkkeras.training import gather
+from sparkkeras.training.averaging import Mean, Report, merge
+from sparkkeras.training.gather import tree_groups
+from sparkkeras.training.job import Shares, Validation
+from sparkkeras.training.strategy import MODES
 from sparkkeras.weights import Flat
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, LocalTrainer, Stretch
 from tests.conftest import long
-from tests.strategy.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
+from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 import keras
 import numpy as np
 
-from sparkkeras.callbacks import DriverCallbacks, Progress
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local import LocalDataset
-from sparkkeras.job import Job, Server, Shares
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.rules import make_rule
-from sparkkeras.strategy.base import make_strategy
+from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.job import Job, Server, Shares
+from sparkkeras.training.strategy import make_strategy
 from sparkkeras.worker.trainer import FitOptions
 
 BATCH = 4

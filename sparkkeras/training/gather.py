@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from sparkkeras.data.dataset import Results
-from sparkkeras.job import Job
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.training.job import Job
 
 R = TypeVar("R")
 

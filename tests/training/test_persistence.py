@@ -12,10 +12,11 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model, persistence
+from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
 from sparkkeras.ml import KerasTransformer
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.training import persistence
 from tests.models import regression
 
 SETTINGS = {

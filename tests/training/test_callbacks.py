@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
-from sparkkeras.callbacks import Progress, check_directions, check_monitors, check_names
 from sparkkeras.modeling import metrics
 from sparkkeras.parameter.service import ParameterServerStats
-from sparkkeras.strategy.parameter_server import _Pace
+from sparkkeras.training.callbacks import Progress, check_directions, check_monitors, check_names
+from sparkkeras.training.parameter_server import _Pace
 from tests.models import regression
 
 EarlyStopping, ReduceLROnPlateau = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
@@ -140,7 +140,7 @@ def test_fit_checks_monitors_before_spark_is_needed():
 
 def test_the_rate_of_an_epoch_leaves_start_up_out(monkeypatch, capsys):
     now = [100.0]
-    monkeypatch.setattr("sparkkeras.callbacks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("sparkkeras.training.callbacks.time.perf_counter", lambda: now[0])
     progress = Progress(2, 3, 2)
 
     def epoch(number, wall, *rounds, pace=None):

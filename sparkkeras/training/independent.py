@@ -17,8 +17,8 @@ import numpy as np
 from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
-from sparkkeras.job import Job
 from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")

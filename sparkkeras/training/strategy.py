@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Protocol
 
-from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.job import Job
+from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.job import Job
 
 MODES = ("synchronous", "asynchronous", "hogwild")
 """The training modes; each has a strategy."""
@@ -29,8 +29,8 @@ def make_strategy(mode: str) -> Strategy:
     Raises:
         ConfigurationError: The mode is unknown.
     """
-    from sparkkeras.strategy.averaging import AveragingStrategy
-    from sparkkeras.strategy.parameter_server import ParameterServerStrategy
+    from sparkkeras.training.averaging import AveragingStrategy
+    from sparkkeras.training.parameter_server import ParameterServerStrategy
 
     strategies: dict[str, Callable[[], Strategy]] = {
         "synchronous": AveragingStrategy,

@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, ParameterServerError
-from sparkkeras.job import Job, Validation
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
@@ -38,8 +36,10 @@ from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.spark.slots import holding_slots
-from sparkkeras.strategy.gather import figures, gathered, note_workers
-from sparkkeras.strategy.reach import check_reach, endpoint
+from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.connectivity import check_reach, endpoint
+from sparkkeras.training.gather import figures, gathered, note_workers
+from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras import inference
-from sparkkeras.callbacks import DriverCallbacks
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DivergenceError
-from sparkkeras.job import Job, Validation
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, trainable_size
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
-from sparkkeras.strategy.gather import figures, gathered, note_workers
+from sparkkeras.scoring import inference
+from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.gather import figures, gathered, note_workers
+from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.trainer import FitOptions, LocalTrainer, Replica, Stretch
 

@@ -1,1 +1,0 @@
-"""Strategies: how workers agree on one model."""
