@@ -121,7 +121,8 @@ def tell(*figures):
 def worker_number():
     from pyspark import TaskContext
 
-    return TaskContext.get().partitionId()
+    context = TaskContext.get()
+    return None if context is None else context.partitionId()  # `transform` runs on the driver, too
 
 
 def attempt_number():
