@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "sources.arrays": ["to_simple_rdd"],
     "formats.images": ["image_loader"],
-    "data.mllib": [
+    "mllib.conversions": [
         "encode_label",
         "from_labeled_point",
         "from_matrix",
@@ -33,9 +33,9 @@ _HOMES = {
         "to_matrix",
         "to_vector",
     ],
-    "data.tables": ["from_data_frame", "to_data_frame"],
+    "ml.adapter": ["from_data_frame", "to_data_frame"],
     "formats.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
-    "ensemble": ["EnsembleModel", "load_ensemble_model"],
+    "ensembles.ensemble": ["EnsembleModel", "load_ensemble_model"],
     "errors": [
         "ClusterError",
         "ConfigurationError",
@@ -50,10 +50,10 @@ _HOMES = {
         "UnknownArgumentError",
         "WorkerError",
     ],
-    "greedy": ["greedy_ensemble"],
+    "ensembles.greedy": ["greedy_ensemble"],
     "loading": ["load_spark_model"],
     "ml.image_featurizer": ["ImageFeaturizer"],
-    "mllib_model": ["SparkMLlibModel"],
+    "mllib.model": ["SparkMLlibModel"],
     "parameter.options": ["ParameterServerOptions"],
     "parameter.rules": [
         "AGN",
@@ -71,7 +71,7 @@ _HOMES = {
         "Window",
     ],
     "parameter.service": ["ParameterServerStats"],
-    "spark_ensemble": ["SparkEnsemble"],
+    "ensembles.spark_ensemble": ["SparkEnsemble"],
     "spark_model": ["SparkModel"],
     "sql": ["keras_udf", "register_keras_udf"],
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkkeras.arguments import known_arguments
-from sparkkeras.mllib_model import SparkMLlibModel
+from sparkkeras.mllib.model import SparkMLlibModel
 from sparkkeras.spark_model import SparkModel, load_saved
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, load_spark_model
-from sparkkeras.ensemble import _Scoring
+from sparkkeras.ensembles.ensemble import _Scoring
 from sparkkeras.parameter.rules import AGN, Average, Downpour
 from tests.models import regression
 

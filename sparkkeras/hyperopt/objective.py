@@ -17,9 +17,9 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
-from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
+from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.archive import check_trainable, save_bytes, schema_of
 from sparkkeras.modeling.custom_code import ByValue

@@ -16,18 +16,17 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.ensemble import EnsembleModel
+from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
-from sparkkeras.hyperopt import checks
-from sparkkeras.hyperopt.checks import FitOptions
+from sparkkeras.hyperopt.arguments import FitOptions, call_of, check_function, kept_models, limits_of, sign_of
 from sparkkeras.hyperopt.data import check_is_sendable, fit_data, is_distributed
-from sparkkeras.hyperopt.found import Found, Loading
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
 from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
-from sparkkeras.hyperopt.running import SearchTask, Work, supervise
+from sparkkeras.hyperopt.results import Found, Loading
+from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
 from sparkkeras.hyperopt.trials import Trial
@@ -199,12 +198,12 @@ class HyperParamModel:
         """
         if (model is None) == (objective is None):
             raise ConfigurationError("give one of model= (a function that builds models) and objective= (one that trains).")
-        function = checks.check_function("model" if objective is None else "objective", model or objective)
+        function = check_function("model" if objective is None else "objective", model or objective)
         fitting = FitOptions(epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight)
         algorithm, searched = make_algorithm(algo), Space(space)
         told = metric if objective is None else "loss"
-        sign = checks.sign_of(told, mode)
-        limits = checks.limits_of(
+        sign = sign_of(told, mode)
+        limits = limits_of(
             searched,
             sign,
             max_evals=max_evals,
@@ -216,7 +215,7 @@ class HyperParamModel:
             lease_seconds=self._server.options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        keep = checks.kept_models(keep_models)
+        keep = kept_models(keep_models)
         arguments.optional_number("seed", seed, low=0)
         if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
             raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
@@ -226,7 +225,7 @@ class HyperParamModel:
             chosen = fitting.fit(function, data)
         else:
             fitting.refuse()
-            chosen = checks.call_of(function, data)
+            chosen = call_of(function, data)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
         named = Named(features, label, sample_weight=sample_weight)

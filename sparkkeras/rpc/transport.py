@@ -233,7 +233,7 @@ def make_transport(name: str) -> Transport:
     """
     if name not in TRANSPORTS:
         raise ConfigurationError(f"parameter_server_mode={name!r} is not known. {known_names(name, TRANSPORTS)}")
-    transport: Transport = importlib.import_module(f"sparkkeras.parameter.{name}").TRANSPORT
+    transport: Transport = importlib.import_module(f"sparkkeras.rpc.{name}").TRANSPORT
     return transport
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sparkkeras.hyperopt import reporting
-from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.ledger import GO_ON, PRUNE, STOP
 from sparkkeras.hyperopt.objective import (
     EXTRA_LENGTH,
@@ -20,6 +19,7 @@ from sparkkeras.hyperopt.objective import (
     unpacked_weights,
 )
 from sparkkeras.hyperopt.reporting import ReportCallback, TrialEnd, report
+from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED
 from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue

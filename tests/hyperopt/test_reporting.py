@@ -9,9 +9,9 @@ import pytest
 
 from sparkkeras.hyperopt import report as public_report
 from sparkkeras.hyperopt import reporting
-from sparkkeras.hyperopt.child import StopWork
 from sparkkeras.hyperopt.ledger import GO_ON, PRUNE, STOP
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd, report, unknown_metric
+from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import OK, PRUNED, STOPPED
 
 

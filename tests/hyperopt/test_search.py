@@ -589,7 +589,7 @@ class TestBadInput:
         ],
     )
     def test_what_a_metrics_name_tells(self, metric, is_large_good):
-        from sparkkeras.hyperopt.checks import sign_of
+        from sparkkeras.hyperopt.arguments import sign_of
 
         assert (sign_of(metric, "auto") < 0) == is_large_good
         assert sign_of(metric, "max") < 0 < sign_of(metric, "min")

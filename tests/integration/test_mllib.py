@@ -22,8 +22,8 @@ from sparkkeras import (
     to_labeled_point,
     to_simple_rdd,
 )
-from sparkkeras.data.mllib import from_matrix, from_vector, to_matrix, to_vector
-from sparkkeras.mllib_model import SparkMLlibModel
+from sparkkeras.mllib.conversions import from_matrix, from_vector, to_matrix, to_vector
+from sparkkeras.mllib.model import SparkMLlibModel
 from tests.conftest import settle
 from tests.models import classifier, regression
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.mllib import (
+from sparkkeras.data.schema import OnNan, OnNanToPredict
+from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.mllib.conversions import (
     as_vectors,
     features_of,
     from_matrix,
@@ -18,8 +20,6 @@ from sparkkeras.data.mllib import (
     to_matrix,
     to_vector,
 )
-from sparkkeras.data.schema import OnNan, OnNanToPredict
-from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule

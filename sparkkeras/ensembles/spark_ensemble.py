@@ -18,9 +18,9 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset
 from sparkkeras.data.schema import LabelRange, OnNan, Reader
-from sparkkeras.ensemble import EnsembleModel
+from sparkkeras.ensembles.compatibility import check_members
+from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.members import check_members
 from sparkkeras.modeling.archive import check_trainable, schema_of
 from sparkkeras.sources.frame import Columns, Loaders, Named
 from sparkkeras.sources.source import as_dataset

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from sparkkeras.hyperopt import child
-from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, StopWork, run_here, run_in_child
+from sparkkeras.hyperopt import subprocess_task
+from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, StopWork, run_here, run_in_child
 
 # The backend may have been used in this process, whose threads the children lack: none of them uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -237,7 +237,7 @@ def test_a_process_that_the_child_left_behind_holds_nobody_up(how, is_daemon):
 @pytest.mark.parametrize("how", ["stopped", "raised"])
 def test_programs_that_the_child_has_begun_end_with_it(how, monkeypatch):
     """Loaders of data, say."""
-    monkeypatch.setattr(child, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.1)
     pids = []
 
     def work(ask):
@@ -292,7 +292,7 @@ def test_a_child_that_talks_needs_no_beats():
 @pytest.fixture
 def patient(monkeypatch):
     """Children have so long to stop that none is ended."""
-    monkeypatch.setattr(child, "STOP_SECONDS", 600.0)
+    monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 600.0)
 
 
 def busy(ask):
@@ -386,7 +386,7 @@ def test_who_has_ended_cannot_be_stopped_any_more():
 
 
 def test_a_child_that_does_not_stop_is_ended(monkeypatch):
-    monkeypatch.setattr(child, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.1)
     pids = []
 
     def work(ask):
@@ -400,7 +400,7 @@ def test_a_child_that_does_not_stop_is_ended(monkeypatch):
 
 
 def test_a_child_that_may_go_on_is_not_ended(monkeypatch):
-    monkeypatch.setattr(child, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.05)
     assert run(lambda ask: time.sleep(0.4) or "done", beat=lambda: True) == "done"
 
 
@@ -408,7 +408,7 @@ def test_a_child_that_may_go_on_is_not_ended(monkeypatch):
 
 
 def test_after_many_children_nothing_is_open(monkeypatch):
-    monkeypatch.setattr(child, "STOP_SECONDS", 0.02)
+    monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.02)
     me = psutil.Process()
     run(lambda ask: None)
     gc.collect()
@@ -449,7 +449,7 @@ def test_a_child_holds_no_connection_of_its_worker():
 
 PARENT = """
 import os, sys, time
-from sparkkeras.hyperopt.child import run_in_child
+from sparkkeras.hyperopt.subprocess_task import run_in_child
 
 def work(ask):
     ask(os.getpid())

@@ -16,18 +16,12 @@ FLOORS = {
     "errors": GROUND,
     "weights": GROUND,
     "arguments": GROUND,
-    "selection": GROUND,
     "data": TOOLS,
     "parameter": TOOLS,
     "worker": TOOLS,
-    "ensemble": FACES,
-    "greedy": FACES,
     "hyperopt": FACES,
     "loading": FACES,
-    "members": FACES,
     "ml": FACES,
-    "mllib_model": FACES,
-    "spark_ensemble": FACES,
     "spark_model": FACES,
     "sql": FACES,
     "rpc": TOOLS,
@@ -37,6 +31,8 @@ FLOORS = {
     "formats": TOOLS,
     "scoring": COORDINATION,
     "training": COORDINATION,
+    "ensembles": FACES,
+    "mllib": FACES,
     "__init__": FACES,
 }
 
@@ -51,21 +47,8 @@ DOORS = {
     "pandas": set(),
     "PIL": {"formats"},
     "pyarrow": {"data", "formats", "ml", "scoring", "sources", "spark"},
-    "pyspark": {"data", "formats", "ml", "modeling", "sources", "spark"},
-    "keras": {
-        "ensemble",
-        "greedy",
-        "hyperopt",
-        "members",
-        "ml",
-        "modeling",
-        "scoring",
-        "spark_ensemble",
-        "spark_model",
-        "sql",
-        "training",
-        "worker",
-    },
+    "pyspark": {"mllib", "data", "formats", "ml", "modeling", "sources", "spark"},
+    "keras": {"ensembles", "hyperopt", "ml", "modeling", "scoring", "spark_model", "sql", "training", "worker"},
     "tensorflow": {"worker"},
     "torch": {"worker"},
     "jax": {"worker"},
@@ -148,7 +131,7 @@ def test_reading_data_does_not_load_keras():
 @pytest.mark.programs
 def test_workers_of_a_search_do_not_need_hyperopt():
     """It may not be there; the package is shipped without what it depends on."""
-    code = "import sys, sparkkeras.hyperopt.running; print('hyperopt' in sys.modules)"
+    code = "import sys, sparkkeras.hyperopt.search_job; print('hyperopt' in sys.modules)"
     assert _printed(code, KERAS_BACKEND="jax") == "False"  # the backend that loads soonest
 
 

@@ -9,16 +9,17 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from sparkkeras import arguments, members
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.schema import Reader, label_ranges
-from sparkkeras.ensemble import EnsembleModel
+from sparkkeras.ensembles import compatibility
+from sparkkeras.ensembles.ensemble import EnsembleModel
+from sparkkeras.ensembles.selection import Score, forward_selection
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.labels import check_labels, losses_of
 from sparkkeras.modeling.voting import ballot, decided
-from sparkkeras.selection import Score, forward_selection
 from sparkkeras.sources.source import read_on_driver
 from sparkkeras.weights import Array
 
@@ -73,7 +74,7 @@ def greedy_ensemble(
         ensemble = greedy_ensemble(models, x_val, y_val, metric="accuracy", size=15)
         ensemble.evaluate(x_test, y_test)
     """
-    given = members.check_members(models, voting)
+    given = compatibility.check_members(models, voting)
     size, initial = arguments.whole_number("size", size), arguments.whole_number("initial", initial)
     arguments.one_of("mode", mode, ("auto", "min", "max"))
     schema = schema_of(given[0])
@@ -90,14 +91,16 @@ def greedy_ensemble(
     if sample_weight is not None and not np.any(np.asarray(sample_weight)):
         raise DataError("sample_weight is 0 for all samples; expected more than 0 for one of them.")
     batch_size = arguments.whole_number("batch_size", batch_size)
-    exclusive = members.exclusive(given)[0]
-    if voting == "hard" and any(members.exclusive([model])[0] != exclusive for model in given):
+    exclusive = compatibility.exclusive(given)[0]
+    if voting == "hard" and any(compatibility.exclusive([model])[0] != exclusive for model in given):
         raise ConfigurationError(
             'voting="hard": to some of the models one class is right, to others several may be (a sigmoid for each), so the '
             "votes would count otherwise by who is chosen: choose among models of one kind."
         )
-    features = [members.own_features(block.x, model, given[0]) for model in given]
-    predictions = [keras.tree.flatten(members.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)]
+    features = [compatibility.own_features(block.x, model, given[0]) for model in given]
+    predictions = [
+        keras.tree.flatten(compatibility.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)
+    ]
     score = _score(metric, mode, given, block, predictions[0])
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]
@@ -170,7 +173,7 @@ def _of_keras(
     is_loss = metric == "loss" or isinstance(metric, keras.losses.Loss)
     loss: Any = metric if is_loss else _nothing
     if is_loss and isinstance(metric, str):
-        compiled = members.first_compiled(given)
+        compiled = compatibility.first_compiled(given)
         if compiled is None or compiled.loss is None:
             raise ConfigurationError(
                 'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '

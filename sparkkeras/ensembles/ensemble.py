@@ -1,7 +1,7 @@
 """`EnsembleModel`: several trained models that vote, or whose predictions are averaged, as one.
 
-The members and the vote are one Keras model, made of copies (`sparkkeras.members`). So everything that a model can do on
-Spark, an ensemble can; `SparkModel` does the work.
+The members and the vote are one Keras model, made of copies (`sparkkeras.ensembles.compatibility`). So everything that a
+model can do on Spark, an ensemble can; `SparkModel` does the work.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras import arguments, members
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.schema import OnNan, OnNanToPredict, Reader, label_ranges
+from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
@@ -71,21 +72,21 @@ class EnsembleModel:
         *,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
-        self.models = members.check_members(models, voting)
+        self.models = compatibility.check_members(models, voting)
         self.voting = voting
-        self.weights = members.shares(weights, len(self.models))
+        self.weights = compatibility.shares(weights, len(self.models))
         self.custom_objects = arguments.custom_objects(custom_objects)
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         self._voters = [model for model, _ in voters]  # one that counts nothing must not make NaN of the others either
         self._copies = [copy_of(model, self.custom_objects) for model in self._voters]
-        self._model = members.as_one_model(
+        self._model = compatibility.as_one_model(
             self.models[0],
             self._copies,
             [weight for _, weight in voters],
             voting == "hard",
-            members.exclusive(self.models),
+            compatibility.exclusive(self.models),
         )
-        compiled = members.first_compiled(self.models) or self.models[0]
+        compiled = compatibility.first_compiled(self.models) or self.models[0]
         objects = custom_objects_of(compiled, self.custom_objects)
         compile_to_judge(self._model, compile_arguments(compiled), objects, safe_mode=False)
 
@@ -181,7 +182,7 @@ class EnsembleModel:
             )
         shape = outputs[0].shape
         single = bool(shape) and shape is not None and shape[-1] == 1
-        if not single and not members.exclusive(self.models)[0]:
+        if not single and not compatibility.exclusive(self.models)[0]:
             raise ConfigurationError(
                 "the classes do not exclude each other (a sigmoid for each), so a row has no one class: take "
                 "predict(...) > 0.5."
@@ -288,14 +289,14 @@ class _Scoring(SparkModel):
             return super()._evaluated(data, block, reader, named, options)
         rows = transformed(block, options)
         self.model.evaluate(
-            members.as_input(rows.x), rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0
+            compatibility.as_input(rows.x), rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0
         )
         return inference.Evaluated(metrics.take(self.model), rows.spec, label_ranges(rows))
 
     def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
         if block is None or is_rdd(data):
             return super()._predicted(data, block, reader, options)
-        return [members.predicted(self.model, transformed(block, options).x, options.batch_size)] if block.rows else []
+        return [compatibility.predicted(self.model, transformed(block, options).x, options.batch_size)] if block.rows else []
 
 
 def load_ensemble_model(

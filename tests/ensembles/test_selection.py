@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparkkeras.selection import forward_selection
+from sparkkeras.ensembles.selection import forward_selection
 
 
 def distance(target):

@@ -12,11 +12,11 @@ from hyperopt import hp, rand
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError, WorkerError
-from sparkkeras.hyperopt import running, service
+from sparkkeras.hyperopt import search_job, service
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import GO_ON, STOP, Limits, Suggested, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Call
-from sparkkeras.hyperopt.running import SearchTask, Work, supervise
+from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
@@ -107,7 +107,7 @@ def test_a_worker_whose_code_fails_is_not_tried_again():
 
 
 def test_an_interrupted_search_ends_its_job(monkeypatch):
-    monkeypatch.setattr(running, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(search_job, "LEAVE_SECONDS", 0.5)
 
     def objective(params, data):
         time.sleep(0.05)
@@ -161,8 +161,8 @@ def test_ctrl_c_is_not_pysparks_while_trials_can_end():
 
 
 def test_a_model_that_is_being_handed_over_has_its_time(monkeypatch):
-    monkeypatch.setattr(running, "LEAVE_SECONDS", 0.3)
-    monkeypatch.setattr(running, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(search_job, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(search_job, "TICK_SECONDS", 0.05)
     ledger = ledger_of()
     lease = ledger.ask(Worker("here/0")).lease
     ledger.hand_over(lease)
@@ -184,7 +184,7 @@ def test_a_model_that_is_being_handed_over_has_its_time(monkeypatch):
         if len(ticks) == 20:
             ledger.renew(lease)
 
-    running._watch(Handing(), ledger, tick)
+    search_job._watch(Handing(), ledger, tick)
     assert cancelled[0] >= 25
 
 

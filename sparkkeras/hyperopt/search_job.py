@@ -22,12 +22,12 @@ from typing import Any
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
-from sparkkeras.hyperopt.child import ChildLostError, ChildStoppedError, run_here, run_in_child
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
+from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_here, run_in_child
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address

@@ -10,10 +10,10 @@ import numpy as np
 from sparkkeras.arguments import optional_number
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
-from sparkkeras.data.mllib import encode_label
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.mllib.conversions import encode_label
 from sparkkeras.sources.frame import Columns, Named, quoted
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.connect import check_session, check_slots_for

@@ -1,0 +1,1 @@
+"""Ensembles of Keras models: trained on the cluster in one job, combined by votes, chosen greedily."""
