@@ -1,4 +1,4 @@
-"""The house: who may import whom, which doors outside libraries have, and the public names. See docs/design.md."""
+"""The design held by tests: the order of the layers, which packages use which libraries, and the public names."""
 
 import ast
 import re
@@ -10,33 +10,32 @@ import sparkkeras
 
 PACKAGE = Path(sparkkeras.__file__).parent
 
-GROUND, TOOLS, WORKER, COORDINATION, FACES = range(5)
+LAYERS = [
+    "errors",
+    "arguments",
+    "weights",
+    "rpc",
+    "parameter",
+    "data",
+    "modeling",
+    "worker",
+    "spark",
+    "sources",
+    "formats",
+    "scoring",
+    "training",
+    "spark_model",
+    "mllib",
+    "loading",
+    "ensembles",
+    "ml",
+    "sql",
+    "hyperopt",
+    "__init__",
+]
+"""Packages and top-level modules from the lowest to the highest: each may import what stands before. See docs/design.md."""
 
-FLOORS = {
-    "errors": GROUND,
-    "weights": GROUND,
-    "arguments": GROUND,
-    "data": TOOLS,
-    "parameter": TOOLS,
-    "worker": TOOLS,
-    "hyperopt": FACES,
-    "loading": FACES,
-    "ml": FACES,
-    "spark_model": FACES,
-    "sql": FACES,
-    "rpc": TOOLS,
-    "modeling": TOOLS,
-    "spark": TOOLS,
-    "sources": TOOLS,
-    "formats": TOOLS,
-    "scoring": COORDINATION,
-    "training": COORDINATION,
-    "ensembles": FACES,
-    "mllib": FACES,
-    "__init__": FACES,
-}
-
-DOORS = {
+LIBRARIES = {
     "cheroot": {"rpc"},
     "cryptography": {"rpc"},
     "flask": {"rpc"},
@@ -46,20 +45,21 @@ DOORS = {
     "matplotlib": {"hyperopt"},
     "pandas": set(),
     "PIL": {"formats"},
-    "pyarrow": {"data", "formats", "ml", "scoring", "sources", "spark"},
-    "pyspark": {"mllib", "data", "formats", "ml", "modeling", "sources", "spark"},
+    "pyarrow": {"data", "formats", "ml", "modeling", "scoring", "sources", "spark"},
+    "pyspark": {"formats", "ml", "mllib", "modeling", "sources", "spark"},
     "keras": {"ensembles", "hyperopt", "ml", "modeling", "scoring", "spark_model", "sql", "training", "worker"},
     "tensorflow": {"worker"},
     "torch": {"worker"},
     "jax": {"worker"},
 }
+"""Which packages import which of the libraries that not every process needs or has."""
 
 
 def files():
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def room(path):
+def layer(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -78,15 +78,23 @@ def imports(path):
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_from_its_room_and_the_floors_below(path):
-    mine = room(path)
-    assert mine in FLOORS, f"{mine} stands on no floor: add it here and to docs/design.md"
+def test_a_file_imports_from_its_own_package_and_lower_layers(path):
+    mine = layer(path)
+    assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/design.md"
     for name in imports(path):
         parts = name.split(".")
-        if parts[0] == "sparkkeras" and len(parts) > 1 and parts[1] in FLOORS and parts[1] != mine:
-            assert FLOORS[parts[1]] <= FLOORS[mine], f"{path.name} climbs from {mine} to {parts[1]}"
-        if parts[0] in DOORS:
-            assert mine in DOORS[parts[0]], f"{path.name} imports {parts[0]}, which is behind other doors"
+        if parts[0] == "sparkkeras" and len(parts) > 1 and parts[1] in LAYERS:
+            assert LAYERS.index(parts[1]) <= LAYERS.index(mine), f"{path.name} imports {name}, which is above {mine}"
+        if parts[0] in LIBRARIES:
+            assert mine in LIBRARIES[parts[0]], f"{path.name} imports {parts[0]}, which its package does not use"
+
+
+def test_the_tree_is_small_at_the_top_and_packages_say_what_they_are_for():
+    assert len(list(PACKAGE.glob("*.py"))) <= 10
+    for path in PACKAGE.glob("*/__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+    unknown = {path.stem if path.suffix else path.name for path in PACKAGE.iterdir()} - {*LAYERS, "__pycache__", "py"}
+    assert unknown == set(), unknown
 
 
 def test_only_one_file_names_a_backend():

@@ -13,11 +13,9 @@ from sparkkeras import arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import Slot
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.ml.outputs import Meaning
 from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.labels import losses_of
+from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
 from sparkkeras.modeling.voting import Vote
-from sparkkeras.scoring.columns import outputs_of
 
 VOTING = ("soft", "hard", "average")
 """How the predictions of several models become one."""
@@ -181,9 +179,9 @@ def _told(slots: Sequence[Slot]) -> str:
 
 
 def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
-    for tensor, meaning in _outputs(model):
+    for tensor, task in _outputs(model):
         activation = _activation(tensor)
-        if meaning.from_logits:
+        if task.from_logits:
             told = "was compiled with a loss that takes logits (from_logits=True)"
         elif activation is not None and activation not in _PROBABILITIES:
             told = f"ends with the activation {activation!r}"
@@ -196,18 +194,18 @@ def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
         )
 
 
-def _outputs(model: keras.Model) -> Iterator[tuple[Any, Meaning]]:
+def _outputs(model: keras.Model) -> Iterator[tuple[Any, OutputTask]]:
     """Each output with what its loss says of it."""
     outputs = outputs_of(model)
-    losses = losses_of(model, [output.name for output in outputs], len(outputs))
+    losses = losses_of(model, [output.name for output in outputs])
     for tensor, output, loss in zip(model.outputs, outputs, losses, strict=True):
-        yield tensor, Meaning.of(loss, output, tuple(tensor.shape[1:]))
+        yield tensor, OutputTask.of(loss, output, tuple(tensor.shape[1:]))
 
 
-def _is_exclusive(tensor: Any, meaning: Meaning) -> bool:
-    if len(tensor.shape) < 2 or tensor.shape[-1] == 1 or meaning.task == "multilabel":
+def _is_exclusive(tensor: Any, task: OutputTask) -> bool:
+    if len(tensor.shape) < 2 or tensor.shape[-1] == 1 or task.name == "multilabel":
         return False
-    return meaning.task == "multiclass" or _activation(tensor) not in ("sigmoid", "hard_sigmoid")
+    return task.name == "multiclass" or _activation(tensor) not in ("sigmoid", "hard_sigmoid")
 
 
 def _activation(tensor: Any) -> str | None:

@@ -18,7 +18,8 @@ from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.ensembles.selection import Score, forward_selection
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.archive import schema_of
-from sparkkeras.modeling.labels import check_labels, losses_of
+from sparkkeras.modeling.labels import check_labels
+from sparkkeras.modeling.outputs import losses_of
 from sparkkeras.modeling.voting import ballot, decided
 from sparkkeras.sources.source import read_on_driver
 from sparkkeras.weights import Array
@@ -179,7 +180,7 @@ def _of_keras(
                 'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '
                 "keras.losses.SparseCategoricalCrossentropy(), or compile one."
             )
-        (loss,) = losses_of(compiled, [slot.name for slot in schema_of(compiled).outputs], 1)
+        (loss,) = losses_of(compiled, [slot.name for slot in schema_of(compiled).outputs])
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
     judge = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))

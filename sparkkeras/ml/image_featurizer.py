@@ -21,7 +21,8 @@ from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import Columnar, with_fields
 from sparkkeras.modeling import archive as models
-from sparkkeras.scoring.columns import outputs_of, with_predictions
+from sparkkeras.modeling.outputs import outputs_of
+from sparkkeras.scoring.columns import with_predictions
 from sparkkeras.sources.frame import Named
 
 if TYPE_CHECKING:

@@ -16,74 +16,11 @@ import keras
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.ml.values import Names, Thresholds
-from sparkkeras.scoring.columns import Output, outputs_of
+from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructField
-
-_KINDS = {
-    "binary_crossentropy": "binary",
-    "binary_focal_crossentropy": "binary",
-    "categorical_crossentropy": "multiclass",
-    "categorical_focal_crossentropy": "multiclass",
-    "sparse_categorical_crossentropy": "multiclass",
-}
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What one output says.
-
-    Attributes:
-        task: ``"regression"``, ``"binary"``, ``"multiclass"`` or ``"multilabel"``; ``None``: nothing that is known.
-        from_logits: Whether it gives logits, not probabilities.
-    """
-
-    task: str | None
-    from_logits: bool = False
-
-    @classmethod
-    def of(cls, loss: Any, output: Output, shape: tuple[int | None, ...], task: str = "auto") -> Meaning:
-        """What an output means.
-
-        Args:
-            loss: What it was compiled with; ``None``: nothing.
-            output: The output.
-            shape: The shape of its rows.
-            task: What a person says of it.
-
-        Raises:
-            ConfigurationError: The task does not fit the output.
-        """
-        kind, from_logits = _known_loss(loss)
-        single = output.rank == 0
-        if task == "auto":
-            if kind is None:
-                return cls("regression" if single else None)
-            if output.rank > 1 or (kind == "multiclass" and single):
-                return cls(None)
-            return cls("multilabel" if kind == "binary" and not single else kind, from_logits)
-        fits = {
-            "regression": single,
-            "binary": single,
-            "multiclass": output.rank == 1,
-            "multilabel": output.rank <= 1,
-        }
-        if not fits[task]:
-            wanted = {
-                "regression": "one unit, whose value is the prediction. Leave task out: outputCol has all values",
-                "binary": "one unit. Two units with a softmax are 'multiclass'",
-                "multiclass": "a unit for each class. One unit with a sigmoid is 'binary'",
-                "multilabel": "units on one axis",
-            }[task]
-            raise ConfigurationError(
-                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes "
-                f"{wanted}."
-            )
-        if task == "regression":
-            return cls("regression")
-        return cls(task, from_logits)
 
 
 @dataclass(frozen=True)
@@ -93,7 +30,7 @@ class OutputColumns:
     Attributes:
         output: The output.
         units: How many values it has; ``None`` where that is open.
-        meaning: What they say.
+        task: What they predict.
         thresholds: What each class's probability is divided by before the largest is taken; ``None``: nothing.
         as_vector: Whether the output's column is a vector where there are several units on one axis.
         output_col: The name of the column of the model's own output.
@@ -104,7 +41,7 @@ class OutputColumns:
 
     output: Output
     units: int | None
-    meaning: Meaning
+    task: OutputTask
     thresholds: tuple[float, ...] | None
     as_vector: bool
     output_col: str
@@ -114,13 +51,13 @@ class OutputColumns:
 
     def without_missing(self) -> OutputColumns:
         """The same with names for those columns only that the output has."""
-        task = self.meaning.task
-        classifies = task in ("binary", "multiclass", "multilabel")
+        name = self.task.name
+        classifies = name in ("binary", "multiclass", "multilabel")
         return replace(
             self,
             raw_prediction=self.raw_prediction if classifies else "",
             probability=self.probability if classifies else "",
-            prediction=self.prediction if task is not None else "",
+            prediction=self.prediction if name is not None else "",
         )
 
     def check_thresholds(self) -> None:
@@ -131,9 +68,9 @@ class OutputColumns:
         """
         if self.thresholds is None:
             return
-        if self.meaning.task not in ("binary", "multiclass"):
+        if self.task.name not in ("binary", "multiclass"):
             raise ConfigurationError(
-                f"thresholds={list(self.thresholds)}: the task of the output {self.output.name!r} is {self.meaning.task!r}; "
+                f"thresholds={list(self.thresholds)}: the task of the output {self.output.name!r} is {self.task.name!r}; "
                 "expected 'binary' or 'multiclass', where one class is predicted. Leave thresholds out, or say task=."
             )
         if self._classes is not None and len(self.thresholds) != self._classes:
@@ -155,7 +92,7 @@ class OutputColumns:
         if self.probability:
             yield StructField(self.probability, VectorUDT(), True, _vector_of(self._classes))
         if self.prediction:
-            many = self.meaning.task == "multilabel"
+            many = self.task.name == "multilabel"
             kind = ArrayType(DoubleType()) if many else DoubleType()
             yield StructField(self.prediction, kind, True, self._nominal())
 
@@ -181,11 +118,11 @@ class OutputColumns:
 
     @property
     def _classes(self) -> int | None:
-        return 2 if self.meaning.task == "binary" else self.units
+        return 2 if self.task.name == "binary" else self.units
 
     def _nominal(self) -> dict[str, Any]:
         """What Spark's classifiers note of their predictions."""
-        if self.meaning.task not in ("binary", "multiclass"):
+        if self.task.name not in ("binary", "multiclass"):
             return {}
         known = {} if self._classes is None else {"num_vals": self._classes}
         return {"ml_attr": {**known, "type": "nominal"}}
@@ -199,13 +136,13 @@ class OutputColumns:
         """Logits where the model gives them or a sigmoid can be undone, else the logarithms of the probabilities."""
         from pyspark.sql import functions
 
-        if self.meaning.task == "binary":
+        if self.task.name == "binary":
             logit = self._logit(scored.cast("double"))
             return as_vector(functions.when(scored.isNotNull(), functions.array(-logit, logit)))
         numbers = self._numbers(scored)
-        if self.meaning.task == "multilabel":
+        if self.task.name == "multilabel":
             return as_vector(functions.transform(numbers, self._logit))
-        return as_vector(numbers if self.meaning.from_logits else functions.transform(numbers, _log))
+        return as_vector(numbers if self.task.from_logits else functions.transform(numbers, _log))
 
     def _probability(self, scored: Column) -> Column:
         return as_vector(self._chances(scored))
@@ -213,7 +150,7 @@ class OutputColumns:
     def _prediction(self, scored: Column) -> Column:
         from pyspark.sql import functions
 
-        if self.meaning.task == "regression":
+        if self.task.name == "regression":
             return scored.cast("double")
         # Spark orders NaN above all numbers, which would make it the surest class.
         has_nan = functions.exists(scored, functions.isnan) if self.output.rank else functions.isnan(scored)
@@ -225,9 +162,9 @@ class OutputColumns:
 
         if self.thresholds is not None:
             return _let(_over(self._chances(scored), self.thresholds), _largest)
-        if self.meaning.task == "binary":
+        if self.task.name == "binary":
             return (self._chance(scored.cast("double")) > 0.5).cast("double")
-        if self.meaning.task == "multiclass":
+        if self.task.name == "multiclass":
             return _largest(scored)
 
         def number(chance: Column, place: Column) -> Column:
@@ -238,22 +175,22 @@ class OutputColumns:
     def _chance(self, value: Column) -> Column:
         from pyspark.sql import functions
 
-        return 1 / (1 + functions.exp(-value)) if self.meaning.from_logits else value
+        return 1 / (1 + functions.exp(-value)) if self.task.from_logits else value
 
     def _logit(self, value: Column) -> Column:
-        return value if self.meaning.from_logits else _log(value) - _log(1 - value)
+        return value if self.task.from_logits else _log(value) - _log(1 - value)
 
     def _chances(self, scored: Column) -> Column:
         """The probabilities of the classes or labels, array<double>."""
         from pyspark.sql import functions
 
-        if self.meaning.task == "binary":
+        if self.task.name == "binary":
             chance = self._chance(scored.cast("double"))
             return functions.when(scored.isNotNull(), functions.array(1 - chance, chance))
         numbers = self._numbers(scored)
-        if not self.meaning.from_logits:
+        if not self.task.from_logits:
             return numbers
-        if self.meaning.task == "multilabel":
+        if self.task.name == "multilabel":
             return functions.transform(numbers, self._chance)
         return _softmax(numbers)
 
@@ -305,24 +242,14 @@ def columns_of(
     found = []
     for index, (output, tensor, loss) in enumerate(zip(outputs, model.outputs, losses_of(model, ends), strict=True)):
         shape = tuple(tensor.shape[1:])
-        meaning = Meaning.of(loss, output, shape, tasks[index])
+        predicts = OutputTask.of(loss, output, shape, tasks[index])
         names = [each[index] for each in named]
         units = shape[-1] if shape else 1
         limit = limits.get(output.name)
-        columns = OutputColumns(output, units, meaning, limit, output_type == "vector", *names)
+        columns = OutputColumns(output, units, predicts, limit, output_type == "vector", *names)
         columns.check_thresholds()
         found.append(columns.without_missing())
     return found
-
-
-def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
-    """The loss of each output; ``None`` where there is none."""
-    loss = getattr(model, "loss", None)
-    if isinstance(loss, Mapping):
-        return [loss.get(name) for name in outputs]
-    if isinstance(loss, (list, tuple)):
-        return list(loss) if len(loss) == len(outputs) else [None] * len(outputs)
-    return [loss] * len(outputs)
 
 
 def as_vector(numbers: Column) -> Column:
@@ -331,20 +258,6 @@ def as_vector(numbers: Column) -> Column:
     from pyspark.sql import functions
 
     return functions.when(numbers.isNotNull(), array_to_vector(numbers))
-
-
-def _known_loss(loss: Any) -> tuple[str | None, bool]:
-    """The kind of a loss of Keras's for classes, and whether it takes logits."""
-    if isinstance(loss, str):
-        try:
-            loss = keras.losses.get(loss)
-        except ValueError:  # the person's own, by name
-            return None, False
-    for name, kind in _KINDS.items():
-        of_class = getattr(keras.losses, "".join(part.capitalize() for part in name.split("_")))
-        if loss is getattr(keras.losses, name) or isinstance(loss, of_class):
-            return kind, bool(getattr(loss, "from_logits", False))
-    return None, False
 
 
 def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import keras
 from sparkkeras.data.block import BlockSpec, LeafSpec
 from sparkkeras.data.schema import LabelRange
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.modeling.outputs import known_loss, losses_of
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
@@ -27,9 +28,9 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     outputs = getattr(model, "outputs", None)
     if structure is None or not outputs:
         return
-    names = list(getattr(model, "output_names", None) or [])
-    losses = losses_of(model, names, len(outputs))
-    with_loss = [index for index, loss in enumerate(losses[: len(outputs)]) if loss is not None]
+    names = list(getattr(model, "output_names", None) or [""] * len(outputs))
+    losses = losses_of(model, names)
+    with_loss = [index for index, loss in enumerate(losses) if loss is not None]
     labelled = list(range(len(outputs)))
     if structure.count != len(outputs):
         if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS):
@@ -50,9 +51,9 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     labels = structure.labels("y")
     for place, index in enumerate(labelled):
         position = place
-        if structure.names is not None and index < len(names) and names[index] in structure.names:
+        if structure.names is not None and names[index] in structure.names:
             position = structure.names.index(names[index])
-        if position < len(ranges) and index < len(losses):
+        if position < len(ranges):
             _check(labels[position], losses[index], leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
 
 
@@ -69,10 +70,10 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
     outputs = getattr(model, "outputs", None)
     if not outputs or len(outputs) != 1:
         return
-    name = _name(losses_of(model, list(getattr(model, "output_names", None) or []), 1)[0])
+    name = known_loss(losses_of(model, list(getattr(model, "output_names", None) or [""]))[0], exact=True)
     last = outputs[0].shape[-1] if len(outputs[0].shape) > 1 else None
     binary = 2 if last == 1 else None
-    classes = binary if name == "binary_crossentropy" else last if name else None
+    classes = binary if name.startswith("binary_") else last if name else None
     unknown = [] if classes is None else sorted(number for number in class_weight if number >= classes)
     if classes is not None and unknown:
         raise ConfigurationError(
@@ -84,18 +85,8 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
 _USE_LABELS = ("train_step", "test_step", "compute_loss")
 
 
-def losses_of(model: keras.Model, names: list[str], count: int) -> list[Any]:
-    """The loss of each output that a model was compiled with; ``None`` where there is none."""
-    loss = model.loss if model.compiled else None
-    if isinstance(loss, dict):
-        return [loss.get(name) for name in names] if names else [None] * count
-    if isinstance(loss, (list, tuple)):
-        return list(loss)
-    return [loss] * count
-
-
 def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tuple[int | None, ...]) -> None:
-    name = _name(loss)
+    name = known_loss(loss, exact=True)
     classes = output[-1] if output else None
     if name == "sparse_categorical_crossentropy" and classes and len(leaf.shape) == len(output) and leaf.shape[-1] > 1:
         one_hot = leaf.shape[-1] == classes
@@ -124,17 +115,3 @@ def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tup
             f"{label} does not fit the loss {name}: labels must lie between 0 and 1, but they range from {found.low:g} to "
             f"{found.high:g}. Map the classes to 0 and 1."
         )
-
-
-def _name(loss: Any) -> str:
-    """The snake-case name of a loss given as a name, a function or an object; empty for an own one."""
-    if isinstance(loss, str):
-        try:
-            loss = keras.losses.get(loss)
-        except ValueError:  # the person's own, by name
-            return ""
-    for name in ("sparse_categorical_crossentropy", "categorical_crossentropy", "binary_crossentropy"):
-        kind = "".join(part.capitalize() for part in name.split("_"))
-        if loss is getattr(keras.losses, name) or type(loss) is getattr(keras.losses, kind):
-            return name
-    return ""

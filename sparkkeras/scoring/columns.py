@@ -16,13 +16,14 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.columns import Leaf, stored_as, to_column, type_name
+from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.schema import NanPolicy, Reader, Schema
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.sources.frame import (
     ArgumentsToBlocks,
     BatchesToBlocks,
@@ -47,54 +48,6 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 1024
 """Rows that the model is called on at a time, where nobody says."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """One output of a model, as Spark stores it.
-
-    Attributes:
-        name: Its name.
-        dtype: The dtype that it is stored in.
-        rank: How many axes a row has; a single number has none.
-    """
-
-    name: str
-    dtype: str
-    rank: int
-
-    @property
-    def type_name(self) -> str:
-        """The Spark type of a row."""
-        return type_name(self.dtype, self.rank)
-
-    def column(self, predicted: Any, good: Array) -> pa.Array:
-        """Predictions as a column; null where rows were not good."""
-        array = np.asarray(predicted).astype(self.dtype, copy=False)
-        return to_column(array.reshape(len(array)) if self.rank == 0 else array, good)
-
-
-def outputs_of(model: keras.Model) -> tuple[Output, ...]:
-    """The outputs of a model. One of shape (batch, 1) is a number.
-
-    Raises:
-        ModelError: The model does not say what it gives.
-    """
-    tensors = getattr(model, "outputs", None)
-    if not tensors:
-        raise ModelError(
-            f"the model {model.name!r} does not say the shape of its outputs, which the type of a column depends on, since "
-            "it is subclassed. Wrap it: keras.Model(inputs, model(inputs)) with inputs = keras.Input(shape)."
-        )
-    names = [slot.name for slot in models.schema_of(model).outputs]
-    return tuple(
-        Output(name, stored_as(keras.backend.standardize_dtype(tensor.dtype)), _rank(tensor.shape))
-        for name, tensor in zip(names, tensors, strict=True)
-    )
-
-
-def _rank(shape: Sequence[int | None]) -> int:
-    return 0 if len(shape) == 2 and shape[1] == 1 else len(shape) - 1
 
 
 @dataclass(frozen=True)

@@ -45,23 +45,23 @@ def columns(model, task="auto", raw="o", probability="pr", prediction="p", outpu
 )
 def test_auto_reads_the_loss(loss, units, task, from_logits):
     (column,) = columns(network(loss, units))
-    assert (column.meaning.task, column.meaning.from_logits) == (task, from_logits)
+    assert (column.task.name, column.task.from_logits) == (task, from_logits)
     names = {"regression": ["o", "p"], None: ["o"]}.get(task, ["o", "pr", "p"])
     assert [field.name for field in column.fields()] == names
 
 
 def test_auto_on_what_is_not_compiled_and_on_sequences():
-    assert columns(network(compiled=False))[0].meaning.task == "regression"
-    assert columns(network(compiled=False, units=3))[0].meaning.task is None
-    assert columns(network("sparse_categorical_crossentropy", 3, axes=(5,)))[0].meaning.task is None
+    assert columns(network(compiled=False))[0].task.name == "regression"
+    assert columns(network(compiled=False, units=3))[0].task.name is None
+    assert columns(network("sparse_categorical_crossentropy", 3, axes=(5,)))[0].task.name is None
 
 
 def test_an_explicit_task_wins_and_keeps_what_the_loss_says_of_logits():
     (column,) = columns(network("mse", 3), task="multiclass")
-    assert (column.meaning.task, column.meaning.from_logits) == ("multiclass", False)
+    assert (column.task.name, column.task.from_logits) == ("multiclass", False)
     (column,) = columns(network(losses.CategoricalCrossentropy(from_logits=True), 3), task="multilabel")
-    assert (column.meaning.task, column.meaning.from_logits) == ("multilabel", True)
-    assert columns(network("binary_crossentropy"), task="regression")[0].meaning.task == "regression"
+    assert (column.task.name, column.task.from_logits) == ("multilabel", True)
+    assert columns(network("binary_crossentropy"), task="regression")[0].task.name == "regression"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_several_outputs_have_columns_and_tasks_of_their_own():
     found = columns(two_outputs(), raw="", probability={"kind": "chances"}, prediction=["years", "sort"])
     assert [[field.name for field in column.fields()] for column in found] == [["years"], ["chances", "sort"]]
     found = columns(two_outputs(), task={"kind": "multilabel"})
-    assert [column.meaning.task for column in found] == ["regression", "multilabel"]
+    assert [column.task.name for column in found] == ["regression", "multilabel"]
 
 
 def test_names_that_fit_no_output():

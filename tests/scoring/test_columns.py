@@ -17,7 +17,8 @@ from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalShared
-from sparkkeras.scoring.columns import Output, Scorer, ScoreTask, _column_names, outputs_of
+from sparkkeras.modeling.outputs import Output, outputs_of
+from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
 from sparkkeras.sources.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
 from sparkkeras.spark.cluster import translated
 from tests.models import classifier, regression
