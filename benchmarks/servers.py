@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from harness import Turn
 
-from sparkkeras.parameter.ledger import Ledger, Share
+from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
@@ -26,7 +26,7 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
     weights = Flat(np.zeros(nbytes // 4, np.float32))
     store = Store(weights, weights.vector.size, Downpour(), {}, 1)
     ledger = Ledger(
-        {0: Share(batches=10**9)},
+        {0: PartitionPlan(batches=10**9)},
         range(1),
         at_once=1,
         validates=lambda epoch: False,

@@ -53,7 +53,7 @@ from sparkkeras.training.callbacks import (
     check_monitors,
     told,
 )
-from sparkkeras.training.job import Job, Server, Shares, Validation
+from sparkkeras.training.job import Job, Server, TrainValidationSplit, Validation
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, transformed
@@ -363,10 +363,10 @@ class SparkModel:
         with ExitStack() as stack:
             stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), block, options)
             check_monitors(self._trained_models, self.custom_objects, *monitors)  # now the metrics of every model have names
-            shares = Shares.split(stored.handles, validation_split)
+            split = TrainValidationSplit.split(stored.handles, validation_split)
             validation = None
             if validation_split:
-                validation = Validation(stored, validation_options, validation_freq, shares.validation_spans)
+                validation = Validation(stored, validation_options, validation_freq, split.validation_spans)
             elif held_out is not None:
                 rows = self._stored(
                     stack,
@@ -383,7 +383,7 @@ class SparkModel:
                 frequency=self.frequency,
                 rule=self.rule,
                 rule_state=self._rule_state,
-                shares=shares,
+                split=split,
                 options=options,
                 steps_per_epoch=steps_per_epoch,
                 validation=validation,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sparkkeras.data.numeric import is_encoded_image
-from sparkkeras.data.schema import BY_NAME, ColumnPart, ColumnValues, Slot, Terms
+from sparkkeras.data.schema import BY_NAME, ColumnPart, ColumnValues, InputSpec, Terms
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -73,7 +73,7 @@ class Leaf:
     Attributes:
         columns: The names of its columns.
         together: Whether they are laid side by side, as one row of features.
-        slot: The model's input, where the model says what it takes.
+        input: The model's input, where the model says what it takes.
         fits: Whether the values must fit the input: they need not if a function on batches comes between.
         loader: What makes an array of the one column.
         terms: How messages name the columns.
@@ -81,7 +81,7 @@ class Leaf:
 
     columns: tuple[str, ...]
     together: bool = False
-    slot: Slot | None = None
+    input: InputSpec | None = None
     fits: bool = True
     loader: Loader | None = None
     terms: Terms = BY_NAME
@@ -109,8 +109,8 @@ class Leaf:
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
             return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, True, terms=self.terms)
-        shape = None if self.slot is None else self.slot.shape
-        floating = self.slot is not None and self.slot.floating
+        shape = None if self.input is None else self.input.shape
+        floating = self.input is not None and self.input.floating
         found = [read(column, name, shape, floating, self.terms) for name, column in zip(self.columns, columns, strict=True)]
         if shape is not None:
             found = self._widened(found, shape)
@@ -138,7 +138,7 @@ class Leaf:
 
     def _dtype(self, parts: Sequence[Array]) -> np.dtype[Any]:
         kind = np.result_type(*parts)
-        floating = self.slot is None or self.slot.floating
+        floating = self.input is None or self.input.floating
         return np.dtype(np.float32) if self.together and floating and kind.kind in "iub" else kind
 
     def _side_by_side(self, found: Sequence[tuple[Array, Array | None]]) -> Array:
@@ -162,19 +162,19 @@ class Leaf:
 
     def _fitted(self, values: Array) -> Array:
         """The values if they fit the model's input; flat rows of as many values are given its shape."""
-        if self.slot is None or self.slot.shape is None or not len(values):
+        if self.input is None or self.input.shape is None or not len(values):
             return values
         shape = tuple(values.shape[1:])
-        if self.slot.takes(shape):
+        if self.input.takes(shape):
             return values
-        wanted = [size for size in self.slot.shape if size is not None]
-        if len(shape) == 1 and len(wanted) == len(self.slot.shape) and shape[0] == int(np.prod(wanted)):
+        wanted = [size for size in self.input.shape if size is not None]
+        if len(shape) == 1 and len(wanted) == len(self.input.shape) and shape[0] == int(np.prod(wanted)):
             return values.reshape(len(values), *wanted)
         if self.fits:
             does = "does" if len(self.columns) == 1 else "do"
             raise DataError(
-                f"{self.told} {does} not fit the model's input {self.slot.name!r}: it expects rows of shape "
-                f"{self.slot.shape}, received rows of shape {shape}. {self.terms.fit}"
+                f"{self.told} {does} not fit the model's input {self.input.name!r}: it expects rows of shape "
+                f"{self.input.shape}, received rows of shape {shape}. {self.terms.fit}"
             )
         return values
 

@@ -24,7 +24,7 @@ NanPolicy = Literal["error", "drop", "allow", "null"]
 
 
 @dataclass(frozen=True)
-class Slot:
+class InputSpec:
     """One input or output of a model.
 
     Attributes:
@@ -60,8 +60,8 @@ class Schema:
         named_outputs: Whether it gives its outputs as a dict.
     """
 
-    inputs: tuple[Slot, ...] = ()
-    outputs: tuple[Slot, ...] = ()
+    inputs: tuple[InputSpec, ...] = ()
+    outputs: tuple[InputSpec, ...] = ()
     floatx: str = "float32"
     named_outputs: bool = False
 
@@ -79,20 +79,20 @@ class Schema:
         """What is expected of rows that a transform, if there is one, will change: their values may be any."""
         if transform is None:
             return self
-        return replace(self, inputs=tuple(replace(slot, indices=None) for slot in self.inputs))
+        return replace(self, inputs=tuple(replace(spec, indices=None) for spec in self.inputs))
 
-    def slots_of(self, form: Form) -> list[Slot | None]:
+    def specs_of(self, form: Form) -> list[InputSpec | None]:
         """The input that each array of features goes into, where that is known."""
-        by_name = {slot.name: slot for slot in self.inputs}
+        by_name = {spec.name: spec for spec in self.inputs}
         if form.x.names is not None:
             return [by_name.get(name) for name in form.x.names]
         return list(self.inputs[: form.x.count])
 
-    def check_features(self, spec: BlockSpec, has_transform: bool = True) -> None:
+    def check_features(self, received: BlockSpec, has_transform: bool = True) -> None:
         """Refuse features that the model cannot take.
 
         Args:
-            spec: What the features are.
+            received: What the features are.
             has_transform: Whether the caller takes ``transform=``, so that messages may advise it.
 
         Raises:
@@ -100,28 +100,28 @@ class Schema:
         """
         if not self.inputs:
             return
-        form = spec.form
-        labels, leaves = form.x.labels("x"), spec.leaves[form.span("x")]
-        slots = list(self.inputs)
+        form = received.form
+        labels, leaves = form.x.labels("x"), received.leaves[form.span("x")]
+        specs = list(self.inputs)
         if form.x.names is not None:
-            by_name = {slot.name: slot for slot in self.inputs}
-            if set(by_name) != set(form.x.names) and len(slots) > 1:
+            by_name = {spec.name: spec for spec in self.inputs}
+            if set(by_name) != set(form.x.names) and len(specs) > 1:
                 raise DataError(
                     f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
                     "give one array for each input, under its name."
                 )
-            slots = [by_name.get(name, slots[0]) for name in form.x.names]
-        if len(slots) != len(leaves):
+            specs = [by_name.get(name, specs[0]) for name in form.x.names]
+        if len(specs) != len(leaves):
             raise DataError(
-                f"the model has {len(slots)} inputs ({', '.join(slot.name for slot in slots)}), but the features are "
-                f"{len(leaves)} array(s): give x as a tuple or a dict of {len(slots)} arrays."
+                f"the model has {len(specs)} inputs ({', '.join(spec.name for spec in specs)}), but the features are "
+                f"{len(leaves)} array(s): give x as a tuple or a dict of {len(specs)} arrays."
             )
-        for label, slot, leaf in zip(labels, slots, leaves, strict=True):
-            if slot.shape is not None and not slot.takes(leaf.shape):
+        for label, spec, leaf in zip(labels, specs, leaves, strict=True):
+            if spec.shape is not None and not spec.takes(leaf.shape):
                 raise DataError(
-                    f"{label} does not fit the model's input {slot.name!r}: it expects rows of shape {slot.shape}, "
+                    f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
                     f"received rows of shape {leaf.shape}. "
-                    + ("A single sample needs an axis for rows: x[None]. " if leaf.shape == slot.shape[1:] else "")
+                    + ("A single sample needs an axis for rows: x[None]. " if leaf.shape == spec.shape[1:] else "")
                     + ("Reshape the data, or give transform= that does." if has_transform else "Reshape the data.")
                 )
 
@@ -461,7 +461,7 @@ class Reader:
 
     def _floating(self, form: Form) -> list[int]:
         """Which arrays go into inputs that take floating numbers."""
-        return [index for index, slot in enumerate(self.schema.slots_of(form)) if slot is not None and slot.floating]
+        return [index for index, spec in enumerate(self.schema.specs_of(form)) if spec is not None and spec.floating]
 
     def _check_indices(self, block: Block, told: Sequence[str], place: str, whole: Array | None = None) -> None:
         """Refuse values that no entry of the ``Embedding`` behind an input stands for.
@@ -472,18 +472,18 @@ class Reader:
             place: Where the rows are, for messages.
             whole: Which rows have all of their values; ``None``: all.
         """
-        for name, array, slot in zip(told, block.arrays, self.schema.slots_of(block.form), strict=False):
-            if slot is None or slot.indices is None:
+        for name, array, spec in zip(told, block.arrays, self.schema.specs_of(block.form), strict=False):
+            if spec is None or spec.indices is None:
                 continue
             values = array if whole is None else array[whole]
             if not values.size:
                 continue
             # These two ignore NaN, which on_nan decides on, and are NaN where there is nothing else.
             low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
-            if low < 0 or high >= slot.indices:
+            if low < 0 or high >= spec.indices:
                 raise DataError(
-                    f"{name} of {place} goes into an Embedding with input_dim={slot.indices}, so its values must be indices "
-                    f"from 0 to {slot.indices - 1}, but they range from {low:g} to {high:g}. "
+                    f"{name} of {place} goes into an Embedding with input_dim={spec.indices}, so its values must be indices "
+                    f"from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
                     "Renumber them, or make the Embedding larger."
                 )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.data.block import describe
-from sparkkeras.data.schema import Slot
+from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
@@ -76,7 +76,7 @@ def exclusive(members: Sequence[keras.Model]) -> list[bool]:
 
 def input_order(model: keras.Model, first: keras.Model) -> list[int]:
     """Which input of ``first`` each input of a model is: the one of its name, or where names differ, of its place."""
-    mine, theirs = ([slot.name for slot in models.schema_of(each).inputs] for each in (model, first))
+    mine, theirs = ([spec.name for spec in models.schema_of(each).inputs] for each in (model, first))
     return [theirs.index(name) for name in mine] if set(mine) == set(theirs) else list(range(len(mine)))
 
 
@@ -89,7 +89,7 @@ def own_features(x: Any, model: keras.Model, first: keras.Model) -> Any:
     """Features as a member takes them, which are given as ``first`` takes them."""
     inputs = list(x) if isinstance(x, tuple) else [x]
     if isinstance(x, Mapping):
-        names = [slot.name for slot in models.schema_of(first).inputs]
+        names = [spec.name for spec in models.schema_of(first).inputs]
         inputs = [x[name] for name in names] if set(names) <= set(x) else list(x.values())
     structure = models.graph_of(model)._inputs_struct
     return keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, first)])
@@ -132,7 +132,7 @@ def as_one_model(
         member.trainable = False  # else their penalties on weights would be part of the ensemble's loss
         given = keras.tree.pack_sequence_as(models.graph_of(member)._inputs_struct, [inputs[index] for index in order])
         predictions.append(keras.tree.flatten(member(given)))
-    names = [slot.name for slot in models.schema_of(like).outputs]
+    names = [spec.name for spec in models.schema_of(like).outputs]
     outputs = [
         Vote(shares, majority, each, name=name)(list(several))
         for name, each, several in zip(names, is_exclusive, zip(*predictions, strict=True), strict=True)
@@ -147,7 +147,7 @@ def as_one_model(
 def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
     mine, theirs = models.schema_of(model), models.schema_of(first)
     same = len(mine.inputs) == len(theirs.inputs) and all(
-        _alike(slot, theirs.inputs[index]) for slot, index in zip(mine.inputs, input_order(model, first), strict=True)
+        _alike(spec, theirs.inputs[index]) for spec, index in zip(mine.inputs, input_order(model, first), strict=True)
     )
     if not same:
         raise ModelError(
@@ -162,20 +162,20 @@ def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
             f"{_told(theirs.outputs)}: the members of an ensemble give outputs of the same shapes, for the same classes in "
             "the same order."
         )
-    for slot in mine.outputs:
-        if not slot.floating:
+    for spec in mine.outputs:
+        if not spec.floating:
             raise ModelError(
-                f"models[{number}] ({model.name!r}) gives whole numbers in its output {slot.name!r}, which have no mean: "
+                f"models[{number}] ({model.name!r}) gives whole numbers in its output {spec.name!r}, which have no mean: "
                 "expected probabilities or other floating numbers. Take the model without what makes numbers of them."
             )
 
 
-def _alike(one: Slot, other: Slot) -> bool:
+def _alike(one: InputSpec, other: InputSpec) -> bool:
     return one.shape == other.shape and one.floating == other.floating
 
 
-def _told(slots: Sequence[Slot]) -> str:
-    return ", ".join(f"{slot.name!r} of shape {slot.shape}{'' if slot.floating else ' (not floating)'}" for slot in slots)
+def _told(specs: Sequence[InputSpec]) -> str:
+    return ", ".join(f"{spec.name!r} of shape {spec.shape}{'' if spec.floating else ' (not floating)'}" for spec in specs)
 
 
 def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:

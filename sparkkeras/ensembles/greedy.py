@@ -180,7 +180,7 @@ def _of_keras(
                 'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '
                 "keras.losses.SparseCategoricalCrossentropy(), or compile one."
             )
-        (loss,) = losses_of(compiled, [slot.name for slot in schema_of(compiled).outputs])
+        (loss,) = losses_of(compiled, [spec.name for spec in schema_of(compiled).outputs])
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
     judge = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))

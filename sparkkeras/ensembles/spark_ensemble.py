@@ -314,7 +314,7 @@ def _check_apart(members: Sequence[keras.Model]) -> None:
             "that builds a new one each time."
         )
     for side in ("inputs", "outputs"):
-        names = [[slot.name for slot in getattr(schema_of(model), side)] for model in members]
+        names = [[spec.name for spec in getattr(schema_of(model), side)] for model in members]
         for number, each in enumerate(names):
             if len(each) > 1 and each != names[0]:
                 raise ModelError(

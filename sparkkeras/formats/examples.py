@@ -430,7 +430,7 @@ def _row(place: int, stops: Array) -> int:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FeatureStats:
     """What was seen of a feature.
 
     Attributes:
@@ -448,7 +448,7 @@ class Seen:
     where: str
 
     @classmethod
-    def of(cls, name: str, kind: int, values: Any, where: str) -> Seen:
+    def of(cls, name: str, kind: int, values: Any, where: str) -> FeatureStats:
         """What one record has."""
         count = len(values) if kind == BYTES else len(values) // 4 if kind == FLOATS else sum(v < 0x80 for v in values[:20])
         return cls(name, kind, count != 1, kind != BYTES or all(map(is_text, values)), where)
@@ -459,13 +459,13 @@ class Seen:
         return Field(self.name, {BYTES: texts, FLOATS: "float", INTS: "bigint"}[self.kind], self.is_array)
 
 
-def together(seen: Iterable[Seen]) -> dict[str, Seen]:
+def together(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
     """What was seen of each feature, by name.
 
     Raises:
         DataError: Records hold different kinds of values under one name.
     """
-    known: dict[str, Seen] = {}
+    known: dict[str, FeatureStats] = {}
     for new in seen:
         old = known.get(new.name, new)
         if old.kind != new.kind:
@@ -473,24 +473,26 @@ def together(seen: Iterable[Seen]) -> dict[str, Seen]:
                 f"feature {new.name!r} holds {KINDS[old.kind]} values in {old.where}, but {KINDS[new.kind]} values in "
                 f"{new.where}: a column has one type. Load such files apart, each with its schema=."
             )
-        known[new.name] = Seen(old.name, old.kind, old.is_array or new.is_array, old.is_text and new.is_text, old.where)
+        known[new.name] = FeatureStats(
+            old.name, old.kind, old.is_array or new.is_array, old.is_text and new.is_text, old.where
+        )
     return known
 
 
-def survey(records: Iterable[tuple[Features, str]]) -> dict[str, Seen]:
+def survey(records: Iterable[tuple[Features, str]]) -> dict[str, FeatureStats]:
     """What was seen of each feature in records, each with what messages call it.
 
     Raises:
         DataError: As `together`; or a name is not UTF-8.
     """
 
-    def each() -> Iterator[Seen]:
+    def each() -> Iterator[FeatureStats]:
         for features, where in records:
             for name, (kind, values) in features.items():
                 if not is_text(name):
                     raise DataError(f"{where} has a feature whose name {name!r} is not UTF-8, so it is no Example.")
                 if kind:
-                    yield Seen.of(name.decode(), kind, values, where)
+                    yield FeatureStats.of(name.decode(), kind, values, where)
 
     return together(each())
 

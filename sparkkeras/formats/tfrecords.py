@@ -21,7 +21,19 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from sparkkeras.arguments import one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
-from sparkkeras.formats.examples import BYTES, KINDS, VALUES, Features, Field, Seen, decode, encode, parse, survey, together
+from sparkkeras.formats.examples import (
+    BYTES,
+    KINDS,
+    VALUES,
+    Features,
+    FeatureStats,
+    Field,
+    decode,
+    encode,
+    parse,
+    survey,
+    together,
+)
 from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.cluster import translated
@@ -155,7 +167,7 @@ def load_tfrecords(
         raise ConfigurationError("binary_features says what to make of bytes where there is no schema: declare them binary.")
     fields = None if schema is None else _fields_of(schema)
     _equip(spark)
-    found = _Found.of(spark, path)
+    found = InputFiles.of(spark, path)
     if fields is None:
         fields = _inferred(found, path, binary_features)
     else:
@@ -262,7 +274,7 @@ def _ddl(fields: Sequence[Field]) -> StructType:
 
 
 @dataclass(frozen=True)
-class _Found:
+class InputFiles:
     """The files of a path.
 
     Attributes:
@@ -276,7 +288,7 @@ class _Found:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, spark: SparkSession, path: str) -> _Found:
+    def of(cls, spark: SparkSession, path: str) -> InputFiles:
         """What Spark finds.
 
         Raises:
@@ -335,12 +347,12 @@ def _on_disk(path: str) -> Path:
     return Path(re.sub("^file:(/*(?=/))?", "", path)).absolute()
 
 
-def _inferred(found: _Found, path: str, binary: Sequence[str]) -> tuple[Field, ...]:
+def _inferred(found: InputFiles, path: str, binary: Sequence[str]) -> tuple[Field, ...]:
     """The columns that a sample of the records has."""
     some = found.some()
     result = "name string, kind int, is_array boolean, is_text boolean, place string"
     rows = [] if some is None else _rows(some, _Survey(_SAMPLED_RECORDS), result)
-    seen = together(Seen(row.name, row.kind, row.is_array, row.is_text, row.place) for row in rows)
+    seen = together(FeatureStats(row.name, row.kind, row.is_array, row.is_text, row.place) for row in rows)
     if not seen:
         raise DataError(
             f"{path!r} has no records with features among those looked at, so its columns are not known: give schema=, for "
@@ -354,7 +366,7 @@ def _inferred(found: _Found, path: str, binary: Sequence[str]) -> tuple[Field, .
     return tuple(seen[name].field(name in binary) for name in sorted(seen))
 
 
-def _warn_of_unknown(found: _Found, path: str, fields: Sequence[Field]) -> None:
+def _warn_of_unknown(found: InputFiles, path: str, fields: Sequence[Field]) -> None:
     """Warn of columns of a schema that the first records do not have: their names may be misspelt.
 
     Only files that this process opens itself are looked at, without a job. What is wrong with one is reported by its reader.

@@ -34,7 +34,7 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """A search that goes on or has ended.
 
     Attributes:

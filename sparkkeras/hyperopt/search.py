@@ -25,7 +25,7 @@ from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
 from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
-from sparkkeras.hyperopt.results import Found, Loading
+from sparkkeras.hyperopt.results import Loading, SearchResults
 from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
@@ -107,7 +107,7 @@ class HyperParamModel:
         self.safe_mode = safe_mode
         self.seed: int | None = None
         self.seconds = 0.0
-        self._found: Found | None = None
+        self._found: SearchResults | None = None
 
     def __repr__(self) -> str:
         return f"HyperParamModel(num_workers={self.num_workers}, trials={len(self.trials)})"
@@ -246,7 +246,7 @@ class HyperParamModel:
             suggest = functools.partial(_suggested, searched, algorithm, drawn, sign)
             ledger = TrialLedger(suggest, limits, time.monotonic, before, journal.write)
             sample = None if shared is None or model is None else shared["x"]
-            found = Found(ledger, journal, searched, told, sign, model, sample, work.objects)
+            found = SearchResults(ledger, journal, searched, told, sign, model, sample, work.objects)
             self._found, self.seed = found, drawn
             self._search(workers, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
         found.check(limits.max_failures)
@@ -352,12 +352,14 @@ class HyperParamModel:
     def _loading(self) -> Loading:
         return Loading(self.custom_objects, self.safe_mode)
 
-    def _known(self) -> Found:
+    def _known(self) -> SearchResults:
         if self._found is None:
             raise SearchError("there are no trials yet: call minimize first.")
         return self._found
 
-    def _search(self, workers: Workers, work: Work, data: Any, found: Found, max_evals: int | None, verbose: int) -> None:
+    def _search(
+        self, workers: Workers, work: Work, data: Any, found: SearchResults, max_evals: int | None, verbose: int
+    ) -> None:
         ledger, slots = found.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
         if self.num_workers is not None and self.num_workers > slots:

@@ -341,8 +341,8 @@ class SparkMLlibModel:
 
     def _check_output(self) -> None:
         outputs = models.schema_of(self.model).outputs
-        if len(outputs) > 1 or any(slot.shape is None or len(slot.shape) != 1 for slot in outputs):
-            told = ", ".join(f"{slot.name!r} with rows of shape {slot.shape}" for slot in outputs)
+        if len(outputs) > 1 or any(spec.shape is None or len(spec.shape) != 1 for spec in outputs):
+            told = ", ".join(f"{spec.name!r} with rows of shape {spec.shape}" for spec in outputs)
             raise ModelError(
                 f"predictions of the model {self.model.name!r} do not fit into a Matrix or Vector: it has the output(s) "
                 f"{told}; expected one with rows of shape (n,). Flatten it, or call spark_model.predict, which gives arrays."

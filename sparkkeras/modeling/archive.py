@@ -2,7 +2,7 @@
 
 The architecture and the person's own code travel once, as a `ModelArchive`: with the compile arguments to train and to
 evaluate, without them to predict. A process keeps the few models that it has unpacked, by their digest. Weights and
-optimizer slots travel apart from it, as a `ModelState` or `ModelWeights`.
+optimizer variables travel apart from it, as a `ModelState` or `ModelWeights`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.data.schema import Schema, Slot
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import CustomObjectError, ModelError, nearest_name
 from sparkkeras.modeling import custom_code, garbage
 from sparkkeras.modeling.custom_code import ByValue
@@ -204,7 +204,7 @@ def _kind(given: object) -> str:
 
 @dataclass(frozen=True)
 class ModelState:
-    """The weights of a model and the slots of its optimizer at one moment."""
+    """The weights of a model and the variables of its optimizer at one moment."""
 
     weights: Flat
     optimizer: Flat
@@ -255,7 +255,7 @@ def weight_variables(model: keras.Model) -> list[Any]:
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
-    """The optimizer's slots, its iterations and its learning rate; made if they were not there yet."""
+    """The optimizer's variables, its iterations and its learning rate; made if they were not there yet."""
     optimizer = optimizer_of(model)
     if optimizer is None:
         return []
@@ -285,7 +285,7 @@ def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: f
     """The state of a worker that goes on where another one ended. ``model`` is left with it.
 
     Args:
-        state: Weights as they are now, optimizer slots as they were at first.
+        state: Weights as they are now, optimizer variables as they were at first.
         model: A model of that layout.
         steps: The steps that were made meanwhile; schedules go on behind them.
         learning_rate: One that was set meanwhile.
@@ -362,12 +362,12 @@ def schema_of(model: keras.Model) -> Schema:
     tensors = list(getattr(model, "inputs", None) or ())
     entries = _entries(model)
     inputs = tuple(
-        replace(slot, indices=entries.get(id(tensor))) for slot, tensor in zip(_slots(tensors), tensors, strict=True)
+        replace(spec, indices=entries.get(id(tensor))) for spec, tensor in zip(_specs(tensors), tensors, strict=True)
     )
-    outputs = _slots(getattr(model, "outputs", None))
+    outputs = _specs(getattr(model, "outputs", None))
     names = _output_names(model)
     if len(names) == len(outputs):
-        outputs = tuple(replace(slot, name=name) for name, slot in zip(names, outputs, strict=True))
+        outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
     named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
     return Schema(inputs, outputs, floatx(), named)
 
@@ -400,9 +400,9 @@ def _entries(model: keras.Model) -> dict[int, int]:
     return found
 
 
-def _slots(tensors: Iterable[Any] | None) -> tuple[Slot, ...]:
+def _specs(tensors: Iterable[Any] | None) -> tuple[InputSpec, ...]:
     return tuple(
-        Slot(str(tensor.name), tuple(tensor.shape[1:]), "float" in keras.backend.standardize_dtype(tensor.dtype))
+        InputSpec(str(tensor.name), tuple(tensor.shape[1:]), "float" in keras.backend.standardize_dtype(tensor.dtype))
         for tensor in tensors or ()
     )
 
@@ -412,7 +412,7 @@ class ModelArchive:
     """A model with its custom code and, unless it is packed to predict only, its compile arguments.
 
     Attributes:
-        data: A ``.keras`` archive. Weights and optimizer slots in it mean nothing: they may be older ones, or zeros.
+        data: A ``.keras`` archive. Weights and optimizer variables in it mean nothing: they may be older ones, or zeros.
         custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
         digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
             weights do not enter.
@@ -483,7 +483,7 @@ class ModelArchive:
     def unpack(self) -> keras.Model:
         """A new model, compiled if it was packed so. It has to be given its weights (`ModelState`, `ModelWeights`)."""
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder, warnings.catch_warnings():
-            # Optimizer slots in the archive mean nothing, so it is no matter if they do not fit.
+            # Optimizer variables in the archive mean nothing, so it is no matter if they do not fit.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             path = Path(folder) / "model.keras"
             # Keras takes large zeros that are compressed for an attack.
@@ -590,7 +590,7 @@ def save_bytes(model: keras.Model) -> bytes:
         ModelError: Keras cannot save it.
     """
     _check_dtypes(model)
-    optimizer_variables(model)  # makes the slots, so that they are in the archive
+    optimizer_variables(model)  # makes the variables, so that they are in the archive
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         with warnings.catch_warnings():
@@ -690,7 +690,7 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> 
     handled = sys.exception()
     try:
         with warnings.catch_warnings():
-            # An optimizer that had not made a step when it was saved has no slots to load.
+            # An optimizer that had not made a step when it was saved has no variables to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
             objects = {**_OURS, **custom_objects}
             return keras.saving.load_model(path, objects, safe_mode=safe_mode)
@@ -836,7 +836,7 @@ def _copy(archive: zipfile.ZipFile, target: zipfile.ZipFile, weights: zipfile.Zi
 
 
 def _set_zeros(model: keras.Model) -> None:
-    """Set weights and optimizer slots to zero, but for those that a layer made something of when they were loaded."""
+    """Set weights and optimizer variables to zero, but for those that a layer made something of when they were loaded."""
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "adapt") or _loads_by_itself(layer)]
     kept = {id(variable) for layer in layers for variable in layer.variables}
     for variable in [*weight_variables(model), *optimizer_variables(model)]:

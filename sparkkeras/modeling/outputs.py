@@ -64,7 +64,7 @@ def outputs_of(model: keras.Model) -> tuple[Output, ...]:
             f"the model {model.name!r} does not say the shape of its outputs, which the type of a column depends on, since "
             "it is subclassed. Wrap it: keras.Model(inputs, model(inputs)) with inputs = keras.Input(shape)."
         )
-    names = [slot.name for slot in schema_of(model).outputs]
+    names = [spec.name for spec in schema_of(model).outputs]
     return tuple(
         Output(name, stored_as(keras.backend.standardize_dtype(tensor.dtype)), _rank(tensor.shape))
         for name, tensor in zip(names, tensors, strict=True)

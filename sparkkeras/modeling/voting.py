@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 TIE = 1e-5
-"""Shares of the vote that differ by no more than this are equal: weights are rounded."""
+"""TrainValidationSplit of the vote that differ by no more than this are equal: weights are rounded."""
 
 
 def ballot(prediction: Any, exclusive: bool) -> Any:

@@ -35,7 +35,7 @@ BACKLOG = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class PartitionPlan:
     """What is planned for a partition.
 
     Attributes:
@@ -92,7 +92,7 @@ class EpochEnd:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ResumePoint:
     """How far a partition has come, as sent to an attempt that takes it up.
 
     Attributes:
@@ -145,7 +145,7 @@ class _Partition:
     """Where a partition stands. ``lock`` lets in one of its calls at a time, a fold included."""
 
     worker: int
-    share: Share
+    plan: PartitionPlan
     epoch: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     lease: _Lease | None = None
@@ -171,12 +171,12 @@ class _Partition:
     def need_not_begin(self, now: float) -> bool:
         """Whether nobody need wait for its first push: it came, or whoever was to send it is gone."""
         lost = self.started and not self.is_held(now)
-        return self.share.batches > 0 and (self.sequence > 0 or self.done or lost)
+        return self.plan.batches > 0 and (self.sequence > 0 or self.done or lost)
 
     def behind(self, epoch: int) -> int:
         """The batches of an epoch that need not be waited for."""
         if self.done or self.epoch > epoch:
-            return self.share.batches
+            return self.plan.batches
         return self.batch if self.epoch == epoch else 0
 
 
@@ -184,7 +184,7 @@ class Ledger:
     """See the module's words.
 
     Args:
-        shares: What is planned for each partition.
+        plans: What is planned for each partition.
         epochs: The epochs to go through.
         at_once: How many partitions train at the same time. After its first push a worker waits for those of so many, since
             some have the backend to load and the model to trace when others have long begun.
@@ -200,7 +200,7 @@ class Ledger:
 
     def __init__(
         self,
-        shares: Mapping[int, Share],
+        plans: Mapping[int, PartitionPlan],
         epochs: range,
         *,
         at_once: int,
@@ -212,14 +212,14 @@ class Ledger:
         clock: Callable[[], float],
     ) -> None:
         self._epochs = epochs
-        self._at_once = min(at_once, sum(share.batches > 0 for share in shares.values()))
+        self._at_once = min(at_once, sum(plan.batches > 0 for plan in plans.values()))
         self._validates = validates
         self._max_staleness = max_staleness
         self._lease_seconds, self._start_seconds = lease_seconds, start_seconds
         self._on_epoch, self._clock = on_epoch, clock
-        self._partitions = {worker: _Partition(worker, share, epochs.start) for worker, share in shares.items()}
+        self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
         for partition in self._partitions.values():
-            partition.done = partition.share.batches == 0
+            partition.done = partition.plan.batches == 0
         self._lock = threading.Condition()
         self._numbers = itertools.count(1)
         self._fenced: set[int] = set()
@@ -236,7 +236,7 @@ class Ledger:
 
     # --- What workers ask --------------------------------------------------------------------------------------------
 
-    def lease(self, worker: int, attempt: int) -> Standing | str:
+    def lease(self, worker: int, attempt: int) -> ResumePoint | str:
         """Take the lease of a partition; ``"wait"`` while another attempt holds it, ``"done"`` if there is nothing left.
 
         Raises:
@@ -261,7 +261,7 @@ class Ledger:
             partition.started = True
             if self._first_start is None:
                 self._first_start = now
-            return Standing(
+            return ResumePoint(
                 lease=held.number,
                 sequence=partition.sequence,
                 epoch=partition.epoch,
@@ -458,12 +458,12 @@ class Ledger:
     def steps(self) -> dict[int, int]:
         """The optimizer steps that were folded, by partition."""
         with self._lock:
-            return {worker: partition.steps for worker, partition in self._partitions.items() if partition.share.batches}
+            return {worker: partition.steps for worker, partition in self._partitions.items() if partition.plan.batches}
 
     def progress(self, epoch: int) -> float:
         """How much of an epoch is behind, from 0 to 1."""
         with self._lock:
-            total = sum(partition.share.batches for partition in self._partitions.values())
+            total = sum(partition.plan.batches for partition in self._partitions.values())
             behind = sum(partition.behind(epoch) for partition in self._partitions.values())
             return behind / max(1, total)
 
@@ -513,7 +513,7 @@ class Ledger:
 
     def _must_stay(self, partition: _Partition) -> bool:
         """Whether epochs are still to come that this worker will have to evaluate, and nobody needs its slot."""
-        if not partition.share.validates:
+        if not partition.plan.validates:
             return False
         if partition.to_evaluate:
             return True
@@ -536,7 +536,7 @@ class Ledger:
             if not reports or any(not p.done and worker not in reports for worker, p in self._partitions.items()):
                 return
             ordered = tuple(reports[worker] for worker in sorted(reports))
-            validating = [p for p in self._partitions.values() if p.share.validates and self._validates(epoch)]
+            validating = [p for p in self._partitions.values() if p.plan.validates and self._validates(epoch)]
             absent = sum(partition.done for partition in validating)
             self._open[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), absent)
             self._next_epoch += 1

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError, SparkKerasError
-from sparkkeras.parameter.ledger import Directive, Ledger, Standing
+from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import (
     Address,
@@ -199,7 +199,7 @@ class ParameterServerStats:
 
 
 @dataclass(frozen=True)
-class _Told:
+class UpdateHeader:
     """What an update says beside its body. All of it is read before anything is folded."""
 
     base: int
@@ -211,7 +211,7 @@ class _Told:
     ended: dict[str, Any] | None
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> _Told:
+    def read(cls, fields: Mapping[str, Any]) -> UpdateHeader:
         """From the fields of a call; a mistake in them is a KeyError, a TypeError or a ValueError."""
         ended = fields["ended"]
         return cls(
@@ -316,13 +316,13 @@ class ParameterService:
         return Reply({"version": self._store.version})
 
     def _lease(self, call: Call) -> Reply:
-        standing = self._ledger.lease(int(call.fields["worker"]), int(call.fields["attempt"]))
-        if isinstance(standing, str):
-            return Reply({"status": standing})
-        told = dataclasses.asdict(dataclasses.replace(standing, metrics=()))
-        body = self._contents.metrics.pack(standing.metrics) if standing.metrics else b""
+        resumed = self._ledger.lease(int(call.fields["worker"]), int(call.fields["attempt"]))
+        if isinstance(resumed, str):
+            return Reply({"status": resumed})
+        told = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
+        body = self._contents.metrics.pack(resumed.metrics) if resumed.metrics else b""
         with self._lock:
-            self._leases[call.peer] = (int(call.fields["worker"]), standing.lease)
+            self._leases[call.peer] = (int(call.fields["worker"]), resumed.lease)
         return Reply({"status": "granted", **told}, _bytes(body))
 
     def _renew(self, call: Call) -> Reply:
@@ -352,7 +352,7 @@ class ParameterService:
         if len(call.body) != contents.update_bytes:
             raise RefusedError("malformed", f"an update has {contents.update_bytes} bytes, received {len(call.body)}.")
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
-        told = _Told.read(call.fields)
+        told = UpdateHeader.read(call.fields)
         counters = contents.counters.unpack(call.body[contents.vector_bytes : contents.weights_bytes])
         metrics = contents.metrics.unpack(call.body[contents.weights_bytes :])
         with self._ledger.pushing(worker, lease, sequence) as new:
@@ -387,7 +387,7 @@ class ParameterService:
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _fold(self, worker: int, told: _Told, sent: Array, counters: tuple[Array, ...]) -> None:
+    def _fold(self, worker: int, told: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
         if told.base > self._store.version:
             raise ValueError(f"a base of {told.base} at version {self._store.version}")
         self._check_finite(worker, told, sent)
@@ -411,7 +411,7 @@ class ParameterService:
         with self._lock:
             self._refusals[kind] += 1
 
-    def _check_finite(self, worker: int, told: _Told, sent: Array) -> None:
+    def _check_finite(self, worker: int, told: UpdateHeader, sent: Array) -> None:
         loss = 0.0 if told.ended is None else told.ended["logs"].get("loss", 0.0)
         if is_finite(sent) and np.isfinite(loss):
             return
@@ -488,7 +488,7 @@ class ParameterClient:
     def __exit__(self, *_: object) -> None:
         self._caller.close()
 
-    def lease(self) -> Standing | None:
+    def lease(self) -> ResumePoint | None:
         """Take the partition, as soon as no other attempt holds it; ``None`` if there is nothing left to do."""
         for pause in pauses():
             told, body = self._call("lease", {"worker": self._worker, "attempt": self._attempt})
@@ -501,7 +501,7 @@ class ParameterClient:
         metrics = self._contents.metrics.unpack(body) if len(body) else ()
         names = ("lease", "sequence", "epoch", "batch", "steps")
         rate = _rate(told["learning_rate"])
-        return Standing(**{name: int(told[name]) for name in names}, metrics=metrics, learning_rate=rate)
+        return ResumePoint(**{name: int(told[name]) for name in names}, metrics=metrics, learning_rate=rate)
 
     @contextmanager
     def renewing(self, every: float) -> Iterator[None]:

@@ -29,7 +29,16 @@ from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import BatchesToBlocks, Selection
 from sparkkeras.sources.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
-from sparkkeras.spark.connect import CELL_BYTES, INLINE_BYTES, RESULT, Failure, RemoteCluster, Told, pack_cells, unpack_cells
+from sparkkeras.spark.connect import (
+    CELL_BYTES,
+    INLINE_BYTES,
+    RESULT,
+    CapturesErrors,
+    Failure,
+    RemoteCluster,
+    pack_cells,
+    unpack_cells,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +113,7 @@ class RemoteDataset:
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """As `Dataset.run`, in one pass over the rows."""
         call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
-        return RemoteResults(self.cluster, self.frame, OverBlocks(self.read, Told(call)))
+        return RemoteResults(self.cluster, self.frame, OverBlocks(self.read, CapturesErrors(call)))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
@@ -129,7 +138,7 @@ class RemoteDataset:
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all; their files are written where they are computed."""
         wanted = None if partitions is None else frozenset(partitions)
-        return _results(self.frame, OverBlocks(self.read, Told(_Only(Store(name), wanted))))
+        return _results(self.frame, OverBlocks(self.read, CapturesErrors(_Only(Store(name), wanted))))
 
 
 @dataclass(frozen=True)
@@ -189,13 +198,15 @@ class StoredRemoteDataset:
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """As `Dataset.run`, over the files."""
         cluster = self.source.cluster
-        call = Told(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
+        call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
         fields = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in vars(task).values())
         shared = [value for value in fields if isinstance(value, StoredShared)]
         repair = functools.partial(self._repaired, call, shared)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
-    def _repaired(self, call: Told, shared: Sequence[StoredShared[Any]], partitions: Sequence[int]) -> list[tuple[int, Any]]:
+    def _repaired(
+        self, call: CapturesErrors, shared: Sequence[StoredShared[Any]], partitions: Sequence[int]
+    ) -> list[tuple[int, Any]]:
         """Results of partitions whose files were not found where their tasks ran, with their numbers."""
         cluster = self.source.cluster
         results: list[tuple[int, Any]] = []
@@ -280,7 +291,7 @@ class RemoteResults(Generic[R]):
 
 def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> DataFrame:
     """What a function yields over each partition of a frame, pickled."""
-    return frame.mapInArrow(Whole(call, CELL_BYTES), RESULT)
+    return frame.mapInArrow(PicklesResults(call, CELL_BYTES), RESULT)
 
 
 # What runs on the workers
@@ -312,7 +323,7 @@ class OverHandles:
 
 
 @dataclass(frozen=True)
-class Whole:
+class PicklesResults:
     """Writes results, pickled, to the rows of a frame."""
 
     call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]

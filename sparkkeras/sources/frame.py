@@ -16,7 +16,7 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.schema import ColumnValues, Reader, Schema, Slot, Terms
+from sparkkeras.data.schema import ColumnValues, InputSpec, Reader, Schema, Terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.rdd import task_context
 from sparkkeras.spark.cluster import Cluster, translated
@@ -73,7 +73,9 @@ class Named:
         x, leaves = _side("features", self.features, schema.inputs, finder)
         form = Form(x)
         leaves = [
-            Leaf(leaf.columns, leaf.together, leaf.slot, self.fits, loaders.get(leaf.slot.name if leaf.slot else "", None))
+            Leaf(
+                leaf.columns, leaf.together, leaf.input, self.fits, loaders.get(leaf.input.name if leaf.input else "", None)
+            )
             for leaf in leaves
         ]
         if labelled:
@@ -103,7 +105,7 @@ class Named:
                     f"loader is {describe(each)}; expected what turns a column into arrays, such as image_loader(size)."
                 )
         if isinstance(self.loader, Mapping):
-            names = [slot.name for slot in schema.inputs]
+            names = [spec.name for spec in schema.inputs]
             for name in self.loader:
                 if name not in names:
                     raise ConfigurationError(f"loader: the model has no input {name!r}. {known_names(name, names)}")
@@ -111,7 +113,7 @@ class Named:
         if len(schema.inputs) > 1:
             raise ConfigurationError(
                 f"loader: the model has {len(schema.inputs)} inputs, so give {{input name: loader}}: "
-                f"{[slot.name for slot in schema.inputs]}."
+                f"{[spec.name for spec in schema.inputs]}."
             )
         return {schema.inputs[0].name if schema.inputs else "": self.loader}
 
@@ -204,10 +206,10 @@ class ArgumentsToBlocks:
 
     def wrong_count(self, count: int) -> str:
         """What is wrong with a number of arguments, whatever their types; empty: nothing."""
-        slots, wanted = self.reader.schema.inputs, self._values_wanted
-        if len(slots) > 1:
-            names = ", ".join(slot.name for slot in slots)
-            expected, fits = f"{len(slots)} arguments, one for each input of the model ({names})", count == len(slots)
+        specs, wanted = self.reader.schema.inputs, self._values_wanted
+        if len(specs) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            expected, fits = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
         elif self.loader is not None:
             expected, fits = "one argument, which its loader loads", count == 1
         elif wanted is not None:
@@ -220,8 +222,8 @@ class ArgumentsToBlocks:
     @property
     def _values_wanted(self) -> int | None:
         """How many values the arguments hold together; ``None``: the model, or a function on batches, leaves that open."""
-        slots = self.reader.schema.inputs
-        shape = slots[0].shape if len(slots) == 1 and self.fits else None
+        specs = self.reader.schema.inputs
+        shape = specs[0].shape if len(specs) == 1 and self.fits else None
         sizes = [size for size in shape or () if size is not None]
         return None if shape is None or len(sizes) < len(shape) else int(np.prod(sizes, dtype=np.int64))
 
@@ -240,22 +242,22 @@ class ArgumentsToBlocks:
         wrong = self.wrong_count(len(columns))
         if wrong:
             raise DataError(wrong)
-        slots, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
+        specs, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
-        if len(slots) > 1:
-            structure = Structure(len(slots), bare=False)
+        if len(specs) > 1:
+            structure = Structure(len(specs), bare=False)
             leaves = [
-                Leaf((name,), False, slot, self.fits, loaders.get(slot.name), self._terms)
-                for name, slot in zip(names, slots, strict=True)
+                Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self._terms)
+                for name, spec in zip(names, specs, strict=True)
             ]
         else:
-            slot = slots[0] if slots else None
+            spec = specs[0] if specs else None
             structure = Structure()
-            loader = loaders.get(slot.name if slot else "")
-            leaves = [Leaf(tuple(names), len(names) > 1, slot, self.fits, loader, self._terms)]
+            loader = loaders.get(spec.name if spec else "")
+            leaves = [Leaf(tuple(names), len(names) > 1, spec, self.fits, loader, self._terms)]
         selection = Selection(Form(structure), tuple(leaves))
         for number, column in enumerate(columns):
-            _check_argument(leaves[number if len(slots) > 1 else 0], names[number], column)
+            _check_argument(leaves[number if len(specs) > 1 else 0], names[number], column)
         yield from selection.blocks(self.reader, columns, where, first)
 
 
@@ -386,38 +388,38 @@ def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
 # Which columns
 
 
-def _side(argument: str, given: Columns | None, slots: Sequence[Slot], finder: _Finder) -> tuple[Structure, list[Leaf]]:
+def _side(argument: str, given: Columns | None, specs: Sequence[InputSpec], finder: _Finder) -> tuple[Structure, list[Leaf]]:
     """The structure of one side, and a leaf for each of its arrays."""
-    names = [slot.name for slot in slots]
+    names = [spec.name for spec in specs]
     ends = "inputs" if argument == "features" else "outputs"
     if given is None:
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
-        if not given or (len(slots) > 1 and set(given) != set(names)):
+        if not given or (len(specs) > 1 and set(given) != set(names)):
             raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {ends} are {names}.")
-        by_name = dict(zip(names, slots, strict=True))
+        by_name = dict(zip(names, specs, strict=True))
         leaves = []
         for key, columns in given.items():
             if names and key not in by_name:
                 raise ConfigurationError(f"{argument}: the model has no {ends[:-1]} {key!r}. {known_names(key, names)}")
             leaves.append(_leaf(f"{argument}[{key!r}]", columns, by_name.get(key)))
-        if len(slots) == 1:  # Keras wants the array itself
+        if len(specs) == 1:  # Keras wants the array itself
             return Structure(), leaves
         return Structure(len(leaves), tuple(given), bare=False), leaves
-    if isinstance(given, str) or len(slots) < 2:
-        if len(slots) > 1 and argument != "sample_weight":
+    if isinstance(given, str) or len(specs) < 2:
+        if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
-                f"{argument}={given!r}: the model has {len(slots)} {ends}: give {{name: column}} for {names}."
+                f"{argument}={given!r}: the model has {len(specs)} {ends}: give {{name: column}} for {names}."
             )
-        return Structure(), [_leaf(argument, given, slots[0] if len(slots) == 1 else None)]
+        return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
     columns = _names(argument, given)
-    if len(columns) != len(slots):
+    if len(columns) != len(specs):
         raise ConfigurationError(
-            f"{argument}={list(columns)!r}: the model has {len(slots)} {ends}: give one column for each, or "
+            f"{argument}={list(columns)!r}: the model has {len(specs)} {ends}: give one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
     return Structure(len(columns), bare=False), [
-        _leaf(argument, column, slot) for column, slot in zip(columns, slots, strict=True)
+        _leaf(argument, column, spec) for column, spec in zip(columns, specs, strict=True)
     ]
 
 
@@ -426,21 +428,21 @@ def _weights(given: Columns, schema: Schema, finder: _Finder) -> tuple[Structure
     structure, leaves = _side("sample_weight", given, schema.outputs, finder)
     if structure.bare:
         return structure, leaves
-    names = tuple(slot.name for slot in schema.outputs)
+    names = tuple(spec.name for spec in schema.outputs)
     if structure.names is not None:
         by_name = dict(zip(structure.names, leaves, strict=True))
         leaves = [by_name[name] for name in names]
     return Structure(len(leaves), names if schema.named_outputs else None, bare=False), leaves
 
 
-def _leaf(argument: str, given: Any, slot: Slot | None) -> Leaf:
+def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:
     if isinstance(given, str):
-        return Leaf((given,), slot=slot)
+        return Leaf((given,), input=spec)
     names = _names(argument, given)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"{argument}={list(names)!r} has the column {twice!r} twice; give each column once.")
-    return Leaf(names, together=True, slot=slot)
+    return Leaf(names, together=True, input=spec)
 
 
 def _names(argument: str, given: Any) -> tuple[str, ...]:
@@ -490,16 +492,16 @@ class _Finder:
             )
         return path
 
-    def default(self, argument: str, slots: Sequence[str]) -> Columns:
+    def default(self, argument: str, specs: Sequence[str]) -> Columns:
         """What to take where nothing was said."""
-        if len(slots) < 2 and _field(self.schema, argument) is not None:
+        if len(specs) < 2 and _field(self.schema, argument) is not None:
             return argument
-        if slots and all(_field(self.schema, name) is not None for name in slots):
-            return {name: name for name in slots} if len(slots) > 1 else slots[0]
+        if specs and all(_field(self.schema, name) is not None for name in specs):
+            return {name: name for name in specs} if len(specs) > 1 else specs[0]
         ends = "inputs" if argument == "features" else "outputs"
         raise ConfigurationError(
             f"{argument}= is missing: there is no column {argument!r}, nor are there columns named as the model's {ends} "
-            f"({', '.join(slots) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
+            f"({', '.join(specs) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
 
 
@@ -554,32 +556,32 @@ def _check_types(leaf: Leaf, finder: _Finder) -> None:
             leaf.loader.check(name, kind.simpleString())
             _check_shape(leaf, leaf.loader.shape)
     widths = [_width(*finder.type_of(name)) for name in leaf.columns] if leaf.loader is None else [None]
-    shape = None if leaf.slot is None or not leaf.fits else leaf.slot.shape
+    shape = None if leaf.input is None or not leaf.fits else leaf.input.shape
     if shape is None or None in shape or None in widths:
         return
     width, wanted = sum(w for w in widths if w is not None), 1
     for size in shape:
         wanted *= size or 0
     if width != wanted:
-        assert leaf.slot is not None
+        assert leaf.input is not None
         raise DataError(
             f"{leaf.told} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) a row, but the model's input "
-            f"{leaf.slot.name!r} expects rows of shape {shape}. Choose other columns, or change the model's input."
+            f"{leaf.input.name!r} expects rows of shape {shape}. Choose other columns, or change the model's input."
         )
 
 
 def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
     """Refuse a loader whose arrays cannot fit the model's input."""
-    wanted = None if leaf.slot is None or not leaf.fits else leaf.slot.shape
+    wanted = None if leaf.input is None or not leaf.fits else leaf.input.shape
     if wanted is None:
         return
     known = len(shape) == len(wanted) and all(
         mine is None or theirs is None or mine == theirs for mine, theirs in zip(shape, wanted, strict=True)
     )
     if not known:
-        assert leaf.slot is not None
+        assert leaf.input is not None
         raise ConfigurationError(
-            f"the loader of {leaf.told} makes arrays of the shape {shape}, but the model's input {leaf.slot.name!r} expects "
+            f"the loader of {leaf.told} makes arrays of shape {shape}, but the model's input {leaf.input.name!r} expects "
             f"{wanted}: give it that size and mode."
         )
 
@@ -605,14 +607,14 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         inner = inner.elementType
     if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
         return
-    if isinstance(inner, types.BinaryType) and inner is kind and leaf.slot is not None:
+    if isinstance(inner, types.BinaryType) and inner is kind and leaf.input is not None:
         return
     told, give = kind.simpleString(), leaf.terms.give
     if isinstance(inner, types.StringType):
         advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
         if leaf.terms.function:
             advice = "Cast text that is a number, CAST(... AS DOUBLE), and encode other text first."
-        if inner is kind and leaf.slot is not None and len(leaf.slot.shape or ()) == 3:
+        if inner is kind and leaf.input is not None and len(leaf.input.shape or ()) == 3:
             advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
         advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
@@ -630,7 +632,7 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
 
 def _loader_call(leaf: Leaf) -> str:
     """The loader of images for an input, as a person would write it."""
-    shape = (leaf.slot.shape if leaf.slot is not None else None) or ()
+    shape = (leaf.input.shape if leaf.input is not None else None) or ()
     return f"image_loader({shape[:2]})" if len(shape) == 3 and None not in shape[:2] else "image_loader(size)"
 
 

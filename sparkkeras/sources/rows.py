@@ -56,8 +56,8 @@ class RowsToBlocks:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """Deal the rows of blocks out to ``parts`` parts, one row to each in turn.
+class RoundRobin:
+    """RoundRobin the rows of blocks out to ``parts`` parts, one row to each in turn.
 
     Yields ((part, partition, number), block), so that a part can put its blocks in order whichever came first.
     """
@@ -65,7 +65,7 @@ class Deal:
     parts: int
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[tuple[int, int, int], Block]]:
-        """Deal a partition out."""
+        """RoundRobin a partition out."""
         turn = partition  # so that the odd rows of all partitions do not go to the same part
         for number, block in enumerate(blocks):
             for part in range(self.parts):
@@ -87,7 +87,7 @@ def from_rows(
         rows, num_workers = rows.coalesce(most), None
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
-        dealt = blocks.mapPartitionsWithIndex(Deal(num_workers))
+        dealt = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
         blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
     return SparkDataset(cluster, RddBlocks(blocks))
 

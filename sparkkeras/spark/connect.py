@@ -178,7 +178,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Told:
+class CapturesErrors:
     """Calls a function over a partition, and yields what ends it as a `Failure`."""
 
     call: Callable[[int, Iterable[Any]], Iterable[Any]]

@@ -26,7 +26,7 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.gather import figures, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Flat, average
-from sparkkeras.worker.trainer import FitOptions, LocalTrainer, Replica, Stretch
+from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Replica
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RoundTask:
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
     options: Shared[FitOptions]
-    shares: tuple[int, ...]
+    rows: tuple[int, ...]
     epoch: int
     first: int
     last: int
@@ -121,9 +121,9 @@ class RoundTask:
         trainer = LocalTrainer(self.archive.value, context)
         for block in blocks:
             # A source that is not deterministic may give fewer rows when a lost partition is read again.
-            rows = min(self.shares[context.worker], block.rows)
-            stretch = Stretch(self.epoch, rows, self.first, self.last)
-            replica = trainer.fit(self.state.value, block, stretch, self.options.value)
+            rows = min(self.rows[context.worker], block.rows)
+            batch_range = BatchRange(self.epoch, rows, self.first, self.last)
+            replica = trainer.fit(self.state.value, block, batch_range, self.options.value)
             if replica is not None:
                 yield Mean.of(replica, context.startup_seconds)
 
@@ -166,7 +166,7 @@ class AveragingStrategy:
         last = min(first + _window(job), job.batches)
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
-            task = RoundTask(shared[0], state, shared[1], job.shares.train, epoch, first, last)
+            task = RoundTask(shared[0], state, shared[1], job.split.train, epoch, first, last)
             means = gathered(dataset.run(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
         mean = merge(means)
         _check_finite(mean.reports, epoch)

@@ -23,7 +23,7 @@ TREE_BYTES = 256 * 1024 * 1024
 """So it is if it is larger than this altogether, or than half of what Spark lets a job return."""
 
 
-class Seen(Protocol):
+class WorkerReport(Protocol):
     """What a worker reports of its rows."""
 
     @property
@@ -77,7 +77,7 @@ def tree_groups(workers: int, each: int, max_result_bytes: int) -> int | None:
     return max(1, min(math.isqrt(workers), bound // max(1, each)))
 
 
-def figures(model: keras.Model, state: MetricState, reports: Sequence[Seen]) -> dict[str, Any]:
+def figures(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
     """The figures of an epoch, from the metrics' state.
 
     An own ``train_step`` may return figures that are no metrics of the model. Keras then shows those of the last batch;
@@ -87,7 +87,7 @@ def figures(model: keras.Model, state: MetricState, reports: Sequence[Seen]) -> 
     return found if set(found) == set(reports[0].logs) else mean_logs(reports)
 
 
-def mean_logs(reports: Sequence[Seen]) -> dict[str, Any]:
+def mean_logs(reports: Sequence[WorkerReport]) -> dict[str, Any]:
     """The means of the workers' own figures, by rows."""
     return {name: _mean([(report.logs[name], report.rows) for report in reports]) for name in reports[0].logs}
 
@@ -100,7 +100,7 @@ def _mean(figures: Sequence[tuple[Any, int]]) -> Any:
     return float(mean) if np.ndim(mean) == 0 else mean
 
 
-def note_workers(job: Job, epoch: int, reports: Sequence[Seen]) -> None:
+def note_workers(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
     """Write down what each worker saw in an epoch: its figures are the mean of its rounds, by rows."""
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]

@@ -19,7 +19,7 @@ from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskCo
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.training.job import Job
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, HeldOut, LocalTrainer, Stretch, lasting
+from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")
 """Which rows a member trains on."""
@@ -146,7 +146,7 @@ class TrainMember:
             replica = trainer.fit(
                 state,
                 block,
-                Stretch(epoch, block.rows, 0, last),
+                BatchRange(epoch, block.rows, 0, last),
                 options,
                 callbacks=callbacks,
                 held_out=held_out if validates else None,
@@ -220,12 +220,12 @@ class IndependentStrategy:
 
     def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
         """What the tasks run over, what each member trains on, and what it validates on."""
-        spans, held_out = tuple((0, rows) for rows in job.shares.train), job.shares.validation_spans
+        spans, held_out = tuple((0, rows) for rows in job.split.train), job.split.validation_spans
         where: Dataset = dataset
         sample: Sample
         put_aside: Sample
         if self._sampling == "partition":
-            self._check_partitions(job.shares.train)
+            self._check_partitions(job.split.train)
             sample, put_aside = OwnRows(spans), OwnRows(held_out)
         else:
             where = dataset.without_rows(len(self._members))

@@ -19,14 +19,14 @@ from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
 
 @dataclass(frozen=True)
-class Shares:
+class TrainValidationSplit:
     """How the rows of each partition are shared out: the first ``train`` train, the ``validate`` behind them validate."""
 
     train: tuple[int, ...]
     validate: tuple[int, ...]
 
     @classmethod
-    def split(cls, handles: Sequence[Handle], validation_split: float) -> Shares:
+    def split(cls, handles: Sequence[Handle], validation_split: float) -> TrainValidationSplit:
         """Put the last rows of each partition aside, as Keras does with the last rows of arrays.
 
         ``rows - floor(rows * (1 - validation_split))`` rows validate altogether, apportioned by the partitions' sizes
@@ -108,7 +108,7 @@ class Job:
         frequency: ``"epoch"``, or how many batches there are between exchanges.
         rule: What becomes of the weights when replicas come back.
         rule_state: What the rule remembers; changed in place.
-        shares: Which rows train.
+        split: Which rows train.
         options: How a worker trains.
         steps_per_epoch: At most so many batches in an epoch of a worker.
         validation: What to validate on.
@@ -122,7 +122,7 @@ class Job:
     frequency: str | int
     rule: UpdateRule
     rule_state: State
-    shares: Shares
+    split: TrainValidationSplit
     options: FitOptions
     steps_per_epoch: int | None = None
     validation: Validation | None = None
@@ -132,14 +132,14 @@ class Job:
     @property
     def batches(self) -> int:
         """The batches in an epoch of the busiest worker."""
-        return max((self.batches_of(worker) for worker in range(len(self.shares.train))), default=0)
+        return max((self.batches_of(worker) for worker in range(len(self.split.train))), default=0)
 
     def batches_of(self, worker: int) -> int:
         """The batches in an epoch of one worker."""
-        batches = -(-self.shares.train[worker] // self.options.batch_size)
+        batches = -(-self.split.train[worker] // self.options.batch_size)
         return batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
 
     @property
     def num_workers(self) -> int:
         """How many partitions have rows to train on."""
-        return sum(rows > 0 for rows in self.shares.train)
+        return sum(rows > 0 for rows in self.split.train)

@@ -29,7 +29,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, Share, Standing
+from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, State, Window
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
 from sparkkeras.parameter.store import Snapshot, Store
@@ -41,7 +41,15 @@ from sparkkeras.training.connectivity import check_reach, endpoint
 from sparkkeras.training.gather import figures, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Array, Flat, average
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, GoOn, LocalTrainer, Milestone, Stretch, lasting
+from sparkkeras.worker.trainer import (
+    BatchOptions,
+    BatchRange,
+    ExchangePoint,
+    ExchangeResult,
+    FitOptions,
+    LocalTrainer,
+    lasting,
+)
 
 PROGRESS_SECONDS = 0.25
 """How often the driver looks after progress while nothing happens."""
@@ -75,7 +83,7 @@ class Plan:
 
     Attributes:
         epochs: The epochs to go through.
-        shares: How many rows each worker trains on.
+        rows: How many rows each worker trains on.
         batches: How many batches each worker has in an epoch.
         every: How many batches lie between exchanges; ``None``: an epoch.
         rule: What is exchanged.
@@ -87,7 +95,7 @@ class Plan:
     """
 
     epochs: range
-    shares: tuple[int, ...]
+    rows: tuple[int, ...]
     batches: tuple[int, ...]
     every: int | None
     rule: ByValue[AsynchronousRule]
@@ -99,16 +107,16 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Slots:
+class OptimizerVariables:
     """The optimizer of a worker at the end, or the mean of several."""
 
     rows: int
     optimizer: Flat
 
 
-def merge(slots: Sequence[Slots]) -> Slots:
+def merge(workers: Sequence[OptimizerVariables]) -> OptimizerVariables:
     """The mean, by rows."""
-    return Slots(sum(each.rows for each in slots), average((each.optimizer, each.rows) for each in slots))
+    return OptimizerVariables(sum(each.rows for each in workers), average((each.optimizer, each.rows) for each in workers))
 
 
 class WorkerExchange:
@@ -136,12 +144,12 @@ class WorkerExchange:
         """As `Exchange.stopped`: the thread that renews the lease may have heard of it."""
         return self._client.stopped
 
-    def __call__(self, weights: Flat, milestone: Milestone) -> GoOn:
+    def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
         """As `Exchange`."""
         plan = self._plan
         trained = slice(None, plan.trainable)
         center = self._client.pull()
-        window = Window(milestone.steps, milestone.rows, milestone.learning_rate, plan.num_workers)
+        window = Window(point.steps, point.rows, point.learning_rate, plan.num_workers)
         given = self._rule.exchange(weights.vector[trained], self._base[trained], center.weights.vector[trained], window)
         statistics = weights.vector[plan.trainable :]
         theirs = center.weights.vector[plan.trainable :]
@@ -151,19 +159,19 @@ class WorkerExchange:
         directive = self._client.push(
             (sent, statistics),
             weights.counters,
-            self._metrics(milestone.metrics),
+            self._metrics(point.metrics),
             base=self._version,
             epoch=self._epoch,
-            batch=milestone.batch,
-            steps=milestone.steps,
-            rows=milestone.rows,
-            learning_rate=milestone.learning_rate,
-            ended=None if milestone.logs is None else self._ended(milestone, milestone.logs),
+            batch=point.batch,
+            steps=point.steps,
+            rows=point.rows,
+            learning_rate=point.learning_rate,
+            ended=None if point.logs is None else self._ended(point, point.logs),
         )
         # What this worker goes on from holds its own update, which the server folds behind what was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
-        return GoOn(Flat(self._base, weights.counters), self._learning_rate(), self.directive.stop)
+        return ExchangeResult(Flat(self._base, weights.counters), self._learning_rate(), self.directive.stop)
 
     def _learning_rate(self) -> float | None:
         if self.directive.learning_rate is None or self.directive.learning_rate[0] <= self._learning_rates:
@@ -171,11 +179,11 @@ class WorkerExchange:
         self._learning_rates, value = self.directive.learning_rate
         return value
 
-    def _ended(self, milestone: Milestone, logs: dict[str, Any]) -> dict[str, Any]:
+    def _ended(self, point: ExchangePoint, logs: dict[str, Any]) -> dict[str, Any]:
         return {
             "logs": {name: _told(value) for name, value in logs.items()},
             "seconds": time.perf_counter() - self._started,
-            "learning_rate": milestone.learning_rate,
+            "learning_rate": point.learning_rate,
         }
 
     def _metrics(self, state: MetricState) -> MetricState:
@@ -216,23 +224,23 @@ class TrainTask:
     plan: Plan
     validation: ValidationPlan | None
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Slots]:
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[OptimizerVariables]:
         """Train as far as nobody has yet; yields the optimizer at the end, or nothing where others did all there was."""
         if not self.plan.batches[context.worker]:
             return
         with ParameterClient(self.plan.address, self.plan.contents, context.worker, context.attempt) as client:
-            standing = client.lease()
-            if standing is None:
+            resumed = client.lease()
+            if resumed is None:
                 return
             try:
                 with client.renewing(self.plan.renew_seconds):
                     block = next(blocks, None)
                     if block is None:
                         raise DataError(_FEWER.format(worker=context.worker))
-                    run = _Run(self, context, client, block, standing)
+                    run = _Run(self, context, client, block, resumed)
                     run.train()
-                    if standing.epoch < self.plan.epochs.stop:
-                        yield Slots(self.plan.shares[context.worker], run.state.optimizer)
+                    if resumed.epoch < self.plan.epochs.stop:
+                        yield OptimizerVariables(self.plan.rows[context.worker], run.state.optimizer)
                 # A copy of this task that waits must not end before the slots are on their way. Nobody renews any more: a
                 # renewal behind it would be refused. The lease is long enough for this one call.
                 client.finish()
@@ -255,31 +263,31 @@ class _Run:
     """One attempt at a worker's epochs."""
 
     def __init__(
-        self, task: TrainTask, context: TaskContext, client: ParameterClient, block: Block, standing: Standing
+        self, task: TrainTask, context: TaskContext, client: ParameterClient, block: Block, resumed: ResumePoint
     ) -> None:
         self._plan, self._validation = task.plan, task.validation
         self._options = task.options.value
         self._trainer = LocalTrainer(task.archive.value, context)
         self._worker = context.worker
         self._client, self._block = client, block
-        self._standing = standing
-        set_before, rate = standing.learning_rate or (0, None)
+        self._resumed = resumed
+        set_before, rate = resumed.learning_rate or (0, None)
         self._exchange = WorkerExchange(task.plan, client, set_before)
         self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
-        if standing.steps or rate is not None:
-            self.state = models.advanced(self.state, self._trainer.archive.cached(), standing.steps, rate)
+        if resumed.steps or rate is not None:
+            self.state = models.advanced(self.state, self._trainer.archive.cached(), resumed.steps, rate)
 
     def train(self) -> None:
         """Go on from where the partition stands."""
-        plan, batch, before = self._plan, self._standing.batch, self._standing.metrics
+        plan, batch, before = self._plan, self._resumed.batch, self._resumed.metrics
         # A source that is not deterministic may give fewer rows when a lost partition is read again.
-        rows = min(plan.shares[self._worker], self._block.rows)
+        rows = min(plan.rows[self._worker], self._block.rows)
         callbacks = lasting(self._options.callbacks.fresh() if self._options.callbacks else ())
-        for number in range(self._standing.epoch, plan.epochs.stop):
+        for number in range(self._resumed.epoch, plan.epochs.stop):
             self._exchange.begin_epoch(number, before)
-            stretch = Stretch(number, rows, batch, plan.batches[self._worker])
+            batch_range = BatchRange(number, rows, batch, plan.batches[self._worker])
             replica = self._trainer.fit(
-                self.state, self._block, stretch, self._options, callbacks=callbacks, exchange=self._exchange
+                self.state, self._block, batch_range, self._options, callbacks=callbacks, exchange=self._exchange
             )
             if replica is None:
                 raise DataError(_FEWER.format(worker=self._worker))
@@ -379,12 +387,12 @@ class _Training:
         if slots:
             self._keep_slots(merge(slots).optimizer)
 
-    def _supervise(self, results: Results[Slots]) -> list[Slots]:
+    def _supervise(self, results: Results[OptimizerVariables]) -> list[OptimizerVariables]:
         """Run the job while callbacks and progress go on here; what the workers yield at the end."""
         size, bound = self._state.optimizer.nbytes, self._dataset.max_result_bytes
         workers = self._job.num_workers
 
-        def train() -> list[Slots]:
+        def train() -> list[OptimizerVariables]:
             try:
                 return gathered(results, merge, workers, size, bound)
             finally:
@@ -505,21 +513,21 @@ class _Training:
             end.held.release()
         self._job.server.stats = self._service.stats(self._job.server.transport)
 
-    def _planned(self) -> dict[int, Share]:
+    def _planned(self) -> dict[int, PartitionPlan]:
         job = self._job
-        shares = {worker: job.batches_of(worker) for worker in range(len(job.shares.train))}
+        shares = {worker: job.batches_of(worker) for worker in range(len(job.split.train))}
         validating = {worker for worker, batches in shares.items() if batches} if job.validation is not None else set()
         if job.validation is not None and job.validation.spans is not None:
             validating = {worker for worker, (start, stop) in enumerate(job.validation.spans) if stop > start}
-        return {worker: Share(batches, worker in validating) for worker, batches in shares.items()}
+        return {worker: PartitionPlan(batches, worker in validating) for worker, batches in shares.items()}
 
     def _plan(self, address: Address) -> Plan:
         job = self._job
         assert isinstance(job.rule, AsynchronousRule)
         return Plan(
             epochs=self._epochs,
-            shares=job.shares.train,
-            batches=tuple(job.batches_of(worker) for worker in range(len(job.shares.train))),
+            rows=job.split.train,
+            batches=tuple(job.batches_of(worker) for worker in range(len(job.split.train))),
             every=None if job.frequency == "epoch" else int(job.frequency),
             rule=ByValue.dump(job.rule, "rule"),
             num_workers=self._at_once,
@@ -536,8 +544,8 @@ class _Training:
         if validation.spans is not None:
             return ValidationPlan(validation.options, validation.spans, ())
         parts = stack.enter_context(stack.enter_context(validation.dataset.stored()).everywhere())
-        training = [worker for worker, rows in enumerate(self._job.shares.train) if rows]
-        rows: list[tuple[Rows, ...]] = [()] * len(self._job.shares.train)
+        training = [worker for worker, rows in enumerate(self._job.split.train) if rows]
+        rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
         for turn, worker in enumerate(training):
             rows[worker] = tuple(parts[turn :: len(training)])
         return ValidationPlan(validation.options, None, tuple(rows))
@@ -547,11 +555,11 @@ class _Training:
 class _Repair:
     """Train a partition whose rows have to be read again."""
 
-    results: Results[Slots]
+    results: Results[OptimizerVariables]
     worker: int
     ledger: Ledger
 
-    def __call__(self) -> list[Slots]:
+    def __call__(self) -> list[OptimizerVariables]:
         try:
             return self.results.from_source([self.worker])[self.worker]
         finally:

@@ -82,8 +82,8 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch of one epoch: the batches in [first, last) of a worker's first ``rows`` rows."""
+class BatchRange:
+    """Consecutive batches of one epoch: those in [first, last) of a worker's first ``rows`` rows."""
 
     epoch: int
     rows: int
@@ -92,7 +92,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Milestone:
+class ExchangePoint:
     """Where a worker stands in an epoch when it exchanges weights with others.
 
     Attributes:
@@ -113,7 +113,7 @@ class Milestone:
 
 
 @dataclass(frozen=True)
-class GoOn:
+class ExchangeResult:
     """How a worker goes on after an exchange: from which weights, at which learning rate, and whether at all."""
 
     weights: Flat
@@ -134,7 +134,7 @@ class Exchange(Protocol):
         """Whether training is over, so that nobody waits for the rest of this window."""
         ...
 
-    def __call__(self, weights: Flat, milestone: Milestone) -> GoOn:
+    def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
         """Exchange the worker's weights."""
         ...
 
@@ -149,7 +149,7 @@ class Replica:
         steps: The optimizer steps that it took.
         seconds: How long its ``fit`` took.
         learning_rate: The optimizer's learning rate at the end.
-        state: Weights and optimizer slots at the end.
+        state: Weights and optimizer variables at the end.
         metrics: The state of the metrics over these rows; nothing where ``fit`` went on to validate.
         logs: The figures of this worker alone.
         stopped: Whether a callback ended training.
@@ -183,41 +183,41 @@ class LocalTrainer:
         self,
         state: ModelState,
         block: Block,
-        stretch: Stretch,
+        batch_range: BatchRange,
         options: FitOptions,
         *,
         callbacks: Sequence[Any] | None = None,
         exchange: Exchange | None = None,
         held_out: HeldOut | None = None,
     ) -> Replica | None:
-        """Go through a stretch of an epoch from ``state`` on; ``None`` where there are no rows in it.
+        """Train on a range of batches of an epoch from ``state`` on; ``None`` where there are no rows in it.
 
         Args:
             state: Where to begin.
             block: The partition's rows.
-            stretch: Which of them, in which epoch.
+            batch_range: Which of them, in which epoch.
             options: How.
             callbacks: Keras callbacks that live longer than this call, instead of new copies of those in ``options``.
             exchange: What couples this worker to others.
             held_out: Rows to validate on, for figures ``val_...`` in the logs, which callbacks see too.
         """
         order = RowOrder(
-            stretch.rows,
+            batch_range.rows,
             block.spec.row_bytes,
             options.batch_size,
-            (options.seed, self.context.worker, stretch.epoch) if options.shuffle else None,
+            (options.seed, self.context.worker, batch_range.epoch) if options.shuffle else None,
         )
-        last = min(stretch.last, order.batches)
-        rows = min(last * options.batch_size, stretch.rows) - stretch.first * options.batch_size
+        last = min(batch_range.last, order.batches)
+        rows = min(last * options.batch_size, batch_range.rows) - batch_range.first * options.batch_size
         if rows <= 0:
             return None
 
         def pieces() -> Iterator[Block]:
             _seed_globals(seed)
-            for index in order.pieces(stretch.first, last, PIECE_BYTES):
+            for index in order.pieces(batch_range.first, last, PIECE_BYTES):
                 yield _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
 
-        seed = (options.seed, self.context.worker, stretch.epoch, stretch.first)
+        seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
         spec = next(pieces()).spec
         if callbacks is None:
@@ -228,20 +228,24 @@ class LocalTrainer:
         models.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
-        coupled = [] if exchange is None else [_exchanging(exchange, stretch.first, last, stretch.rows, options.batch_size)]
+        coupled = (
+            []
+            if exchange is None
+            else [_exchanging(exchange, batch_range.first, last, batch_range.rows, options.batch_size)]
+        )
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with device.feed(spec, options.batch_size, pieces) as batches, self._validating(held_out) as validation_batches:
             history = model.fit(
                 batches,
                 validation_data=validation_batches,
-                initial_epoch=stretch.epoch,
-                epochs=stretch.epoch + 1,
+                initial_epoch=batch_range.epoch,
+                epochs=batch_range.epoch + 1,
                 callbacks=[*callbacks, *coupled, end],
-                steps_per_epoch=last - stretch.first,
+                steps_per_epoch=last - batch_range.first,
                 shuffle=False,
                 verbose=0,
             )
-        steps = last - stretch.first
+        steps = last - batch_range.first
         if model.stop_training and model.optimizer is not None:  # a callback has ended it early
             steps = min(steps, int(model.optimizer.iterations) - before)
         return Replica(
@@ -493,7 +497,7 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
 
         def _exchange(self, logs: dict[str, Any] | None) -> None:
             model = self.model  # asking for it brings JAX's weights back into their variables
-            milestone = Milestone(
+            point = ExchangePoint(
                 batch=self._done,
                 steps=self._done - self._exchanged,
                 rows=min(self._done * batch_size, rows) - self._exchanged * batch_size,
@@ -501,7 +505,7 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
                 metrics=metrics.take(model),
                 logs=logs,
             )
-            on = exchange(models.take_weights(model), milestone)
+            on = exchange(models.take_weights(model), point)
             self._exchanged = self._done
             models.put_weights(on.weights, model)
             if on.learning_rate is not None:

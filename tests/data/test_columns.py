@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from sparkkeras import DataError
 from sparkkeras.data.columns import Leaf, read, stored_as, to_column, type_name
-from sparkkeras.data.schema import Slot
+from sparkkeras.data.schema import InputSpec
 
 VECTOR = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
@@ -222,7 +222,7 @@ def test_paths_of_images_need_a_loader():
 
 
 def test_columns_lie_side_by_side():
-    leaf = Leaf(("age", "paid", "scores", "v"), together=True, slot=Slot("x", (6,), floating=True))
+    leaf = Leaf(("age", "paid", "scores", "v"), together=True, input=InputSpec("x", (6,), floating=True))
     columns = [
         pa.array([30, 40]),
         pa.array([True, False]),
@@ -240,18 +240,18 @@ def test_columns_lie_side_by_side():
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
 def test_a_null_among_whole_numbers_takes_no_others_with_it(kind):
-    slot = Slot("x", (3,), floating=True)
-    found = Leaf(("a",), slot=slot).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
+    spec = InputSpec("x", (3,), floating=True)
+    found = Leaf(("a",), input=spec).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
     np.testing.assert_array_equal(found.values, [[1, np.nan, 3], [4, 5, 6]])
     assert found.good.tolist() == [False, True]
-    beside = Leaf(("b", "a"), together=True, slot=slot)
+    beside = Leaf(("b", "a"), together=True, input=spec)
     found = beside.read([pa.array([7, 8]), pa.array([[1, None], [4, 5]], pa.list_(kind))])
     np.testing.assert_array_equal(found.values, [[7, 1, np.nan], [8, 4, 5]])
 
 
 def test_arrays_that_are_nulls_only_take_no_others_with_them():
     """How long they are is not known from a batch of them, but what lies beside them is."""
-    leaf = Leaf(("b", "a"), together=True, slot=Slot("x", (3,), floating=True))
+    leaf = Leaf(("b", "a"), together=True, input=InputSpec("x", (3,), floating=True))
     found = leaf.read([pa.array([7.0, 8.0]), pa.nulls(2, pa.list_(pa.float32()))])
     np.testing.assert_array_equal(found.values, [[7, np.nan, np.nan], [8, np.nan, np.nan]])
 
@@ -259,21 +259,21 @@ def test_arrays_that_are_nulls_only_take_no_others_with_them():
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.list_(pa.bool_())], ids=str)
 def test_small_values_have_one_type_with_and_without_nulls(kind):
     value = [True, False] if pa.types.is_list(kind) else True if kind == pa.bool_() else 1
-    leaf = Leaf(("a",), slot=Slot("x", (2,) if pa.types.is_list(kind) else (1,), floating=True))
+    leaf = Leaf(("a",), input=InputSpec("x", (2,) if pa.types.is_list(kind) else (1,), floating=True))
     kinds = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
     assert kinds == {"float32"}
 
 
 @pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
 def test_whole_numbers_side_by_side_are_what_the_input_takes(floating, dtype):
-    leaf = Leaf(("a", "b"), together=True, slot=Slot("x", (2,), floating=floating))
+    leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=floating))
     values = leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int16())]).values
     assert values.dtype == dtype
     assert values.tolist() == [[1, 2]]
 
 
 def test_a_row_is_whole_where_all_of_its_columns_are():
-    leaf = Leaf(("a", "b"), together=True, slot=Slot("x", (3,), floating=True))
+    leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (3,), floating=True))
     found = leaf.read([pa.array([1.0, None, 3.0, 4.0]), pa.array([[1.0, 2.0], [1.0, 2.0], [None, 2.0], None])])
     assert found.good.tolist() == [True, False, False, False]
     assert found.values.shape == (4, 3)
@@ -290,17 +290,17 @@ UNSAID = [pa.nulls(2, LISTS), pa.nulls(2, NESTED), pa.nulls(2, VECTOR), pa.array
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
 def test_a_batch_of_nulls_only_has_rows_that_fit_and_are_not_whole(shape, columns):
-    slot = Slot("x", shape, floating=True)
+    spec = InputSpec("x", shape, floating=True)
     for column in columns:
-        found = Leaf(("a",), slot=slot).read([column])
+        found = Leaf(("a",), input=spec).read([column])
         assert found.good.tolist() == [False, False]
         assert len(found.values) == 2
-        assert slot.takes(found.values.shape[1:])
+        assert spec.takes(found.values.shape[1:])
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), LISTS, VECTOR], ids=str)
 def test_a_batch_of_nulls_in_one_of_several_columns(kind):
-    leaf = Leaf(("a", "b", "c"), together=True, slot=Slot("x", (3,), floating=True))
+    leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (3,), floating=True))
     found = leaf.read([pa.array([1.0, 2.0]), pa.nulls(2, kind), pa.array([5.0, 6.0])])
     assert found.good.tolist() == [False, False]
     assert found.values.shape == (2, 3)
@@ -308,11 +308,11 @@ def test_a_batch_of_nulls_in_one_of_several_columns(kind):
 
 def test_empty_arrays_are_no_nulls():
     with pytest.raises(DataError, match=r"received rows of shape \(0,\)"):
-        Leaf(("a",), slot=Slot("x", (3,))).read([pa.array([[], None], LISTS)])
+        Leaf(("a",), input=InputSpec("x", (3,))).read([pa.array([[], None], LISTS)])
 
 
 def test_nulls_are_nan_in_their_own_places():
-    leaf = Leaf(("a", "b", "c"), together=True, slot=Slot("x", (4,), floating=True))
+    leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (4,), floating=True))
     columns = [
         pa.array([1, None, 3, 4]),
         pa.array([[1.0, None], [2.0, 3.0], None, [4.0, 5.0]]),
@@ -322,30 +322,30 @@ def test_nulls_are_nan_in_their_own_places():
     np.testing.assert_array_equal(
         leaf.read(columns).values, [[1, 1, nan, 1], [nan, 2, 3, 1], [3, nan, nan, 1], [4, 4, 5, nan]]
     )
-    whole_numbers = Leaf(("a", "b"), together=True, slot=Slot("x", (2,), floating=False))
+    whole_numbers = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=False))
     assert whole_numbers.read([pa.array([1, None]), pa.array([2, 3])]).values.tolist() == [[1, 2], [0, 3]]
 
 
 def test_flat_rows_get_the_inputs_shape():
-    leaf = Leaf(("image",), slot=Slot("x", (2, 3)))
+    leaf = Leaf(("image",), input=InputSpec("x", (2, 3)))
     assert leaf.read([pa.array([list(range(6))] * 2)]).values.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
-    side_by_side = Leaf(("a", "b"), together=True, slot=Slot("x", (1, 2)))
+    side_by_side = Leaf(("a", "b"), together=True, input=InputSpec("x", (1, 2)))
     assert side_by_side.read([pa.array([1]), pa.array([2])]).values.shape == (1, 1, 2)
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((1,), [1.0, 2.0]), ((), [[1.0], [2.0]]), ((2, 1), [[1.0, 2.0]])])
 def test_a_last_axis_of_one_may_be_there_or_not(shape, rows):
-    assert Leaf(("a",), slot=Slot("x", shape)).read([pa.array(rows)]).values.shape[1:] in (shape, np.shape(rows)[1:])
+    assert Leaf(("a",), input=InputSpec("x", shape)).read([pa.array(rows)]).values.shape[1:] in (shape, np.shape(rows)[1:])
 
 
 @pytest.mark.parametrize(("shape", "given"), [((3,), "(2,)"), ((2, 2), "(2,)"), ((None, 2), "(2,)")], ids=str)
 def test_what_does_not_fit_is_told_with_the_models_expectation(shape, given):
-    leaf = Leaf(("image",), slot=Slot("pixels", shape))
+    leaf = Leaf(("image",), input=InputSpec("pixels", shape))
     with pytest.raises(DataError) as caught:
         leaf.read([pa.array([[1.0, 2.0]])])
     assert f"column 'image' does not fit the model's input 'pixels': it expects rows of shape {shape}" in str(caught.value)
     assert f"received rows of shape {given}" in str(caught.value)
-    free = Leaf(("image",), slot=Slot("pixels", shape), fits=False)
+    free = Leaf(("image",), input=InputSpec("pixels", shape), fits=False)
     assert free.read([pa.array([[1.0, 2.0]])]).values.shape == (1, 2)
 
 
@@ -370,7 +370,7 @@ class Lengths:
 
 
 def test_a_loader_makes_an_array_of_anything():
-    leaf = Leaf(("text",), slot=Slot("x", (1,)), loader=Lengths())
+    leaf = Leaf(("text",), input=InputSpec("x", (1,)), loader=Lengths())
     found = leaf.read([pa.array(["abc", "", "a"])])
     assert found.values.tolist() == [3, 0, 1]
     assert found.good.tolist() == [True, False, True]
@@ -453,5 +453,5 @@ class Lexicon(Lengths):
 
 
 def test_a_loader_may_have_a_method_called_load():
-    leaf = Leaf(("text",), slot=Slot("x", (1,)), loader=Lexicon())
+    leaf = Leaf(("text",), input=InputSpec("x", (1,)), loader=Lexicon())
     assert leaf.read([pa.array(["one", "three"])]).values.tolist() == [3.0, 5.0]

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
-from sparkkeras.data.schema import ColumnValues, LabelRange, Reader, Schema, Slot, label_ranges, union
+from sparkkeras.data.schema import ColumnValues, InputSpec, LabelRange, Reader, Schema, label_ranges, union
 from sparkkeras.errors import DataError
 
-ONE = Schema((Slot("inputs", (3,)),), (Slot("out", (1,)),))
-TWO = Schema((Slot("age", (1,)), Slot("image", (2, 2))), (Slot("a", (1,)), Slot("b", (4,))))
+ONE = Schema((InputSpec("inputs", (3,)),), (InputSpec("out", (1,)),))
+TWO = Schema((InputSpec("age", (1,)), InputSpec("image", (2, 2))), (InputSpec("a", (1,)), InputSpec("b", (4,))))
 UNSAID = Schema()
 PAIR = Structure(2, bare=False)
 
@@ -284,7 +284,7 @@ def test_labels_are_left_aside(row, values):
 
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_tuple_of_numbers_is_features(width):
-    block = read([tuple(range(width))] * 2, Reader(Schema((Slot("in", (width,)),)), labelled=False))
+    block = read([tuple(range(width))] * 2, Reader(Schema((InputSpec("in", (width,)),)), labelled=False))
     assert block.x.tolist() == [list(range(width))] * 2
 
 
@@ -444,8 +444,8 @@ def spec(*shapes, names=None):
     ],
 )
 def test_whether_rows_of_a_shape_fit(wanted, given, fits):
-    assert Slot("in", wanted).takes(given) is fits
-    schema = Schema((Slot("in", wanted),))
+    assert InputSpec("in", wanted).takes(given) is fits
+    schema = Schema((InputSpec("in", wanted),))
     if fits:
         schema.check_features(spec(given))
     else:
@@ -587,7 +587,7 @@ def test_whole_numbers_stay_whole_beside_none():
 
 
 def test_none_cannot_be_nan_in_an_input_of_whole_numbers():
-    schema = Schema((Slot("ids", (2,)),), (Slot("out", (1,)),))
+    schema = Schema((InputSpec("ids", (2,)),), (InputSpec("out", (1,)),))
     message = arrays_refusal([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_nan="allow"))
     assert message == (
         'x of row 0 of the arrays is or holds None: fill it in or filter the row out; on_nan="drop" leaves such rows out.'
@@ -671,7 +671,7 @@ def test_negative_sample_weights_are_refused():
 
 
 def test_indices_that_an_embedding_does_not_have():
-    reader = Reader(Schema((Slot("words", (2,), indices=5),)), labelled=False)
+    reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False)
     good, bad = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]])
     assert reader.read_arrays(good, None, None).rows == 2
     words = (
@@ -694,7 +694,7 @@ def test_indices_that_an_embedding_does_not_have():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_nan_hides_no_index_that_an_embedding_does_not_have(dtype):
-    reader = Reader(Schema((Slot("words", (2,), indices=5),)), labelled=False, on_nan="allow")
+    reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_nan="allow")
     for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
         with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
             reader.read_arrays(np.array(values, dtype), None, None)

@@ -356,7 +356,7 @@ def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatc
         return SimpleNamespace(sizes=sizes, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
 
     monkeypatch.setattr(tfrecords, "_equip", lambda session: None)
-    monkeypatch.setattr(tfrecords._Found, "of", found)
+    monkeypatch.setattr(tfrecords.InputFiles, "of", found)
     caplog.set_level("DEBUG", logger=tfrecords.__name__)
 
     def load(*names):

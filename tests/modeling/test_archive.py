@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.schema import Slot
+from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
@@ -874,7 +874,7 @@ def test_a_model_without_seeds_is_left_alone():
 
 def test_the_schema_of_a_model():
     schema = models.schema_of(several())
-    assert schema.inputs == (Slot("one", (3,), True), Slot("two", (3,), True))
+    assert schema.inputs == (InputSpec("one", (3,), True), InputSpec("two", (3,), True))
     assert {(slot.name, slot.shape) for slot in schema.outputs} == {("size", (1,)), ("sign", (1,))}
     assert schema.floatx == "float32"
     assert models.schema_of(recurrent()).inputs[0].shape == (None,)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras.parameter.ledger import Ledger, Share
+from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
@@ -38,7 +38,7 @@ class Server:
         self.contents = Contents(size, "float32", Arrays(()), Arrays(()))
         self.store = Store(weights, size, Downpour(), {}, workers)
         self.ledger = Ledger(
-            {worker: Share(pushes) for worker in range(workers)},
+            {worker: PartitionPlan(pushes) for worker in range(workers)},
             range(1),
             at_once=workers,
             validates=lambda epoch: False,

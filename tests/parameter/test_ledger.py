@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, Share
+from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, PartitionPlan
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
@@ -29,12 +29,12 @@ class Clock:
 class Bench:
     """A ledger, its clock, and what pushes of a plain worker look like."""
 
-    def __init__(self, *shares, epochs=range(2), at_once=1, validates=lambda epoch: False, max_staleness=None):
+    def __init__(self, *plans, epochs=range(2), at_once=1, validates=lambda epoch: False, max_staleness=None):
         self.clock = Clock()
         self.noted = []
-        self.shares = dict(enumerate(share if isinstance(share, Share) else Share(share) for share in shares))
+        self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
         self.ledger = Ledger(
-            self.shares,
+            self.plans,
             epochs,
             at_once=at_once,
             validates=validates,
@@ -64,7 +64,7 @@ class Bench:
 
     def end(self, worker, lease, epoch, sequence=None):
         """One push that is all of an epoch, the first one being epoch 0's."""
-        batches = self.shares[worker].batches
+        batches = self.plans[worker].batches
         assert self.push(worker, lease, sequence or epoch + 1, epoch=epoch, batch=batches, ended=True)
 
     def told(self, worker, lease):
@@ -479,7 +479,7 @@ def test_a_partition_that_never_started_holds_epochs_up():
 
 
 def test_a_partition_without_batches_does_not_hold_epochs_up():
-    bench = Bench(0, 1, Share(0, validates=True), validates=lambda epoch: True)
+    bench = Bench(0, 1, PartitionPlan(0, validates=True), validates=lambda epoch: True)
     bench.end(1, bench.take(1), 0)
     (end,) = bench.over()
     assert [report.worker for report in end.reports] == [1]
@@ -567,24 +567,24 @@ def test_waiting_ends_early(end):
 
 # Validation
 
-VALIDATING = Share(1, validates=True)
+VALIDATING = PartitionPlan(1, validates=True)
 
 
 def always(epoch):
     return True
 
 
-def trained(*shares, epochs=range(1), **of_bench):
+def trained(*plans, epochs=range(1), **of_bench):
     """A bench whose workers have reported epoch 0, and their leases."""
-    bench = Bench(*shares, epochs=epochs, validates=of_bench.pop("validates", always), **of_bench)
-    leases = [bench.take(worker) for worker in range(len(shares))]
+    bench = Bench(*plans, epochs=epochs, validates=of_bench.pop("validates", always), **of_bench)
+    leases = [bench.take(worker) for worker in range(len(plans))]
     for worker, lease in enumerate(leases):
         bench.end(worker, lease, 0)
     return bench, leases
 
 
 def test_an_epoch_is_over_when_all_that_validate_have_reported():
-    bench, leases = trained(VALIDATING, Share(1), VALIDATING)
+    bench, leases = trained(VALIDATING, PartitionPlan(1), VALIDATING)
     assert [bench.told(worker, lease).evaluate for worker, lease in enumerate(leases)] == [(0,), (), (0,)]
     bench.ledger.evaluated(2, leases[2], 0, arrays(7))
     assert bench.over() == []
@@ -724,10 +724,11 @@ def test_who_trains_is_not_told_to_stay():
 
 
 @pytest.mark.parametrize(
-    ("share", "validates"), [(Share(1), always), (VALIDATING, lambda epoch: False), (VALIDATING, lambda epoch: epoch == 0)]
+    ("plan", "validates"),
+    [(PartitionPlan(1), always), (VALIDATING, lambda epoch: False), (VALIDATING, lambda epoch: epoch == 0)],
 )
-def test_who_has_nothing_to_validate_does_not_stay(share, validates):
-    bench = Bench(share, 1, epochs=range(2), validates=validates)
+def test_who_has_nothing_to_validate_does_not_stay(plan, validates):
+    bench = Bench(plan, 1, epochs=range(2), validates=validates)
     one, two = bench.take(0), bench.take(1)
     for epoch in range(2):
         bench.end(0, one, epoch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.ledger import Ledger, Share
+from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
@@ -48,7 +48,7 @@ class Spark:
         self.trouble, self.early, self.calm = trouble, early, calm
         partitions = self.chance.randint(1, 5)
         self.shares = {
-            worker: Share(self.chance.choice([0, 1, 2, 3, 5]), validates=self.chance.random() < 0.5)
+            worker: PartitionPlan(self.chance.choice([0, 1, 2, 3, 5]), validates=self.chance.random() < 0.5)
             for worker in range(partitions)
         }
         self.epochs = range(self.chance.randint(0, 2), 4)

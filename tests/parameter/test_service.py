@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
-from sparkkeras.parameter.ledger import Directive, Ledger, Share
+from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterServerStats, ParameterService, is_finite
 from sparkkeras.parameter.store import Store
@@ -57,12 +57,12 @@ class Bench:
 
 
 @contextmanager
-def serving(*shares, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_once=1, clock=time.monotonic):
+def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_once=1, clock=time.monotonic):
     """A service of partitions of three batches that all validate."""
-    shares = dict(enumerate(shares or [Share(3, validates=True)] * 3))
-    store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(shares))
+    plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
+    store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(plans))
     ledger = Ledger(
-        shares,
+        plans,
         range(epochs),
         at_once=at_once,
         validates=lambda epoch: True,
@@ -203,7 +203,7 @@ def test_pulls_go_to_the_same_memory(bench):
 
 
 def test_the_weights_of_an_epoch_that_is_being_evaluated():
-    with serving(Share(3, validates=True)) as bench:
+    with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         client.pull()
         assert push(client, batch=3, ended={}).evaluate == (0,)
@@ -221,7 +221,7 @@ def test_the_weights_of_an_epoch_that_is_being_evaluated():
 
 
 def test_the_weights_of_an_epoch_are_the_same_for_all_that_ask():
-    with serving(Share(3, validates=True)) as bench:
+    with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         push(client, batch=3, ended={})
         for batch in (1, 2):
@@ -232,7 +232,7 @@ def test_the_weights_of_an_epoch_are_the_same_for_all_that_ask():
 
 def test_after_the_weights_of_an_epoch_the_newest_travel_again():
     """They lie in the same memory."""
-    with serving(Share(3, validates=True)) as bench:
+    with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         push(client, batch=3, ended={})
         push(client, epoch=1)
@@ -273,7 +273,7 @@ def test_a_push_that_is_a_view_with_gaps(bench):
 
 
 def test_the_end_of_an_epoch_is_told_whole():
-    with serving(Share(3)) as bench:
+    with serving(PartitionPlan(3)) as bench:
         client = bench.client()
         push(client, batch=2, steps=2, rows=8)
         other = (np.array(2, np.float32), np.array([[3, 4]], np.float64))
@@ -477,7 +477,7 @@ def test_a_client_waits_for_a_partition_that_another_one_holds(bench):
 
 
 def test_what_the_driver_sets_comes_with_every_answer():
-    with serving(Share(3, validates=True)) as bench:
+    with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         bench.ledger.set_learning_rate(0.5)
         bench.ledger.set_learning_rate(0.25)
@@ -511,7 +511,7 @@ def test_proceeding_ends_with_a_stop():
 
 
 def test_staying_lasts_as_long_as_there_is_something_to_come():
-    with serving(Share(3, validates=True), Share(3), epochs=1) as bench:
+    with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, two = bench.client(0), bench.client(1)
         push(one, batch=3, ended={})
         told = []
@@ -525,7 +525,7 @@ def test_staying_lasts_as_long_as_there_is_something_to_come():
 
 
 def test_staying_ends_with_a_stop():
-    with serving(Share(3, validates=True), Share(3), epochs=1) as bench:
+    with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, _ = bench.client(0), bench.client(1)
         push(one, batch=3, ended={})
         staying = one.staying()
@@ -556,7 +556,7 @@ def test_missing_rows_are_told_to_the_driver(bench):
 
 
 def test_the_figures():
-    with serving(Share(3), Share(3)) as bench:
+    with serving(PartitionPlan(3), PartitionPlan(3)) as bench:
         one, two = bench.client(0), bench.client(1)
         for client in (one, two, two):
             client.pull()
@@ -706,7 +706,7 @@ def test_giving_up_a_lease_that_is_lost_does_nothing(bench):
 
 
 def test_the_pushes_of_many_clients_add_up():
-    with serving(*[Share(10)] * 4, epochs=5) as bench:
+    with serving(*[PartitionPlan(10)] * 4, epochs=5) as bench:
         failed = []
 
         def work(worker):

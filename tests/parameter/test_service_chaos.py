@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sparkkeras.parameter.ledger import Ledger, Share
+from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
@@ -124,7 +124,7 @@ def run(batches, dies=()):
     """Train with a thread for each worker, whose attempts die at these calls; store, ledger, figures and networks."""
     store = Store(Flat(VECTOR, (np.array(0),)), 8, Downpour(), {}, WORKERS)
     ledger = Ledger(
-        {worker: Share(batches) for worker in range(WORKERS)},
+        {worker: PartitionPlan(batches) for worker in range(WORKERS)},
         range(EPOCHS),
         at_once=WORKERS,
         validates=lambda epoch: False,

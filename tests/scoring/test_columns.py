@@ -293,7 +293,7 @@ def test_a_transform_must_keep_the_rows(change):
 def test_a_selection_reads_its_columns_in_their_order():
     model = two_by_two()
     slots = Scorer.of(model).schema.inputs
-    leaves = (Leaf(("u", "v"), together=True, slot=slots[0]), Leaf(("w",), slot=slots[1]))
+    leaves = (Leaf(("u", "v"), together=True, input=slots[0]), Leaf(("w",), input=slots[1]))
     selection = Selection(Form(Structure(2, ("a", "b"), bare=False)), leaves)
     found = score(model, tuple(pa.array(X[:, place]) for place in range(3)), selection=selection)
     expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)

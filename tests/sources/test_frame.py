@@ -11,11 +11,11 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
-from sparkkeras.data.schema import Schema, Slot
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.sources.frame import Named, is_frame, split_by
 
-ONE = Schema((Slot("x", (3,), floating=True),), (Slot("y", (1,), floating=True),))
-TWO = Schema((Slot("user", (2,)), Slot("item", (1,))), (Slot("click", (1,)), Slot("price", (1,))))
+ONE = Schema((InputSpec("x", (3,), floating=True),), (InputSpec("y", (1,), floating=True),))
+TWO = Schema((InputSpec("user", (2,)), InputSpec("item", (1,))), (InputSpec("click", (1,)), InputSpec("price", (1,))))
 UNSAID = Schema()
 
 
@@ -70,7 +70,7 @@ def test_several_columns_lie_side_by_side_in_one_input(spark, listed):
     (leaf,) = select(frame(spark, "a int, b boolean, c decimal(10,2)"), features=listed(["c", "a", "b"])).leaves
     assert leaf.columns == ("c", "a", "b")
     assert leaf.together
-    assert leaf.slot == ONE.inputs[0]
+    assert leaf.input == ONE.inputs[0]
 
 
 def test_several_inputs_take_a_column_each_or_names(spark):
@@ -80,7 +80,7 @@ def test_several_inputs_take_a_column_each_or_names(spark):
     assert found.names == ["item", "age", "income", "clicked", "paid"]
     assert found.form.x.names == ("item", "user")
     assert found.form.y == Structure(2, bare=False)
-    assert [leaf.slot.name for leaf in found.leaves[:2]] == ["item", "user"]
+    assert [leaf.input.name for leaf in found.leaves[:2]] == ["item", "user"]
     wide = frame(spark, "u array<int>, i int")
     assert select(wide, TWO, features=["u", "i"]).form.x == Structure(2, bare=False)
 
@@ -200,7 +200,7 @@ def one(kind):
 @pytest.mark.parametrize("kind", [*READABLE, *VECTORS], ids=str)
 def test_what_can_be_read(spark, kind):
     shape = (1,) if isinstance(kind, str) and "<" not in kind else (3,)
-    assert select(frame(spark, one(kind)), Schema((Slot("x", shape),)), features="c").names == ["c"]
+    assert select(frame(spark, one(kind)), Schema((InputSpec("x", shape),)), features="c").names == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -361,6 +361,6 @@ IMAGE = {"origin": TEXT, "height": NUMBER, "width": NUMBER, "nChannels": NUMBER,
 )
 def test_a_column_of_images_for_an_input_of_images_needs_a_loader(kind, advice):
     given = SimpleNamespace(schema=types.StructType([types.StructField("c", kind)]))
-    schema = Schema((Slot("photo", (8, 9, 3), floating=True),))
+    schema = Schema((InputSpec("photo", (8, 9, 3), floating=True),))
     assert re.search(advice, refusal(DataError, given, schema, features="c"))
     assert "paths of images" not in refusal(DataError, given, ONE, features="c")

@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data_frame, to_labeled_point, to_simple_rdd
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.archive import ModelState
-from sparkkeras.sources.connect import InPieces, Whole
+from sparkkeras.sources.connect import InPieces, PicklesResults
 from sparkkeras.sources.rdd import Missing
 from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.training.averaging import Mean, merge
@@ -27,7 +27,7 @@ def test_results_come_out_of_their_cells(most):
 
 
 def test_no_cell_is_larger_than_it_may_be():
-    batches = list(Whole(lambda _: iter(["small", np.arange(1000)]), 500)(iter(())))
+    batches = list(PicklesResults(lambda _: iter(["small", np.arange(1000)]), 500)(iter(())))
     sizes = [len(batch.column("result")[0].as_py()) for batch in batches]
     assert len(sizes) > 10
     assert max(sizes) < 700

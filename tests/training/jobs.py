@@ -9,7 +9,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
-from sparkkeras.training.job import Job, Server, Shares
+from sparkkeras.training.job import Job, Server, TrainValidationSplit
 from sparkkeras.training.strategy import make_strategy
 from sparkkeras.worker.trainer import FitOptions
 
@@ -80,7 +80,7 @@ def fit(
     callbacks=(),
     steps_per_epoch=None,
     validation=None,
-    shares=None,
+    split=None,
     histories=None,
     transform=None,
     worker_callbacks=None,
@@ -96,7 +96,7 @@ def fit(
         frequency=frequency,
         rule=make_rule(rule, mode),
         rule_state={} if rule_state is None else rule_state,
-        shares=shares or Shares(sizes, (0,) * len(sizes)),
+        split=split or TrainValidationSplit(sizes, (0,) * len(sizes)),
         options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed, callbacks=worker_callbacks),
         steps_per_epoch=steps_per_epoch,
         validation=validation,

@@ -17,10 +17,10 @@ from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import gather
 from sparkkeras.training.averaging import Mean, Report, merge
 from sparkkeras.training.gather import tree_groups
-from sparkkeras.training.job import Shares, Validation
+from sparkkeras.training.job import TrainValidationSplit, Validation
 from sparkkeras.training.strategy import MODES
 from sparkkeras.weights import Flat
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, LocalTrainer, Stretch
+from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
 from tests.conftest import long
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
@@ -161,8 +161,8 @@ def test_divergence_names_the_worker_whose_rows_are_bad(linear, mode):
 
 def test_rows_that_validate_do_not_train(linear, mode):
     dataset = partitions(20, 10)
-    shares = Shares.split(dataset.handles, 0.2)
-    fit(linear, dataset, mode, shares=shares, epochs=2)
+    parts = TrainValidationSplit.split(dataset.handles, 0.2)
+    fit(linear, dataset, mode, split=parts, epochs=2)
     found = ModelState.take(linear.model).weights.vector
     linear.anew()
     fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), mode, epochs=2)
@@ -233,9 +233,9 @@ def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
 
 def test_validation_rows_of_the_same_partitions(linear):
     dataset = partitions(20, 10)
-    shares = Shares.split(dataset.handles, 0.2)
-    assert shares.train == (16, 8)
-    validation = Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
+    parts = TrainValidationSplit.split(dataset.handles, 0.2)
+    assert parts.train == (16, 8)
+    validation = Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
     validated = []
 
     class Validated(keras.callbacks.Callback):
@@ -245,7 +245,7 @@ def test_validation_rows_of_the_same_partitions(linear):
                 validated.append(self.model.evaluate(x, y, verbose=0))
             assert ("val_loss" in logs) == ((epoch + 1) % 2 == 0)
 
-    history, _ = fit(linear, dataset, epochs=4, shares=shares, validation=validation, callbacks=[Validated()], shuffle=True)
+    history, _ = fit(linear, dataset, epochs=4, split=parts, validation=validation, callbacks=[Validated()], shuffle=True)
     found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))
     assert len(found) == 2
     assert np.allclose(found, validated, rtol=1e-5)
@@ -270,7 +270,7 @@ def replicas(given, state, dataset, epoch=0, first=0, last=99, batch=BATCH):
         if block is not None:
             own = Block(block.form, tuple(np.array(array) for array in block.arrays))
             trainer = LocalTrainer(given.archive, TaskContext(number))
-            found.append(trainer.fit(state, own, Stretch(epoch, block.rows, first, last), options))
+            found.append(trainer.fit(state, own, BatchRange(epoch, block.rows, first, last), options))
     return [replica for replica in found if replica is not None]
 
 
@@ -356,7 +356,7 @@ def test_an_epoch_may_be_cut_short(linear, steps, frequency, seen):
 def test_rows_that_a_source_no_longer_gives_are_not_counted(linear):
     """A partition that was read again, and has fewer rows than when they were shared out."""
     histories = []
-    _, rounds = fit(linear, partitions(18, 7), shares=Shares((18, 13), (0, 0)), histories=histories)
+    _, rounds = fit(linear, partitions(18, 7), split=TrainValidationSplit((18, 13), (0, 0)), histories=histories)
     assert [entry["rows"] for entry in histories] == [18, 7]
     found = ModelState.take(linear.model).weights.vector
     linear.anew()

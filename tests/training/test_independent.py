@@ -13,7 +13,7 @@ from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
-from sparkkeras.training.job import Job, Shares, Validation
+from sparkkeras.training.job import Job, TrainValidationSplit, Validation
 from sparkkeras.worker.trainer import BatchOptions, FitOptions
 from tests.conftest import long
 from tests.training.jobs import BATCH, X, Y, partitions, rows
@@ -37,12 +37,12 @@ def train(
 ):
     """Train; the histories."""
     archives = [ModelArchive.pack(model) for model in models]
-    shares = Shares.split(dataset.handles, split)
+    parts = TrainValidationSplit.split(dataset.handles, split)
     options = FitOptions(
         BATCH, None, shuffle=shuffle, seed=seed, callbacks=callbacks and ByValue.dump(callbacks, "callbacks")
     )
     if split:
-        validation = Validation(dataset, BatchOptions(BATCH), spans=shares.validation_spans)
+        validation = Validation(dataset, BatchOptions(BATCH), spans=parts.validation_spans)
     given = Job(
         model=models[0],
         archive=archives[0],
@@ -51,7 +51,7 @@ def train(
         frequency="epoch",
         rule=Average(),
         rule_state={},
-        shares=shares,
+        split=parts,
         options=options,
         validation=validation,
         **job,

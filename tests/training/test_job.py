@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.training.job import Job, Shares
+from sparkkeras.training.job import Job, TrainValidationSplit
 from sparkkeras.worker.trainer import FitOptions
 
 
 def split(sizes, validation_split):
-    return Shares.split([Handle(number, "", rows, None) for number, rows in enumerate(sizes)], validation_split)
+    return TrainValidationSplit.split(
+        [Handle(number, "", rows, None) for number, rows in enumerate(sizes)], validation_split
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_shares(sizes, validation_split, train, validate):
 
 def test_without_a_split_all_rows_train():
     shares = split((3, 0, 5), 0.0)
-    assert shares == Shares((3, 0, 5), (0, 0, 0))
+    assert shares == TrainValidationSplit((3, 0, 5), (0, 0, 0))
     assert shares.validation_spans == ((3, 3), (0, 0), (5, 5))
 
 
@@ -102,7 +104,7 @@ def test_the_total_is_keras_own(rows, validation_split):
     if not 0 < wanted < rows:
         return
     (train,), (held,) = train_validation_split((np.zeros((rows, 1)),), validation_split)
-    assert split([rows], validation_split) == Shares((len(train),), (len(held),))
+    assert split([rows], validation_split) == TrainValidationSplit((len(train),), (len(held),))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def job(train, batch_size=10, steps_per_epoch=None):
         frequency="epoch",
         rule=None,
         rule_state={},
-        shares=Shares(train, (0,) * len(train)),
+        split=TrainValidationSplit(train, (0,) * len(train)),
         options=FitOptions(batch_size),
         steps_per_epoch=steps_per_epoch,
     )

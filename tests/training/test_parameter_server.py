@@ -24,7 +24,7 @@ from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training.gather import mean_logs
-from sparkkeras.training.job import Server, Shares, Validation
+from sparkkeras.training.job import Server, TrainValidationSplit, Validation
 from sparkkeras.worker.trainer import BatchOptions
 from tests.conftest import long
 from tests.rpc.test_transports import eventually
@@ -374,12 +374,12 @@ def test_callbacks_see_the_steps_of_the_busiest_worker(linear):
 def test_validation_has_the_weights_of_its_epoch(linear, own):
     """The worker is epochs ahead of the driver, whose callback is slow."""
     dataset = partitions(22)
-    shares = Shares.split(dataset.handles, 0.2)
+    parts = TrainValidationSplit.split(dataset.handles, 0.2)
     held_out = LocalDataset((rows(X[17:19], Y[17:19]), None, rows(X[19:20], Y[19:20]), rows(X[20:22], Y[20:22])))
     validation = (
         Validation(held_out, BatchOptions(BATCH), 2)
         if own
-        else Validation(dataset, BatchOptions(BATCH), 2, shares.validation_spans)
+        else Validation(dataset, BatchOptions(BATCH), 2, parts.validation_spans)
     )
     validated = []
 
@@ -390,7 +390,7 @@ def test_validation_has_the_weights_of_its_epoch(linear, own):
                 validated.append(self.model.evaluate(X[17:22], Y[17:22], verbose=0))
 
     history, stats, _ = train(
-        linear, dataset, epochs=6, shares=shares, validation=validation, callbacks=[Validated()], frequency=2, shuffle=True
+        linear, dataset, epochs=6, split=parts, validation=validation, callbacks=[Validated()], frequency=2, shuffle=True
     )
     assert stats.steps == {0: 30}  # 17 rows, five batches
     found = list(zip(history.history["val_loss"], history.history["val_mae"], strict=True))

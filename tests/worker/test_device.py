@@ -89,8 +89,7 @@ def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
 
 
 PREPARED = """
-from sparkkeras import device
-from sparkkeras.modeling import garbage
+from sparkkeras.worker import device
 device.prepare(1)
 import json, keras
 print(json.dumps([keras.config.floatx(), keras.config.dtype_policy().name, keras.config.image_data_format()]))

@@ -14,7 +14,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, LocalTrainer, Stretch
+from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
@@ -23,7 +23,7 @@ Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.1 * RNG.normal(size=(2
 ROWS = from_arrays(X, Y, None)
 BATCH = 4  # 22 rows: five batches and a short one
 PLAIN = FitOptions(BATCH, shuffle=False)
-WHOLE = Stretch(epoch=0, rows=22, first=0, last=6)
+WHOLE = BatchRange(epoch=0, rows=22, first=0, last=6)
 
 
 class Model:
@@ -93,7 +93,7 @@ def test_fit_is_keras_fit(linear):
 
 def test_two_epochs_are_keras_two_epochs(linear):
     first = linear.fit()
-    second = linear.fit(stretch=Stretch(1, 22, 0, 6), state=first.state)
+    second = linear.fit(stretch=BatchRange(1, 22, 0, 6), state=first.state)
     plain = linear.anew()
     history = plain.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
     assert close(second.state, plain)
@@ -119,7 +119,7 @@ def test_a_replica_keeps_its_state_when_the_process_goes_on(linear):
 
 def test_only_the_rows_that_train_are_seen(linear):
     poisoned = from_arrays(np.concatenate([X[:10], np.full((12, 3), np.nan, np.float32)]), Y, None)
-    replica = linear.fit(poisoned, Stretch(0, 10, 0, 6))
+    replica = linear.fit(poisoned, BatchRange(0, 10, 0, 6))
     assert close(replica.state, trained(linear.anew(), X[:10], Y[:10]))
     assert (replica.rows, replica.steps) == (10, 3)
 
@@ -132,8 +132,8 @@ def trained(model, x, y, **options):
 @pytest.mark.parametrize("cut", [1, long(3), 5])
 def test_stretches_are_the_whole_epoch(linear, cut):
     whole = linear.fit()
-    one = linear.fit(stretch=Stretch(0, 22, 0, cut))
-    other = linear.fit(stretch=Stretch(0, 22, cut, 99), state=one.state)
+    one = linear.fit(stretch=BatchRange(0, 22, 0, cut))
+    other = linear.fit(stretch=BatchRange(0, 22, cut, 99), state=one.state)
     assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
     assert np.array_equal(other.state.optimizer.vector, whole.state.optimizer.vector)
     assert (one.rows, other.rows) == (BATCH * cut, 22 - BATCH * cut)
@@ -146,8 +146,8 @@ def test_stretches_are_the_whole_epoch(linear, cut):
 def test_shuffled_stretches_are_the_whole_epoch(linear):
     options = FitOptions(BATCH, shuffle=True, seed=5)
     whole = linear.fit(options=options)
-    one = linear.fit(stretch=Stretch(0, 22, 0, 2), options=options)
-    other = linear.fit(stretch=Stretch(0, 22, 2, 6), options=options, state=one.state)
+    one = linear.fit(stretch=BatchRange(0, 22, 0, 2), options=options)
+    other = linear.fit(stretch=BatchRange(0, 22, 2, 6), options=options, state=one.state)
     assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
     assert not np.allclose(whole.state.weights.vector, linear.fit().state.weights.vector, atol=1e-5)
 
@@ -165,7 +165,7 @@ def seen_rows(linear, seed=5, worker=0, epoch=0, shuffle=True):
 
             return transform
 
-    linear.fit(numbered, Stretch(epoch, 22, 0, 6), FitOptions(BATCH, Notes(), shuffle=shuffle, seed=seed), worker=worker)
+    linear.fit(numbered, BatchRange(epoch, 22, 0, 6), FitOptions(BATCH, Notes(), shuffle=shuffle, seed=seed), worker=worker)
     return notes[-6:]
 
 
@@ -179,7 +179,9 @@ def test_which_rows_a_batch_holds_depends_on_seed_worker_and_epoch_alone(linear)
     assert seen_rows(linear, shuffle=False) == [list(range(start, min(start + 4, 22))) for start in range(0, 22, 4)]
 
 
-@pytest.mark.parametrize("stretch", [Stretch(0, 0, 0, 6), Stretch(0, 22, 6, 9), Stretch(0, 8, 2, 4), Stretch(0, 22, 3, 3)])
+@pytest.mark.parametrize(
+    "stretch", [BatchRange(0, 0, 0, 6), BatchRange(0, 22, 6, 9), BatchRange(0, 8, 2, 4), BatchRange(0, 22, 3, 3)]
+)
 def test_no_rows_are_no_replica(linear, stretch):
     assert linear.fit(stretch=stretch) is None
 
@@ -228,7 +230,7 @@ def test_callbacks_run_here_in_new_copies(linear):
 
     options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Halve()], "worker_callbacks"))
     for _ in range(2):
-        replica = linear.fit(stretch=Stretch(3, 22, 0, 6), options=options)
+        replica = linear.fit(stretch=BatchRange(3, 22, 0, 6), options=options)
     assert replica.learning_rate == pytest.approx(0.025)
     plain = linear.anew()
     plain.optimizer.learning_rate = 0.025
@@ -303,7 +305,7 @@ def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what
     trainer, options = normalizing.trainer(), FitOptions(batch_size, shuffle=False)
     for _ in range(3):
         if what == "fit":
-            trainer.fit(normalizing.state, given, Stretch(0, rows, 0, 99), options)
+            trainer.fit(normalizing.state, given, BatchRange(0, rows, 0, 99), options)
         elif what == "evaluate":
             trainer.evaluate(normalizing.state, iter([given]), options)
         else:
@@ -326,7 +328,7 @@ def test_results_do_not_depend_on_how_many_steps_run_in_one_call(linear, chosen)
     assert np.allclose(replica.state.weights.vector, whole.state.weights.vector, rtol=0, atol=1e-6)
     assert [int(counter) for counter in replica.state.optimizer.counters] == [6]
     assert replica.logs == pytest.approx(whole.logs, rel=1e-5)
-    assert stepping.fit(stretch=Stretch(0, 22, 0, 1), state=linear.state).steps == 1
+    assert stepping.fit(stretch=BatchRange(0, 22, 0, 1), state=linear.state).steps == 1
 
 
 def test_the_worker_chooses_where_the_person_did_not(linear):
@@ -405,7 +407,7 @@ def test_masks_of_dropout_depend_on_seed_worker_and_epoch():
 
     def run(seed=1, worker=0, epoch=0):
         options = FitOptions(BATCH, shuffle=False, seed=seed)
-        return given.fit(stretch=Stretch(epoch, 22, 0, 6), options=options, worker=worker).state.weights.vector.tolist()
+        return given.fit(stretch=BatchRange(epoch, 22, 0, 6), options=options, worker=worker).state.weights.vector.tolist()
 
     one = run()
     assert run() == one
