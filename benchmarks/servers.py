@@ -21,7 +21,7 @@ from sparkkeras.weights import Flat
 def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False) -> dict[str, Turn]:
     """The seconds of ``count`` pulls and pushes of ``nbytes`` bytes, signed, one after the other.
 
-    A pull ends when the weights are in the client's memory, a push when it has been folded and acknowledged.
+    A pull ends when the weights are in the client's memory, a push when it has been applied and acknowledged.
     """
     weights = Flat(np.zeros(nbytes // 4, np.float32))
     store = Store(weights, weights.vector.size, Downpour(), {}, 1)
@@ -32,7 +32,7 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
         validates=lambda epoch: False,
         max_staleness=None,
         lease_seconds=60,
-        start_seconds=60,
+        warmup_timeout=60,
         on_epoch=lambda epoch: None,
         clock=time.monotonic,
     )

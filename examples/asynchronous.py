@@ -192,7 +192,7 @@ def told(outcome: Outcome) -> str:
             ("  updates", f"{stats.pushes} taken up, {stats.updates_per_second:,.0f} a second over {stats.transport}"),
             ("  staleness", f"{stats.mean_staleness:.1f} on average, {stats.max_staleness} at most"),
             ("  traffic", f"{sent:.0f} MB to the workers, {received:.0f} MB from them"),
-            ("  pulls", f"{stats.pulls}, of which {stats.unchanged} found nothing new"),
+            ("  pulls", f"{stats.pulls}, of which {stats.cached_pulls} found nothing new"),
             ("  steps", ", ".join(f"worker {worker}: {steps}" for worker, steps in stats.steps.items())),
         ]
     return "\n".join(f"{name:<24}{value}" for name, value in lines)

@@ -41,10 +41,10 @@ from sparkkeras.parameter.rules import Average as Average
 from sparkkeras.parameter.rules import DiLoCo as DiLoCo
 from sparkkeras.parameter.rules import Downpour as Downpour
 from sparkkeras.parameter.rules import DynSGD as DynSGD
+from sparkkeras.parameter.rules import ExchangeWindow as ExchangeWindow
 from sparkkeras.parameter.rules import SlowMo as SlowMo
-from sparkkeras.parameter.rules import Update as Update
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
-from sparkkeras.parameter.rules import Window as Window
+from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
 from sparkkeras.parameter.service import ParameterServerStats as ParameterServerStats
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
 from sparkkeras.spark_model import SparkModel as SparkModel

@@ -57,7 +57,7 @@ def known_fields(kind: type[R]) -> type[R]:
 
 
 _OPTIONS = ("host", "bind", "encrypt", "lease_seconds", "timeout")
-_OF_ASYNCHRONOUS_TRAINING = ("max_staleness", "start_seconds")
+_OF_ASYNCHRONOUS_TRAINING = ("max_staleness", "warmup_timeout")
 _COMPILED = ("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer")
 _HADOOP = ("to_hadoop", "from_hadoop")
 _LABELS = ("categorical", "nb_classes")
@@ -198,14 +198,14 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, known)}")
 
 
-def on_nan_to_predict(value: Any) -> None:
+def on_invalid_to_predict(value: Any) -> None:
     """Refuse what cannot be done about NaN and nulls where each row has its prediction."""
     if value == "drop":
         raise ConfigurationError(
-            'on_nan="drop": every row gets its prediction, so none can be left out. Give on_nan="allow", which predicts '
-            "null for rows with nulls, or leave such rows out before (df.dropna(subset=[...]))."
+            'on_invalid="drop": every row gets its prediction, so none can be left out. Give on_invalid="allow", which '
+            "predicts null for rows with nulls, or leave such rows out before (df.dropna(subset=[...]))."
         )
-    one_of("on_nan", value, ("error", "allow"))
+    one_of("on_invalid", value, ("error", "allow"))
 
 
 def function(name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
-from sparkkeras.data.schema import LabelRange, OnNan, OnNanToPredict, Reader, label_ranges
+from sparkkeras.data.schema import LabelRange, OnInvalid, OnInvalidToPredict, Reader, label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import labels, metrics
@@ -262,7 +262,7 @@ class SparkModel:
         label: Columns | None = None,
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
         """Train the model on Spark. Called again, it goes on from where it stood.
@@ -303,7 +303,7 @@ class SparkModel:
             transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers. It is also called on the driver, before
                 a job starts, to check what it returns: with the first batch of arrays, and for a DataFrame or an RDD with
                 one row of zeros. If it fails on zeros, its first rows on the workers are checked instead.
-            on_nan: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
+            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
                 ``"allow"`` (nulls are NaN then). ``None`` in rows and arrays is a null.
             worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker; in the
                 asynchronous modes one copy for all epochs of a worker.
@@ -327,7 +327,7 @@ class SparkModel:
         validation_freq = arguments.whole_number("validation_freq", validation_freq)
         steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
         arguments.fraction("validation_split", validation_split)
-        arguments.one_of("on_nan", on_nan, get_args(OnNan))
+        arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
             raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
@@ -343,7 +343,7 @@ class SparkModel:
         )
         validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
         validation_options = BatchOptions(validation_size, options.transform)
-        reader = Reader(models.schema_of(self.model).before(transform), True, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), True, on_invalid)
         held_out = _unpacked(validation_data)
         columns = features, label, loader, transform
         named = held_out_named = None
@@ -408,7 +408,7 @@ class SparkModel:
         label: Columns | None = None,
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
     ) -> Any:
         """The loss and metrics over all rows, as ``keras.Model.evaluate`` gives them.
 
@@ -427,7 +427,7 @@ class SparkModel:
             label: As in `fit`.
             loader: As in `fit`.
             transform: As in `fit`.
-            on_nan: As in `fit`.
+            on_invalid: As in `fit`.
 
         Returns:
             A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
@@ -439,10 +439,10 @@ class SparkModel:
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
         models.check_compiled(self.model)
-        arguments.one_of("on_nan", on_nan, get_args(OnNan))
+        arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model).before(transform), True, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), True, on_invalid)
         named = _named(data, reader, sample_weight, features, label, loader, transform)
         block = self._read(data, y, sample_weight, reader, options)
         found = self._evaluated(data, block, reader, named, options)
@@ -467,7 +467,7 @@ class SparkModel:
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNanToPredict = "error",
+        on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
         """The model's predictions for all rows, in their order and without a shuffle.
 
@@ -484,7 +484,7 @@ class SparkModel:
                 ``{output_col}_{output name}``.
             loader: As in `fit`.
             transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
-            on_nan: As in `fit`; rows cannot be dropped here. With ``"allow"``, rows of a DataFrame with nulls get null.
+            on_invalid: As in `fit`; rows cannot be dropped here. With ``"allow"``, rows of a DataFrame with nulls get null.
 
         Returns:
             What ``keras.Model.predict`` returns: an array, or a list or dict of arrays where there are several outputs. For
@@ -495,7 +495,7 @@ class SparkModel:
                 training that leaves no slot free.
             DataError: The data is malformed or does not fit the model.
         """
-        arguments.on_nan_to_predict(on_nan)
+        arguments.on_invalid_to_predict(on_invalid)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if is_frame(data):
             return with_predictions(
@@ -509,11 +509,11 @@ class SparkModel:
                 transform=transform,
                 loader=loader,
                 custom_objects=self.custom_objects,
-                on_nan=on_nan,
+                on_invalid=on_invalid,
             )
         _named(data, None, None, features, None, loader, transform)
         options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model).before(transform), False, on_nan)
+        reader = Reader(models.schema_of(self.model).before(transform), False, on_invalid)
         block = read_on_driver(data, None, None, reader)
         if block is not None:
             reader.schema.check_features(_seen_on_driver(block, options))
@@ -663,7 +663,7 @@ class SparkModel:
         """
         if spec is None or seen is None:
             told = "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
-            raise DataError(f"the {told} has no rows: it is empty, or on_nan='drop' or validation_col left none.")
+            raise DataError(f"the {told} has no rows: it is empty, or on_invalid='drop' or validation_col left none.")
         models.schema_of(self.model).check_features(seen)
         if isinstance(options, FitOptions) and options.class_weight is not None:
             if spec.form.weight is not None:

@@ -10,7 +10,7 @@ import keras
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.schema import OnNanToPredict
+from sparkkeras.data.schema import OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import ArgumentsToBlocks, ColumnFunction, Loaders
@@ -30,7 +30,7 @@ def keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: OnNanToPredict = "allow",
+    on_invalid: OnInvalidToPredict = "allow",
 ) -> Callable[..., Column]:
     """A model as a function from columns to a column: ``df.select(keras_udf(model)(df.features))``.
 
@@ -43,7 +43,7 @@ def keras_udf(
         transform: ``transform(x, None) -> x`` on each batch, on the workers.
         loader: What turns a column into an input, such as `image_loader`, or ``{input name: loader}``.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        on_nan: ``"allow"`` predicts null for rows with nulls; ``"error"`` refuses these, and NaN and infinite values.
+        on_invalid: ``"allow"`` predicts null for rows with nulls; ``"error"`` refuses these, and NaN and infinite values.
 
     Returns:
         A function of columns or column names. Its value is a float for an output of shape (batch, 1), a (nested) array of
@@ -59,7 +59,7 @@ def keras_udf(
         classify = keras_udf(model)
         df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
     """
-    function, read = _function(None, None, model, batch_size, transform, loader, custom_objects, on_nan)
+    function, read = _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid)
     return _Checked(function, read, None)
 
 
@@ -90,7 +90,7 @@ def register_keras_udf(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: OnNanToPredict = "allow",
+    on_invalid: OnInvalidToPredict = "allow",
 ) -> Callable[..., Column]:
     """A model as a function of SQL: ``SELECT classify(features) FROM measurements``.
 
@@ -102,7 +102,7 @@ def register_keras_udf(
         transform: As in `keras_udf`.
         loader: As in `keras_udf`.
         custom_objects: As in `keras_udf`.
-        on_nan: As in `keras_udf`.
+        on_invalid: As in `keras_udf`.
 
     Returns:
         The function, which takes columns or their names, as `keras_udf` gives it.
@@ -126,7 +126,7 @@ def register_keras_udf(
         raise ConfigurationError(
             f"name={name!r}: Spark has a function of this name, and SQL would go on calling that one. Choose another."
         )
-    function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_nan)
+    function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
     with cluster_of(spark, device.worker_environment).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
     return _Checked(registered, read, spark)
@@ -144,15 +144,15 @@ def _function(
     transform: Transform | None,
     loader: Loaders | None,
     custom_objects: Mapping[str, Any] | None,
-    on_nan: OnNanToPredict,
+    on_invalid: OnInvalidToPredict,
 ) -> tuple[ColumnFunction, ArgumentsToBlocks]:
-    arguments.on_nan_to_predict(on_nan)
+    arguments.on_invalid_to_predict(on_invalid)
     scorer = Scorer.of(
         model,
         batch_size=arguments.whole_number("batch_size", batch_size),
         transform=transform,
         custom_objects=custom_objects,
-        on_nan=on_nan,
+        on_invalid=on_invalid,
     )
     called = f"the function of the model {model.name!r}" if name is None else f"{name}()"
     make = "make it again with" if name is None else "register the function again with"

@@ -13,7 +13,7 @@ from sparkkeras.arguments import (
     frequency,
     instance,
     known_arguments,
-    on_nan_to_predict,
+    on_invalid_to_predict,
     one_of,
     optional_number,
     port,
@@ -236,14 +236,14 @@ def test_an_argument_of_keras_or_elephas_is_recognized(name, words):
 
 def accepts(value):
     try:
-        on_nan_to_predict(value)
+        on_invalid_to_predict(value)
     except ConfigurationError:
         return False
     return True
 
 
-def test_the_type_of_on_nan_lists_what_is_accepted():
-    to_predict = [value for value in get_args(schema.NanPolicy) if accepts(value)]
+def test_the_type_of_on_invalid_lists_what_is_accepted():
+    to_predict = [value for value in get_args(schema.InvalidPolicy) if accepts(value)]
     functions = {
         ("error", "drop", "allow"): (SparkModel.fit, SparkModel.evaluate, SparkEnsemble.fit, EnsembleModel.evaluate)
         + (SparkMLlibModel.fit, SparkMLlibModel.evaluate),
@@ -252,7 +252,7 @@ def test_the_type_of_on_nan_lists_what_is_accepted():
     }
     for accepted, several in functions.items():
         for function in several:
-            annotation = inspect.signature(function).parameters["on_nan"].annotation
+            annotation = inspect.signature(function).parameters["on_invalid"].annotation
             assert get_args(getattr(schema, annotation)) == accepted, function
 
 

@@ -78,7 +78,7 @@ def refuse_masked(value: Any, first: int = 0) -> None:
         if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
             raise NotNumbersError(
                 f"is a masked array with masked values ({int(np.ma.getmaskarray(each).sum())} of {each.size}). Give "
-                'array.filled(np.nan) with on_nan="drop" or "allow", array.filled(value) with a value of your choice, or '
+                'array.filled(np.nan) with on_invalid="drop" or "allow", array.filled(value) with your own value, or '
                 "leave the masked rows out (numpy.ma.compress_rows).",
                 row if each is not value else None,
             )

@@ -13,13 +13,13 @@ from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
-OnNan = Literal["error", "drop", "allow"]
-"""What ``on_nan=`` accepts where rows are trained or evaluated on."""
+OnInvalid = Literal["error", "drop", "allow"]
+"""What ``on_invalid=`` accepts where rows are trained or evaluated on."""
 
-OnNanToPredict = Literal["error", "allow"]
-"""What ``on_nan=`` accepts where each row has its prediction."""
+OnInvalidToPredict = Literal["error", "allow"]
+"""What ``on_invalid=`` accepts where each row has its prediction."""
 
-NanPolicy = Literal["error", "drop", "allow", "null"]
+InvalidPolicy = Literal["error", "drop", "allow", "null"]
 """What a `Reader` can do about rows with nulls, NaN or infinite values; Spark ML's ``handleInvalid`` needs all of them."""
 
 
@@ -211,15 +211,15 @@ class Reader:
     Attributes:
         schema: What the model expects.
         labelled: Whether there must be labels (training, evaluation) or they are dropped (prediction).
-        on_nan: What to do with rows that hold NaN or infinite values. In prediction, ``"drop"`` and ``"null"`` mark such
+        on_invalid: What to do with rows that hold NaN or infinite values. In prediction, ``"drop"`` and ``"null"`` mark such
             rows as not whole; the caller drops them or predicts null.
-        has_on_nan: Whether the caller takes ``on_nan=``, so that messages may advise it.
+        has_on_invalid: Whether the caller takes ``on_invalid=``, so that messages may advise it.
     """
 
     schema: Schema
     labelled: bool = True
-    on_nan: NanPolicy = "error"
-    has_on_nan: bool = True
+    on_invalid: InvalidPolicy = "error"
+    has_on_invalid: bool = True
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
         """Arrays with the rows on their first axis, as a checked block.
@@ -292,7 +292,7 @@ class Reader:
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
         """Consecutive rows of columns as a checked block, and which of them are whole; ``None``: all.
 
-        To train, rows that are not whole are left out, or have NaN in the places of their nulls (``on_nan="allow"``). To
+        To train, rows that are not whole are left out, or have NaN in the places of their nulls (``on_invalid="allow"``). To
         predict they are there, and the caller gives them nothing.
 
         Args:
@@ -302,7 +302,7 @@ class Reader:
             first: The number of the first of these rows there.
 
         Raises:
-            DataError: Values are missing, or not finite, and ``on_nan`` does not allow it.
+            DataError: Values are missing, or not finite, and ``on_invalid`` does not allow it.
         """
         arrays = [self._numbers(leaf.values, leaf.told, where, first)[0] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
@@ -310,21 +310,21 @@ class Reader:
         for index, leaf in enumerate(leaves):
             if leaf.good is None:
                 continue
-            if not leaf.may_lack and self.labelled and self.on_nan == "allow" and is_floating(arrays[index].dtype):
+            if not leaf.may_lack and self.labelled and self.on_invalid == "allow" and is_floating(arrays[index].dtype):
                 known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
                 arrays[index] = arrays[index].copy()
                 arrays[index][~leaf.good & ~known] = np.nan
                 continue
-            if not leaf.may_lack and (self.on_nan == "error" or (self.labelled and self.on_nan == "allow")):
+            if not leaf.may_lack and (self.on_invalid == "error" or (self.labelled and self.on_invalid == "allow")):
                 policy = (
-                    'on_nan="drop" (in Spark ML handleInvalid="skip")'
+                    'on_invalid="drop" (in Spark ML handleInvalid="skip")'
                     if self.labelled
-                    else 'on_nan="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
+                    else 'on_invalid="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
                 )
                 row = int(np.argmin(leaf.good))
                 raise DataError(
                     f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}"
-                    + (f", or {leaf.terms.give} {policy}." if self.has_on_nan else ".")
+                    + (f", or {leaf.terms.give} {policy}." if self.has_on_invalid else ".")
                 )
             whole = leaf.good if whole is None else whole & leaf.good
         block, rows = Block(form, tuple(arrays)), None
@@ -337,7 +337,7 @@ class Reader:
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
         names = [leaf.told for leaf in leaves]
-        if not self.labelled and self.on_nan in ("drop", "null"):
+        if not self.labelled and self.on_invalid in ("drop", "null"):
             finite = _finite_rows(block)
             whole = finite if whole is None else whole if finite is None else whole & finite
         else:
@@ -418,7 +418,7 @@ class Reader:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
 
     def _block(self, form: Form, found: Sequence[tuple[Array, Array | None]], place: str, first: int) -> Block:
-        """Arrays with what is missing in them as a checked block: missing values are nulls, which `on_nan` decides on."""
+        """Arrays with what is missing in them as a checked block: nulls, on which `on_invalid` decides."""
         arrays, lacking = self._as_the_model_takes_them(form, [array for array, _ in found]), None
         floating = self._floating(form)
         for index, (_, missing) in enumerate(found):
@@ -426,11 +426,11 @@ class Reader:
                 continue
             whole = index < form.x.count and index not in floating and bool(self.schema.inputs)  # such an input has no NaN
             takes_nan = is_floating(arrays[index].dtype) or not whole
-            if self.on_nan == "allow" and takes_nan:
+            if self.on_invalid == "allow" and takes_nan:
                 arrays[index] = self._in_floatx(filled(arrays[index], missing))
                 continue
             rows = missing.reshape(len(missing), -1).any(axis=1)
-            if self.on_nan != "drop":
+            if self.on_invalid != "drop":
                 raise DataError(
                     f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
                     f"filter the row out{self._other_remedies(takes_nan)}."
@@ -445,10 +445,10 @@ class Reader:
         return block
 
     def _other_remedies(self, takes_nan: bool) -> str:
-        if not self.has_on_nan:
+        if not self.has_on_invalid:
             return ""
-        drop = 'on_nan="drop" leaves such rows out' if self.labelled else ""
-        allow = 'on_nan="allow" makes NaN of it' if takes_nan else ""
+        drop = 'on_invalid="drop" leaves such rows out' if self.labelled else ""
+        allow = 'on_invalid="allow" makes NaN of it' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
         return f"; {given}" if given else ""
 
@@ -478,7 +478,7 @@ class Reader:
             values = array if whole is None else array[whole]
             if not values.size:
                 continue
-            # These two ignore NaN, which on_nan decides on, and are NaN where there is nothing else.
+            # These two ignore NaN, which on_invalid decides on, and are NaN where there is nothing else.
             low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
             if low < 0 or high >= spec.indices:
                 raise DataError(
@@ -495,7 +495,7 @@ class Reader:
             told: What is wrong with an array of the block, a row of it, and one of that row's values.
             give: As in `Terms`.
         """
-        if self.on_nan == "allow":
+        if self.on_invalid == "allow":
             return block
         bad = np.zeros(block.rows, bool)
         for index, array in enumerate(block.arrays):
@@ -503,16 +503,16 @@ class Reader:
                 continue
             values = np.isfinite(array.reshape(block.rows, -1))
             finite = values.all(axis=1)
-            if self.on_nan == "error" and not finite.all():
+            if self.on_invalid == "error" and not finite.all():
                 row = int(np.argmin(finite))
                 remedy = (
-                    'on_nan="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_nan="allow" to '
+                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_invalid="allow" to '
                     "train on them"
                     if self.labelled
-                    else 'on_nan="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
+                    else 'on_invalid="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
                     "predicts null)"
                 )
-                otherwise = f"{give} {remedy}" if self.has_on_nan else "leave such rows out"
+                otherwise = f"{give} {remedy}" if self.has_on_invalid else "leave such rows out"
                 raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block

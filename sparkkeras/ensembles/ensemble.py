@@ -16,7 +16,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.schema import OnNan, OnNanToPredict, Reader, label_ranges
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Reader, label_ranges
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
@@ -117,7 +117,7 @@ class EnsembleModel:
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNanToPredict = "error",
+        on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
         """The ensemble's predictions, in the shape that one member's have.
 
@@ -131,7 +131,7 @@ class EnsembleModel:
             output_col: The column that a DataFrame gets.
             loader: What turns a column of a DataFrame into an input.
             transform: ``transform(x, None) -> x`` on each batch.
-            on_nan: ``"error"`` or ``"allow"``.
+            on_invalid: ``"error"`` or ``"allow"``.
 
         Returns:
             An array, or for several outputs what a member returns. For a DataFrame the same with the predictions beside its
@@ -148,7 +148,7 @@ class EnsembleModel:
             output_col=output_col,
             loader=loader,
             transform=transform,
-            on_nan=on_nan,
+            on_invalid=on_invalid,
         )
 
     @known_arguments
@@ -158,7 +158,7 @@ class EnsembleModel:
         *,
         batch_size: int | None = None,
         transform: Transform | None = None,
-        on_nan: OnNanToPredict = "error",
+        on_invalid: OnInvalidToPredict = "error",
     ) -> Array:
         """The number of the class that the ensemble decides for, shape (rows,).
 
@@ -166,7 +166,7 @@ class EnsembleModel:
             data: Arrays or an RDD; this and all else as in `predict`.
             batch_size: Rows in a batch.
             transform: As in `predict`.
-            on_nan: As in `predict`.
+            on_invalid: As in `predict`.
 
         Raises:
             ConfigurationError: The ensemble does not decide between classes, or the data is a DataFrame.
@@ -187,7 +187,9 @@ class EnsembleModel:
                 "the classes do not exclude each other (a sigmoid for each), so a row has no one class: take "
                 "predict(...) > 0.5."
             )
-        (predicted,) = keras.tree.flatten(self.predict(data, batch_size=batch_size, transform=transform, on_nan=on_nan))
+        (predicted,) = keras.tree.flatten(
+            self.predict(data, batch_size=batch_size, transform=transform, on_invalid=on_invalid)
+        )
         classes: Array = (predicted[..., 0] > 0.5).astype(np.int64) if single else predicted.argmax(axis=-1)
         return classes
 
@@ -205,7 +207,7 @@ class EnsembleModel:
         label: Columns | None = None,
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
     ) -> Any:
         """The loss and metrics of the ensemble, as ``keras.Model.evaluate`` gives them.
 
@@ -225,7 +227,7 @@ class EnsembleModel:
             label: The columns of the labels.
             loader: As in `predict`.
             transform: ``transform(x, y) -> (x, y)`` on each batch.
-            on_nan: ``"error"``, ``"drop"`` or ``"allow"``.
+            on_invalid: ``"error"``, ``"drop"`` or ``"allow"``.
 
         Returns:
             A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
@@ -250,7 +252,7 @@ class EnsembleModel:
             label=label,
             loader=loader,
             transform=transform,
-            on_nan=on_nan,
+            on_invalid=on_invalid,
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

@@ -84,7 +84,7 @@ def greedy_ensemble(
             f"the models have {len(schema.outputs)} outputs, and one score does not show how good they are: choose on one "
             "of them, with keras.Model(model.inputs, model.outputs[0])."
         )
-    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, has_on_nan=False))
+    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, has_on_invalid=False))
     if block is None or not block.rows:
         told = "holds no rows" if block is not None else "lies on Spark"
         raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")

@@ -17,7 +17,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block, BlockSpec, describe
 from sparkkeras.data.dataset import Dataset, StoredDataset
-from sparkkeras.data.schema import LabelRange, OnNan, Reader
+from sparkkeras.data.schema import LabelRange, OnInvalid, Reader
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
@@ -134,7 +134,7 @@ class SparkEnsemble:
         label: Columns | None = None,
         loader: Loaders | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> list[keras.callbacks.History]:
         """Train all members. Called again, they go on from where they stood.
@@ -159,7 +159,7 @@ class SparkEnsemble:
             label: The columns of the labels.
             loader: What turns a column into an input.
             transform: ``transform(x, y) -> (x, y)`` on each batch.
-            on_nan: ``"error"``, ``"drop"`` or ``"allow"``.
+            on_invalid: ``"error"``, ``"drop"`` or ``"allow"``.
             worker_callbacks: Keras callbacks that run with each member, a copy of them for each: ``EarlyStopping`` sees the
                 member's own figures, validation included, and ends this member only.
 
@@ -192,7 +192,7 @@ class SparkEnsemble:
             label=label,
             loader=loader,
             transform=transform,
-            on_nan=on_nan,
+            on_invalid=on_invalid,
             worker_callbacks=worker_callbacks,
         )
         return self.histories

@@ -41,7 +41,7 @@ def collected(data: Any, cluster: AnyCluster, named: Named) -> tuple[Any, ...]:
         DataError: Rows are malformed, or there are none.
         ConfigurationError: They are too many to go through the driver.
     """
-    with as_dataset(data, None, cluster, Reader(Schema(), has_on_nan=False), None, named=named) as dataset:
+    with as_dataset(data, None, cluster, Reader(Schema(), has_on_invalid=False), None, named=named) as dataset:
         try:
             blocks = dataset.run(Collect()).collect()
         except ClusterError as error:
@@ -90,7 +90,7 @@ def _read(name: str, given: Any) -> tuple[Any, ...]:
     x, y, weight = (*given, None)[:3]
     if y is None:
         raise DataError(f"{name} has no labels; expected {EXPECTED}.")
-    block = Reader(Schema(), has_on_nan=False).read_arrays(*(_plain(side) for side in (x, y, weight)))
+    block = Reader(Schema(), has_on_invalid=False).read_arrays(*(_plain(side) for side in (x, y, weight)))
     if not block.rows:
         raise DataError(f"{name} has no rows.")
     sides = (block.x, block.y) if block.sample_weight is None else (block.x, block.y, block.sample_weight)

@@ -160,10 +160,10 @@ class Journal:
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
         told = self._json(f"trials/{name}")
-        if not {"number", "status", "chosen", "losses"} <= told.keys():
+        if not {"number", "status", "chosen", "intermediate_values"} <= told.keys():
             raise self._damaged(f"trials/{name}", "it is no trial")
         known = {field.name for field in dataclasses.fields(Trial)}
-        made = {"params": params(told["chosen"]), "losses": tuple(told["losses"])}
+        made = {"params": params(told["chosen"]), "intermediate_values": tuple(told["intermediate_values"])}
         return Trial(**{**{key: told[key] for key in told if key in known}, **made})
 
     def _json(self, name: str) -> dict[str, Any]:

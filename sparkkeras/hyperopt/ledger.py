@@ -202,7 +202,7 @@ class TrialLedger:
             if lost is not None:
                 trial = self._state.running[lost.number]
                 if trial.attempts < ATTEMPTS:
-                    return self._lend(replace(trial, attempts=trial.attempts + 1, losses=(), error=""), worker)
+                    return self._lend(replace(trial, attempts=trial.attempts + 1, intermediate_values=(), error=""), worker)
                 self._give_up(trial, lost.started)
                 return self.ask(worker)
             new = self._new() if self._has_more() else None
@@ -230,20 +230,28 @@ class TrialLedger:
         with self._lock:
             held = self._held(lease)
             trial = self._state.running[held.number]
-            others = [other.losses for other in self._trials() if other.number != trial.number and other.losses]
-            new = range(len(trial.losses), max(epoch, len(trial.losses)))
+            others = [
+                other.intermediate_values
+                for other in self._trials()
+                if other.number != trial.number and other.intermediate_values
+            ]
+            new = range(len(trial.intermediate_values), max(epoch, len(trial.intermediate_values)))
             if new:
-                known = (trial.losses or (loss,))[-1]
-                missing = (known,) * (epoch - 1 - len(trial.losses))
-                trial = replace(trial, losses=(*trial.losses, *missing, loss))
+                known = (trial.intermediate_values or (loss,))[-1]
+                missing = (known,) * (epoch - 1 - len(trial.intermediate_values))
+                trial = replace(trial, intermediate_values=(*trial.intermediate_values, *missing, loss))
                 self._state.running[held.number] = trial
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
-            ends = [number + 1 for number in new] or [len(trial.losses)]  # it sees each epoch, also those without a loss
+            ends = [number + 1 for number in new] or [
+                len(trial.intermediate_values)
+            ]  # it sees each epoch, also those without a loss
             try:
                 with self._undisturbed():
-                    if pruner is not None and any(pruner.should_prune(trial.losses[:end], others) for end in ends):
+                    if pruner is not None and any(
+                        pruner.should_prune(trial.intermediate_values[:end], others) for end in ends
+                    ):
                         held.hopeless = True  # who asks again, since the answer was lost, hears the same
                     return PRUNE if held.hopeless else GO_ON
             except Exception as error:
@@ -415,9 +423,9 @@ class TrialLedger:
     def _end(self, trial: Trial, started: float) -> None:
         """Note what came of a trial. One that was stopped has the value of the best epoch that was reported."""
         del self._state.running[trial.number]
-        if trial.status == STOPPED and trial.value is None and trial.losses:
-            best = min(trial.losses)
-            trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.losses.index(best) + 1)
+        if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
+            best = min(trial.intermediate_values)
+            trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.intermediate_values.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
         self._state.finished[trial.number] = ended
         try:

@@ -96,7 +96,7 @@ class HyperParamModel:
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         arguments.one_of("transport", transport, ("socket", "http"))
         options = arguments.instance("server_options", server_options, ParameterServerOptions)
-        for name in ("max_staleness", "start_seconds"):
+        for name in ("max_staleness", "warmup_timeout"):
             if options is not None and getattr(options, name) != getattr(ParameterServerOptions(), name):
                 raise ConfigurationError(
                     f"server_options: {name} is of asynchronous training; trials share no weights, so leave it out."

@@ -33,7 +33,7 @@ class Trial:
         traceback: The traceback of a trial that raised.
         extra: What else an objective returned that JSON knows.
         chosen: What the search algorithm chose for each label of the space; of ``hp.choice`` the number of the option.
-        losses: The metric at each epoch, turned so that smaller is better; what pruners see.
+        intermediate_values: The metric at each epoch, turned so that smaller is better; what pruners see.
     """
 
     number: int
@@ -50,12 +50,12 @@ class Trial:
     traceback: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    losses: Sequence[float] = field(default=(), repr=False)
+    intermediate_values: Sequence[float] = field(default=(), repr=False)
 
     @property
     def epochs(self) -> int:
         """The epochs that were reported."""
-        return max([len(self.losses), *map(len, self.history.values())])
+        return max([len(self.intermediate_values), *map(len, self.history.values())])
 
 
 def ranked(trials: Sequence[Trial], sign: float) -> list[Trial]:

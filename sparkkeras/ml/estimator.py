@@ -191,7 +191,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
                 label=own("labelCol"),
                 loader=own("loader"),
                 transform=own("transform"),
-                on_nan="drop" if own("handleInvalid") == "skip" else "error",
+                on_invalid="drop" if own("handleInvalid") == "skip" else "error",
                 worker_callbacks=own("worker_callbacks"),
             )
         return self._fitted(model, history.history)

@@ -14,7 +14,7 @@ from pyspark.ml import Model
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
-from sparkkeras.data.schema import NanPolicy
+from sparkkeras.data.schema import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
@@ -174,7 +174,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
             sample_weight=own("weightCol"),
             loader=own("loader"),
             transform=own("batch_transform"),
-            on_nan="error" if own("handleInvalid") == "error" else "drop",
+            on_invalid="error" if own("handleInvalid") == "error" else "drop",
             return_dict=True,
         )
         return logs
@@ -212,12 +212,12 @@ class KerasTransformer(InferenceParams, Model, Savable):
             transform=own("batch_transform"),
             loader=own("loader"),
             custom_objects=own("custom_objects"),
-            on_nan=_ON_NAN[own("handleInvalid")],
+            on_invalid=_ON_NAN[own("handleInvalid")],
         )
         return with_columns(scored, scored_as, columns)
 
 
-_ON_NAN: dict[str, NanPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
+_ON_NAN: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
 """What handleInvalid means to `with_predictions`."""
 
 

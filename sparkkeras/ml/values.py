@@ -206,7 +206,7 @@ def rule(name: str, value: Any) -> str | UpdateRule:
         return value
     if isinstance(value, type) or not isinstance(value, UpdateRule):
         raise ConfigurationError(
-            f"{name}={value!r}: expected one of {sorted(RULES)} or an object with modes, init and fold; see "
+            f"{name}={value!r}: expected one of {sorted(RULES)} or an object with modes, init and apply; see "
             "sparkkeras.UpdateRule."
         )
     return value

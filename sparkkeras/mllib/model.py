@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.schema import OnNan, OnNanToPredict
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.mllib.conversions import (
     as_vectors,
@@ -137,7 +137,7 @@ class SparkMLlibModel:
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
         """Train the model on Spark. Called again, it goes on from where it stood.
@@ -160,7 +160,7 @@ class SparkMLlibModel:
             initial_epoch: As in `SparkModel.fit`.
             steps_per_epoch: As in `SparkModel.fit`.
             transform: As in `SparkModel.fit`, for instance to reshape features into images.
-            on_nan: As in `SparkModel.fit`.
+            on_invalid: As in `SparkModel.fit`.
             worker_callbacks: As in `SparkModel.fit`.
 
         Returns:
@@ -188,7 +188,7 @@ class SparkMLlibModel:
             initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,
             transform=transform,
-            on_nan=on_nan,
+            on_invalid=on_invalid,
             worker_callbacks=worker_callbacks,
         )
 
@@ -207,7 +207,7 @@ class SparkMLlibModel:
         return_dict: bool = False,
         verbose: Verbose = 0,
         transform: Transform | None = None,
-        on_nan: OnNan = "error",
+        on_invalid: OnInvalid = "error",
     ) -> Any:
         """The loss and metrics over all LabeledPoints, as ``keras.Model.evaluate`` gives them.
 
@@ -219,7 +219,7 @@ class SparkMLlibModel:
             return_dict: As in `SparkModel.evaluate`.
             verbose: As in `SparkModel.evaluate`.
             transform: As in `fit`.
-            on_nan: As in `fit`.
+            on_invalid: As in `fit`.
 
         Returns:
             A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
@@ -234,7 +234,7 @@ class SparkMLlibModel:
             return_dict=return_dict,
             verbose=verbose,
             transform=transform,
-            on_nan=on_nan,
+            on_invalid=on_invalid,
         )
 
     @known_arguments
@@ -245,7 +245,7 @@ class SparkMLlibModel:
         batch_size: int | None = None,
         verbose: Verbose = 0,
         transform: Transform | None = None,
-        on_nan: OnNanToPredict = "error",
+        on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
         """The model's predictions for MLlib's data, in the form that the data has.
 
@@ -258,7 +258,7 @@ class SparkMLlibModel:
             batch_size: As in `SparkModel.predict`.
             verbose: As in `SparkModel.predict`.
             transform: As in `SparkModel.predict`.
-            on_nan: As in `SparkModel.predict`.
+            on_invalid: As in `SparkModel.predict`.
 
         Returns:
             For a Matrix a DenseMatrix, shape (samples, outputs); for a Vector a DenseVector of ``outputs`` values; for an
@@ -276,7 +276,7 @@ class SparkMLlibModel:
             "batch_size": batch_size,
             "verbose": verbose,
             "transform": transform,
-            "on_nan": on_nan,
+            "on_invalid": on_invalid,
         }
         if kind == "rdd":
             return as_vectors(self.spark_model.predict(features_of(data), collect=False, **arguments))

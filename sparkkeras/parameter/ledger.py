@@ -1,14 +1,14 @@
 """Who may push for which partition, how far each has come, and when an epoch is over.
 
 Spark may run a partition's task again, twice at the same time, or long after it gave the task up. So that every update is
-folded exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence
+applied exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence
 number:
 
 - A partition has one lease at a time. A second attempt waits while the first one's lease lives, and is answered so when the
   first one has finished.
 - A lease lives on the server's clock and is renewed by every call that carries it. One that ran out, or whose connection
   has ended, is taken away only when another attempt asks for it. From then on whoever comes with the old one is refused.
-- A push whose sequence number was folded before is acknowledged and not folded again, so a lost answer does no harm.
+- A push whose sequence number was applied before is acknowledged and not applied again, so a lost answer does no harm.
 - A new attempt is sent how far the partition came, and goes on from there.
 
 The ledger decides; it does no I/O and holds no weights. All of its methods may be called from any thread.
@@ -54,8 +54,8 @@ class EpochReport:
     Attributes:
         worker: Which worker.
         epoch: Which epoch.
-        rows: The rows that were folded.
-        steps: The optimizer steps that were folded.
+        rows: The rows that were applied.
+        steps: The optimizer steps that were applied.
         seconds: How long the epoch took; of a worker that was replaced, the last attempt's part of it.
         learning_rate: The optimizer's learning rate at the end.
         metrics: The state of the metrics over these rows.
@@ -97,7 +97,7 @@ class ResumePoint:
 
     Attributes:
         lease: The number of the lease.
-        sequence: The pushes that were folded.
+        sequence: The pushes that were applied.
         epoch: The epoch to go on in.
         batch: The batches of it that are behind.
         steps: The optimizer steps of the partition in this run.
@@ -142,7 +142,7 @@ class _Lease:
 
 @dataclass
 class _Partition:
-    """Where a partition stands. ``lock`` lets in one of its calls at a time, a fold included."""
+    """Where a partition stands. ``lock`` lets in one of its calls at a time, the application of its update included."""
 
     worker: int
     plan: PartitionPlan
@@ -193,7 +193,7 @@ class Ledger:
             ``None`` is no bound. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
             server, 2013.
         lease_seconds: How long a lease lives without a call.
-        start_seconds: How long after the first lease they wait for that.
+        warmup_timeout: How long after the first lease they wait for that.
         on_epoch: Called when the last worker has reported an epoch; what it returns is kept with the epoch.
         clock: Seconds that never go back.
     """
@@ -207,7 +207,7 @@ class Ledger:
         validates: Callable[[int], bool],
         max_staleness: int | None,
         lease_seconds: float,
-        start_seconds: float,
+        warmup_timeout: float,
         on_epoch: Callable[[int], Any],
         clock: Callable[[], float],
     ) -> None:
@@ -215,7 +215,7 @@ class Ledger:
         self._at_once = min(at_once, sum(plan.batches > 0 for plan in plans.values()))
         self._validates = validates
         self._max_staleness = max_staleness
-        self._lease_seconds, self._start_seconds = lease_seconds, start_seconds
+        self._lease_seconds, self._warmup_timeout = lease_seconds, warmup_timeout
         self._on_epoch, self._clock = on_epoch, clock
         self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
         for partition in self._partitions.values():
@@ -283,7 +283,7 @@ class Ledger:
 
     @contextmanager
     def pushing(self, worker: int, lease: int, sequence: int) -> Iterator[bool]:
-        """While a push is folded; whether it is to be folded at all. Nothing else happens to the partition meanwhile.
+        """While a push is applied; whether it is to be applied at all. Nothing else happens to the partition meanwhile.
 
         Raises:
             RefusedError: The lease was taken over, or a push is missing before this one.
@@ -311,13 +311,13 @@ class Ledger:
         metrics: tuple[Array, ...],
         ended: Mapping[str, Any] | None,
     ) -> None:
-        """Note a push that was folded, inside of `pushing`.
+        """Note a push that was applied, inside of `pushing`.
 
         Args:
             worker: Whose.
             epoch: In which epoch.
             batch: The batches of the epoch that are behind now.
-            steps: The optimizer steps that were folded.
+            steps: The optimizer steps that were applied.
             rows: The rows that they saw.
             metrics: The metric state of the epoch so far.
             ended: Where the epoch is over for this worker, its ``logs``, ``seconds`` and ``learning_rate``.
@@ -450,13 +450,13 @@ class Ledger:
 
     @property
     def rows(self) -> int:
-        """The rows that were folded in all epochs."""
+        """The rows that were applied in all epochs."""
         with self._lock:
             return sum(partition.rows for partition in self._partitions.values())
 
     @property
     def steps(self) -> dict[int, int]:
-        """The optimizer steps that were folded, by partition."""
+        """The optimizer steps that were applied, by partition."""
         with self._lock:
             return {worker: partition.steps for worker, partition in self._partitions.items() if partition.plan.batches}
 
@@ -499,7 +499,7 @@ class Ledger:
 
     def _must_wait(self, partition: _Partition) -> bool:
         now = self._clock()
-        beginning = self._first_start is not None and now < self._first_start + self._start_seconds
+        beginning = self._first_start is not None and now < self._first_start + self._warmup_timeout
         begun = sum(other.need_not_begin(now) for other in self._partitions.values())
         if partition.sequence and beginning and begun < self._at_once:
             return True

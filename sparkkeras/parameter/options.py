@@ -27,7 +27,8 @@ class ParameterServerOptions:
         lease_seconds: How long a worker that gives no sign of life keeps its partition if another attempt asks for it.
         timeout: Seconds that a worker tries to reach the server before its task fails, and that the server waits for the
             rest of what a worker has begun to send.
-        start_seconds: How long workers wait, after their first exchange, for those that still load Keras or trace the model.
+        warmup_timeout: Seconds that workers wait, after their first exchange, for those that still load Keras or trace
+            the model.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -39,7 +40,7 @@ class ParameterServerOptions:
     encrypt: bool = False
     lease_seconds: float = 10.0
     timeout: float = 30.0
-    start_seconds: float = 60.0
+    warmup_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         optional_number("max_staleness", self.max_staleness, low=0)
@@ -51,7 +52,7 @@ class ParameterServerOptions:
                 )
         if not isinstance(self.encrypt, bool):
             raise ConfigurationError(f"encrypt={self.encrypt!r}: expected True or False.")
-        for name in ("lease_seconds", "timeout", "start_seconds"):
+        for name in ("lease_seconds", "timeout", "warmup_timeout"):
             _check_seconds(name, getattr(self, name))
 
 

@@ -5,11 +5,11 @@ workers' weights, weighted by the rows that each has seen. In the asynchronous m
 what it went on from after its last exchange (its base), ``k`` the optimizer steps since then, ``n`` the number of workers,
 and ``s`` the staleness of what it sends.
 
-A synchronous rule folds the mean into the center once a round. An asynchronous rule has two halves: `exchange` on the worker
-makes what is sent, and `fold` on the server takes it up. A rule sees the trainable weights only; statistics are averaged
+A synchronous rule applies the mean to the center once a round. An asynchronous rule has two halves: `exchange` on the worker
+makes what is sent, and `apply` on the server takes it up. A rule sees the trainable weights only; statistics are averaged
 whatever the rule.
 
-An own rule is a frozen dataclass with `modes`, `init` and `fold`, and with `exchange` for the asynchronous modes; see
+An own rule is a frozen dataclass with `modes`, `init` and `apply`, and with `exchange` for the asynchronous modes; see
 `UpdateRule` and `AsynchronousRule`.
 """
 
@@ -27,11 +27,11 @@ from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.weights import Array
 
 State = dict[str, Array]
-"""What a rule remembers from one fold to the next: named vectors of the center's length."""
+"""What a rule remembers from one update to the next: named vectors of the center's length."""
 
 
 @dataclass(frozen=True)
-class Window:
+class ExchangeWindow:
     """The training between two exchanges of a worker.
 
     Attributes:
@@ -48,7 +48,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Update(Window):
+class WorkerUpdate(ExchangeWindow):
     """What came of a window, as it reaches the center.
 
     In synchronous mode the window is the round: `steps` are those of the busiest worker, `rows` those of all workers,
@@ -77,7 +77,7 @@ class UpdateRule(Protocol):
             def init(self, center):
                 return {}
 
-            def fold(self, center, state, update, staleness):
+            def apply(self, center, state, update, staleness):
                 center += self.share * (update.sent - center)
 
     A rule may have a method ``check_optimizer(optimizer)`` too. It is called on the driver before training, with the model's
@@ -90,17 +90,17 @@ class UpdateRule(Protocol):
         ...
 
     def init(self, center: Array) -> State:
-        """The state before the first fold. ``center``: shape (parameters,)."""
+        """The state before the first update. ``center``: shape (parameters,)."""
         ...
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """Change ``center`` and ``state`` in place.
 
         Args:
             center: The trainable weights, shape (parameters,).
-            state: What `init` made, as the last fold left it.
+            state: What `init` made, as the last update left it.
             update: What came in.
-            staleness: How many updates of other workers were folded since the pull that this worker's base came from. 0 in
+            staleness: How many updates of other workers were applied since the pull that this worker's base came from. 0 in
                 synchronous mode.
         """
         ...
@@ -111,7 +111,7 @@ class AsynchronousRule(UpdateRule, Protocol):
     """How a worker and the center meet in the asynchronous modes.
 
     An exchange is always pull, exchange, push: the worker pulls the center, calls `exchange`, goes on from the second thing
-    that it returns, and pushes the first one, which the server gives to `fold`. Both halves see the trainable weights only;
+    that it returns, and pushes the first one, which the server gives to `apply`. Both halves see the trainable weights only;
     statistics are averaged by the store. A rule of one's own::
 
         @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class AsynchronousRule(UpdateRule, Protocol):
                 sent *= min(1.0, self.norm / max(float(np.linalg.norm(sent)), 1e-12))
                 return sent, center + sent
 
-            def fold(self, center, state, update, staleness):
+            def apply(self, center, state, update, staleness):
                 center += update.sent
     """
 
-    def exchange(self, local: Array, base: Array, center: Array, window: Window) -> tuple[Array, Array]:
+    def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
         """What the worker sends, and the weights that it goes on from. On the worker; nothing given is changed.
 
         Args:
@@ -167,7 +167,7 @@ class Average:
         """No state."""
         return {}
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``C = W``."""
         center[...] = update.sent
 
@@ -197,8 +197,8 @@ class SlowMo:
         """The slow momentum, zeros."""
         return {"momentum": np.zeros_like(center)}
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
-        """``u = b*u + (C - W)/lr``, ``C -= a*lr*u``. A learning rate of 0 moved nothing, and nothing is folded."""
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
+        """``u = b*u + (C - W)/lr``, ``C -= a*lr*u``. A learning rate of 0 moved nothing, and nothing is applied."""
         if update.learning_rate <= 0:
             return
         slow = state["momentum"]
@@ -232,7 +232,7 @@ class DiLoCo:
         """The outer momentum, zeros."""
         return {"momentum": np.zeros_like(center)}
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``u = b*u + g``, ``C -= lr_out*(g + b*u)``."""
         gradient = center - update.sent
         outer = state["momentum"]
@@ -249,7 +249,7 @@ class _Summed:
         """No state."""
         return {}
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``C += sent``."""
         center += update.sent
 
@@ -264,7 +264,7 @@ class Downpour(_Summed):
 
     modes: ClassVar[frozenset[str]] = _ANY_ASYNCHRONOUS
 
-    def exchange(self, local: Array, base: Array, center: Array, window: Window) -> tuple[Array, Array]:
+    def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
         """``d = W - B``, and ``C + d``."""
         sent = local - base
         return sent, center + sent
@@ -280,7 +280,7 @@ class AGN(_Summed):
 
     modes: ClassVar[frozenset[str]] = _ANY_ASYNCHRONOUS
 
-    def exchange(self, local: Array, base: Array, center: Array, window: Window) -> tuple[Array, Array]:
+    def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
         """``d = (W - B)/k``, and ``C + d``."""
         sent = local - base
         sent /= max(1, window.steps)
@@ -297,7 +297,7 @@ class DynSGD(Downpour):
 
     modes: ClassVar[frozenset[str]] = _ASYNCHRONOUS
 
-    def fold(self, center: Array, state: State, update: Update, staleness: int) -> None:
+    def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
         """``C += d/(s + 1)``."""
         center += update.sent / (staleness + 1)
 
@@ -323,7 +323,7 @@ class EASGD(_Summed):
                 f"{type(self).__name__}(alpha={self.alpha!r}): expected a number in (0, 1], or None for 0.9/num_workers."
             )
 
-    def exchange(self, local: Array, base: Array, center: Array, window: Window) -> tuple[Array, Array]:
+    def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
         """``E = a*(W - C)``, and ``W - E``."""
         sent = local - center
         sent *= 0.9 / max(1, window.num_workers) if self.alpha is None else self.alpha
@@ -382,7 +382,7 @@ class DCASGD(_Summed):
         if not _is_number(self.compensation) or not 0 <= self.compensation < float("inf"):
             raise ConfigurationError(f"DCASGD(compensation={self.compensation!r}): expected a number from 0 on.")
 
-    def exchange(self, local: Array, base: Array, center: Array, window: Window) -> tuple[Array, Array]:
+    def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
         """``d'``, and ``C + d'``. At a learning rate of 0 nothing is compensated."""
         sent = local - base
         if window.learning_rate > 0:
@@ -440,7 +440,7 @@ def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
     if not isinstance(rule, UpdateRule):
         raise ConfigurationError(
             f"rule={rule!r} is not an update rule: expected one of {sorted(RULES)} or an object with modes, init(center) "
-            "and fold(center, state, update, staleness); see sparkkeras.UpdateRule."
+            "and apply(center, state, update, staleness); see sparkkeras.UpdateRule."
         )
     return rule
 
@@ -467,7 +467,7 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
 
 
 def fitting_state(rule: UpdateRule, state: State, center: Array) -> State:
-    """A copy of a rule's state; a fresh one before the first fold, or where other weights train than before."""
+    """A copy of a rule's state; a fresh one before the first update, or where other weights train than before."""
     fresh = rule.init(center)
     if not isinstance(fresh, dict) or not all(isinstance(value, np.ndarray) for value in fresh.values()):
         raise ConfigurationError(
@@ -479,15 +479,15 @@ def fitting_state(rule: UpdateRule, state: State, center: Array) -> State:
     return {name: value.copy() for name, value in state.items()} if fits else fresh
 
 
-def fold_in_place(rule: UpdateRule, center: Array, state: State, update: Update, staleness: int) -> None:
-    """Have a rule fold.
+def apply_in_place(rule: UpdateRule, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
+    """Have a rule apply an update.
 
     Raises:
         ConfigurationError: It returned something, so it did not work in place.
     """
-    fold: Callable[..., Any] = rule.fold
-    if fold(center, state, update, staleness) is not None:
-        raise ConfigurationError(f"the rule {rule!r} returned something from fold: it must change center in place.")
+    apply: Callable[..., Any] = rule.apply
+    if apply(center, state, update, staleness) is not None:
+        raise ConfigurationError(f"the rule {rule!r} returned something from apply: it must change center in place.")
 
 
 def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:

@@ -8,7 +8,7 @@ call           asks                                                             
 `renew`        what to do; the lease lives on
 `parameters`   for the weights, if they are newer, or as they were at an         - / weights, counters
                epoch's end
-`update`       to fold an update                                                 update, counters, metric state / -
+`update`       to apply an update                                                 update, counters, metric state / -
 `report`       to take the metric state of validation rows                       metric state / -
 `finish`       nothing: the partition is done
 `release`      nothing: another attempt has to go on
@@ -149,24 +149,24 @@ class ParameterServerStats:
         transport: ``"http"`` or ``"socket"``.
         seconds: How long it ran.
         pulls: Weights that were asked for.
-        unchanged: Those of them that were not sent, since the worker had them.
-        pushes: Updates that were folded.
-        duplicates: Updates that came again, after a lost answer, and were not folded again.
-        refusals: Calls that were refused, by reason.
+        cached_pulls: Those of them that were not sent, since the worker had them.
+        pushes: Updates that were applied.
+        duplicates: Updates that came again, after a lost answer, and were not applied again.
+        rejected_requests: Calls that were refused, by reason.
         received_bytes: Bytes of updates and reports.
         sent_bytes: Bytes of weights.
-        staleness: How many updates had a staleness of so many others that were folded in between.
-        steps: The optimizer steps that were folded, by worker.
+        staleness: How many updates had a staleness of so many others that were applied in between.
+        steps: The optimizer steps that were applied, by worker.
         takeovers: How often another attempt of a worker's task went on for one that was lost.
     """
 
     transport: str = ""
     seconds: float = 0.0
     pulls: int = 0
-    unchanged: int = 0
+    cached_pulls: int = 0
     pushes: int = 0
     duplicates: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
+    rejected_requests: dict[str, int] = field(default_factory=dict)
     received_bytes: int = 0
     sent_bytes: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
@@ -178,13 +178,13 @@ class ParameterServerStats:
             f"{self.pushes} updates in {self.seconds:.1f} s over {self.transport or 'nothing'} "
             f"({self.updates_per_second:.1f} a second), staleness {self.mean_staleness:.1f} on average and "
             f"{self.max_staleness} at most; {self.pulls} pulls, {self.received_bytes / 1e6:.1f} MB received, "
-            f"{self.sent_bytes / 1e6:.1f} MB sent; {self.duplicates} duplicates, {sum(self.refusals.values())} refusals, "
-            f"{self.takeovers} takeovers"
+            f"{self.sent_bytes / 1e6:.1f} MB sent; {self.duplicates} duplicates, "
+            f"{sum(self.rejected_requests.values())} rejected, {self.takeovers} takeovers"
         )
 
     @property
     def updates_per_second(self) -> float:
-        """Folded updates for each second."""
+        """Applied updates for each second."""
         return self.pushes / self.seconds if self.seconds else 0.0
 
     @property
@@ -200,7 +200,7 @@ class ParameterServerStats:
 
 @dataclass(frozen=True)
 class UpdateHeader:
-    """What an update says beside its body. All of it is read before anything is folded."""
+    """What an update says beside its body. All of it is read before anything is applied."""
 
     base: int
     epoch: int
@@ -244,7 +244,7 @@ class ParameterService:
         self._lock = threading.Lock()
         self._leases: dict[Hashable, tuple[int, int]] = {}
         self._counts: Counter[str] = Counter()
-        self._refusals: Counter[str] = Counter()
+        self._rejected_requests: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
         self._started = time.monotonic()
         self.failure: SparkKerasError | None = None
@@ -301,10 +301,10 @@ class ParameterService:
                 transport=transport,
                 seconds=time.monotonic() - self._started,
                 pulls=self._counts["pulls"],
-                unchanged=self._counts["unchanged"],
+                cached_pulls=self._counts["cached_pulls"],
                 pushes=self._counts["pushes"],
                 duplicates=duplicates,
-                refusals=dict(self._refusals),
+                rejected_requests=dict(self._rejected_requests),
                 received_bytes=self._counts["received_bytes"],
                 sent_bytes=self._counts["sent_bytes"],
                 staleness=dict(sorted(self._staleness.items())),
@@ -338,7 +338,7 @@ class ParameterService:
         if snapshot.version == call.fields.get("newer_than"):
             snapshot.release()
             with self._lock:
-                self._counts["unchanged"] += 1
+                self._counts["cached_pulls"] += 1
             return Reply({"version": snapshot.version, "unchanged": True})
         return self._weights(snapshot, snapshot.release)
 
@@ -357,7 +357,7 @@ class ParameterService:
         metrics = contents.metrics.unpack(call.body[contents.weights_bytes :])
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._fold(worker, told, contents.vector(call.body), counters)
+                self._apply(worker, told, contents.vector(call.body), counters)
                 self._ledger.pushed(
                     worker,
                     epoch=told.epoch,
@@ -387,29 +387,29 @@ class ParameterService:
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _fold(self, worker: int, told: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
+    def _apply(self, worker: int, told: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
         if told.base > self._store.version:
             raise ValueError(f"a base of {told.base} at version {self._store.version}")
         self._check_finite(worker, told, sent)
         try:
-            folded = self._store.fold(
+            applied = self._store.apply(
                 sent, counters, told.base, steps=told.steps, rows=told.rows, learning_rate=told.learning_rate
             )
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = (
-                f"the update rule {self._store.rule!r} failed to fold an update: {type(error).__name__}: {error} (in "
+                f"the update rule {self._store.rule!r} failed to apply an update: {type(error).__name__}: {error} (in "
                 f"{last.filename}, line {last.lineno})"
             )
             self.fail(error if isinstance(error, SparkKerasError) else ConfigurationError(message))
             raise RefusedError("rule", message) from error
         with self._lock:
             self._counts["pushes"] += 1
-            self._staleness[folded.staleness] += 1
+            self._staleness[applied.staleness] += 1
 
     def _count_refusal(self, kind: str) -> None:
         with self._lock:
-            self._refusals[kind] += 1
+            self._rejected_requests[kind] += 1
 
     def _check_finite(self, worker: int, told: UpdateHeader, sent: Array) -> None:
         loss = 0.0 if told.ended is None else told.ended["logs"].get("loss", 0.0)
@@ -419,12 +419,12 @@ class ParameterService:
         message = (
             f"training diverged in epoch {told.epoch + 1} on worker {worker}: {what}. It was not taken up. The model keeps "
             "the weights of the last epoch that ended, if one has. Try a smaller learning rate, clipnorm= in the optimizer, "
-            "or look for NaN and extreme values in that partition (on_nan='allow' lets them in)."
+            "or look for NaN and extreme values in that partition (on_invalid='allow' lets them in)."
         )
         if not self._store.is_finite:
             message = (
                 f"the update rule {self._store.rule!r} has made weights that are not finite, in epoch {told.epoch + 1} or "
-                "before. The model keeps the weights of the last epoch that ended, if one has. Look into its fold, or try a "
+                "before. The model keeps the weights of the last epoch that ended, if one has. Look into its apply, or try a "
                 "smaller learning rate."
             )
         self.fail(DivergenceError(message))
@@ -554,7 +554,7 @@ class ParameterClient:
         learning_rate: float,
         ended: Mapping[str, Any] | None = None,
     ) -> Directive:
-        """Send an update, which is folded exactly once however often it travels.
+        """Send an update, which is applied exactly once however often it travels.
 
         Args:
             parts: The vector, in parts one after the other.

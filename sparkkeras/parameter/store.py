@@ -1,11 +1,11 @@
 """The common weights: one flat vector that many pull and many push to.
 
-Who pulls gets the vector itself, not a copy: a snapshot holds it, and a fold that meets a held vector works on a copy
+Who pulls gets the vector itself, not a copy: a snapshot holds it, and an update that meets a held vector works on a copy
 (copy on write). So a pull copies nothing, and a push only where somebody is still reading.
 
-With ``locked`` (asynchronous training) folds come one after the other, and a snapshot is one version. Without (hogwild)
-folds work in place at the same time, component by component, and may overwrite each other's components, which is what the
-paper means (Niu et al., Hogwild!: A lock-free approach to parallelizing stochastic gradient descent, 2011, arXiv
+With ``locked`` (asynchronous training) updates are applied one after the other, and a snapshot is one version. Without
+(hogwild) they are applied in place at the same time, component by component, and may overwrite each other's components, as
+in the paper (Niu et al., Hogwild!: A lock-free approach to parallelizing stochastic gradient descent, 2011, arXiv
 1106.5730); a snapshot is then a copy that may mix versions.
 """
 
@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
-from sparkkeras.parameter.rules import State, Update, UpdateRule, fitting_state, fold_in_place
+from sparkkeras.parameter.rules import State, UpdateRule, WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.weights import Array, Flat
 
 KEPT_SPARES = 2
@@ -26,12 +26,12 @@ KEPT_SPARES = 2
 
 
 @dataclass(frozen=True)
-class Folded:
+class Applied:
     """What became of an update.
 
     Attributes:
         version: The version that it made.
-        staleness: The updates that were folded since the weights that it came from.
+        staleness: The updates that were applied since the weights that it came from.
     """
 
     version: int
@@ -50,7 +50,7 @@ class Snapshot:
     """The weights of one version, which do not change as long as this is held; a context manager.
 
     Attributes:
-        version: How many updates were folded.
+        version: How many updates were applied.
         weights: The weights. Not to be written to, and not to be used after `release`.
     """
 
@@ -78,7 +78,7 @@ class Snapshot:
 
 
 class Store:
-    """The weights that workers share, and the rule that folds what they send.
+    """The weights that workers share, and the rule that applies what they send.
 
     Args:
         weights: The weights to begin with; copied.
@@ -87,7 +87,7 @@ class Store:
         rule: How the trained ones take up an update.
         rule_state: What the rule remembers; copied, and begun anew where it does not fit.
         num_workers: How many workers there are.
-        locked: Whether folds come one after the other.
+        locked: Whether updates are applied one after the other.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Store:
 
     @property
     def version(self) -> int:
-        """How many updates were folded."""
+        """How many updates were applied."""
         return self._version
 
     @property
@@ -128,11 +128,11 @@ class Store:
         with self._lock:
             version, counters = self._version, self._counters
             copy = _Vector(self._spare())
-        np.copyto(copy.values, self._current.values)  # while others fold
+        np.copyto(copy.values, self._current.values)  # while other updates are applied
         copy.readers += 1
         return Snapshot(version, copy, counters, self._release)
 
-    def fold(
+    def apply(
         self,
         sent: Array,
         counters: tuple[Array, ...],
@@ -141,7 +141,7 @@ class Store:
         steps: int,
         rows: int,
         learning_rate: float,
-    ) -> Folded:
+    ) -> Applied:
         """Take up what a worker sent.
 
         Args:
@@ -155,7 +155,7 @@ class Store:
         Raises:
             ConfigurationError: The rule does not work in place.
         """
-        update = Update(
+        update = WorkerUpdate(
             sent=sent[: self._trainable],
             steps=steps,
             rows=rows,
@@ -168,16 +168,16 @@ class Store:
                 staleness = self._version - base
                 self._take_up(self._writable(), update, statistics, staleness)
                 self._count(counters)
-                return Folded(self._version, staleness)
+                return Applied(self._version, staleness)
         with self._lock:
             staleness = self._version - base
         self._take_up(self._current.values, update, statistics, staleness)
         with self._lock:  # only now: who has read half of it must get the answer that there is something newer
             self._count(counters)
-            return Folded(self._version, staleness)
+            return Applied(self._version, staleness)
 
-    def _take_up(self, center: Array, update: Update, statistics: Array, staleness: int) -> None:
-        fold_in_place(self.rule, center[: self._trainable], self._rule_state, update, staleness)
+    def _take_up(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:
+        apply_in_place(self.rule, center[: self._trainable], self._rule_state, update, staleness)
         if statistics.size:
             mine = center[self._trainable :]
             mine += (statistics - mine) / self._num_workers

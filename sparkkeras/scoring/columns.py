@@ -18,7 +18,7 @@ from sparkkeras import arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
-from sparkkeras.data.schema import NanPolicy, Reader, Schema
+from sparkkeras.data.schema import InvalidPolicy, Reader, Schema
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
@@ -60,7 +60,7 @@ class Scorer:
         options: How rows become batches.
         schema: What the model takes.
         outputs: What it gives.
-        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls;
+        on_invalid: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls;
             ``"drop"`` and ``"null"`` predict nothing for any of these.
     """
 
@@ -69,7 +69,7 @@ class Scorer:
     options: BatchOptions
     schema: Schema
     outputs: tuple[Output, ...]
-    on_nan: NanPolicy
+    on_invalid: InvalidPolicy
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ class Scorer:
         batch_size: int = BATCH_SIZE,
         transform: Transform | None = None,
         custom_objects: Mapping[str, Any] | None = None,
-        on_nan: NanPolicy = "allow",
+        on_invalid: InvalidPolicy = "allow",
     ) -> Scorer:
         """A scorer for a built model, compiled or not."""
         models.check_built(model)
@@ -91,13 +91,13 @@ class Scorer:
             BatchOptions(batch_size, by_value),
             models.schema_of(model),
             outputs_of(model),
-            on_nan,
+            on_invalid,
         )
 
     @property
     def reader(self) -> Reader:
         """How rows are read."""
-        return Reader(self.schema.before(self.options.transform), False, self.on_nan)
+        return Reader(self.schema.before(self.options.transform), False, self.on_invalid)
 
     def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
         """A function from columns to the column of predictions: a struct of all outputs where there are several.
@@ -205,7 +205,7 @@ def with_predictions(
     transform: Transform | None = None,
     loader: Loaders | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    on_nan: NanPolicy = "allow",
+    on_invalid: InvalidPolicy = "allow",
 ) -> DataFrame:
     """A DataFrame with a model's predictions beside its rows, computed when they are asked for.
 
@@ -219,14 +219,16 @@ def with_predictions(
         transform: ``transform(x, None) -> x`` on each batch, on the workers.
         loader: What turns a column into an input, such as `image_loader`.
         custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        on_nan: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with nulls;
+        on_invalid: ``"error"`` refuses rows with nulls, NaN or infinity; ``"allow"`` predicts null for rows with nulls;
             ``"null"`` predicts null for rows with any of these, and ``"drop"`` leaves out all rows without a prediction.
 
     Raises:
         DataError: A column is missing, or of a type that does not fit.
         ConfigurationError: An output column is there already, or unknown.
     """
-    scorer = Scorer.of(model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_nan=on_nan)
+    scorer = Scorer.of(
+        model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_invalid=on_invalid
+    )
     names = _column_names(output_col, scorer.outputs, frame.columns, tells_case(frame.sparkSession))
     selection = Named(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession, device.worker_environment)
@@ -243,7 +245,7 @@ def with_predictions(
             name: scored[quoted(whole)].getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
         }
         scored = scored.withColumns(fields).drop(whole)
-    return scored.where(scored[quoted(names[0])].isNotNull()) if on_nan == "drop" or _drops(selection.leaves) else scored
+    return scored.where(scored[quoted(names[0])].isNotNull()) if on_invalid == "drop" or _drops(selection.leaves) else scored
 
 
 def _drops(leaves: Sequence[Leaf]) -> bool:

@@ -20,7 +20,7 @@ from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, trainable_size
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.parameter.rules import Update, fitting_state, fold_in_place
+from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.gather import figures, gathered, note_workers
@@ -207,14 +207,14 @@ def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
     vector = mean.weights.vector.copy()
     center = before.weights.vector[:trainable].copy()
     state = fitting_state(job.rule, job.rule_state, center)
-    update = Update(
+    update = WorkerUpdate(
         sent=vector[:trainable],
         steps=max(report.steps for report in mean.reports),
         rows=mean.rows,
         learning_rate=float(np.mean([report.learning_rate for report in mean.reports])),
         num_workers=len(mean.reports),
     )
-    fold_in_place(job.rule, center, state, update, 0)
+    apply_in_place(job.rule, center, state, update, 0)
     if not np.isfinite(center).all():
         raise DivergenceError(
             f"the rule {job.rule!r} made weights that are not finite in epoch {epoch + 1}. The model keeps the weights of "

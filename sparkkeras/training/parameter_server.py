@@ -30,7 +30,7 @@ from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
-from sparkkeras.parameter.rules import AsynchronousRule, State, Window
+from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
@@ -149,7 +149,7 @@ class WorkerExchange:
         plan = self._plan
         trained = slice(None, plan.trainable)
         center = self._client.pull()
-        window = Window(point.steps, point.rows, point.learning_rate, plan.num_workers)
+        window = ExchangeWindow(point.steps, point.rows, point.learning_rate, plan.num_workers)
         given = self._rule.exchange(weights.vector[trained], self._base[trained], center.weights.vector[trained], window)
         statistics = weights.vector[plan.trainable :]
         theirs = center.weights.vector[plan.trainable :]
@@ -168,7 +168,7 @@ class WorkerExchange:
             learning_rate=point.learning_rate,
             ended=None if point.logs is None else self._ended(point, point.logs),
         )
-        # What this worker goes on from holds its own update, which the server folds behind what was pulled.
+        # What this worker goes on from holds its own update, which the server applies behind what was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
         return ExchangeResult(Flat(self._base, weights.counters), self._learning_rate(), self.directive.stop)
@@ -317,7 +317,7 @@ class ParameterServerStrategy:
     """See the module's words.
 
     Args:
-        locked: Whether updates are folded one after the other (asynchronous), or all at once (hogwild).
+        locked: Whether updates are applied one after the other (asynchronous), or all at once (hogwild).
     """
 
     def __init__(self, locked: bool) -> None:
@@ -351,7 +351,7 @@ class _Training:
             validates=lambda epoch: job.validation is not None and (epoch + 1) % job.validation.frequency == 0,
             max_staleness=options.max_staleness,
             lease_seconds=options.lease_seconds,
-            start_seconds=options.start_seconds,
+            warmup_timeout=options.warmup_timeout,
             on_epoch=self._keep_epoch,
             clock=time.monotonic,
         )
@@ -455,8 +455,8 @@ class _Training:
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and self._learning_rate > 0 and unmoved:
                 warnings.warn(
-                    f"{snapshot.version} updates were folded, and the weights are as they were. If the rule {job.rule!r} is "
-                    "your own: fold must change center in place (center += ..., not center = center + ...).",
+                    f"{snapshot.version} updates were applied, and the weights did not change. If the rule {job.rule!r} is "
+                    "your own: apply must change center in place (center += ..., not center = center + ...).",
                     stacklevel=2,
                 )
             models.put_weights(snapshot.weights, model)

@@ -86,7 +86,7 @@ def test_several_inputs_and_outputs(spark):
 
 def test_nulls_are_predicted_as_null(spark, model, expected):
     frame = cases.frame(spark).selectExpr("CASE WHEN label = 0 THEN NULL ELSE features END AS features", "label")
-    found = SparkModel(model).predict(frame, on_nan="allow").toArrow()
+    found = SparkModel(model).predict(frame, on_invalid="allow").toArrow()
     missing = np.array(found.column("label").to_pylist()) == 0
     assert [value is None for value in found.column("prediction").to_pylist()] == missing.tolist()
     close(np.array(found.column("prediction").drop_null().to_pylist()), expected[~missing])

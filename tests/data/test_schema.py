@@ -175,8 +175,8 @@ def test_what_is_not_finite_is_told_with_its_row(value, side):
     bad = good | {side: [1.0, value, 2.0] if side == "x" else value}
     message = refusal([tuple(good.values()), tuple(bad.values()), tuple(bad.values())])
     assert message.startswith(f"{side} holds NaN or an infinite value in row 11 of partition 2.")
-    assert 'on_nan="drop"' in message
-    assert 'on_nan="allow"' in message
+    assert 'on_invalid="drop"' in message
+    assert 'on_invalid="allow"' in message
 
 
 def test_infinities_of_both_signs_do_not_hide_one_another():
@@ -191,20 +191,20 @@ def test_large_finite_values_are_finite():
 
 def test_rows_that_are_not_finite_are_dropped_whole():
     rows = [(ROW, 0, 1.0), ([np.nan] * 3, 1, 1.0), (ROW, 2, 1.0), (ROW, 3, np.inf), (ROW, np.nan, 1.0), (ROW, 5, 1.0)]
-    block = read(rows, Reader(ONE, on_nan="drop"))
+    block = read(rows, Reader(ONE, on_invalid="drop"))
     assert block.y.tolist() == [0, 2, 5]
     assert block.x.shape == (3, 3)
     assert block.sample_weight.shape == (3,)
 
 
 def test_all_rows_may_be_dropped():
-    block = read([([np.nan] * 3, 1)], Reader(ONE, on_nan="drop"))
+    block = read([([np.nan] * 3, 1)], Reader(ONE, on_invalid="drop"))
     assert block.rows == 0
     assert block.x.shape == (0, 3)
 
 
 def test_rows_that_are_not_finite_may_be_allowed():
-    block = read([([np.nan, 1, 2], 1), ([np.inf, 1, 2], 1)], Reader(ONE, on_nan="allow"))
+    block = read([([np.nan, 1, 2], 1), ([np.inf, 1, 2], 1)], Reader(ONE, on_invalid="allow"))
     assert np.isnan(block.x[0, 0])
     assert np.isinf(block.x[1, 0])
 
@@ -405,8 +405,8 @@ def test_what_is_not_finite_in_arrays_is_told_with_its_row():
     x = np.ones((6, 2, 3))
     x[4, 1, 2] = np.nan
     assert arrays_refusal(x, np.ones(6), None).startswith("x holds NaN or an infinite value in row 4 of the arrays.")
-    assert Reader(ONE, on_nan="drop").read_arrays(x, np.arange(6), None).y.tolist() == [0, 1, 2, 3, 5]
-    assert Reader(ONE, on_nan="allow").read_arrays(x, np.arange(6), None).rows == 6
+    assert Reader(ONE, on_invalid="drop").read_arrays(x, np.arange(6), None).y.tolist() == [0, 1, 2, 3, 5]
+    assert Reader(ONE, on_invalid="allow").read_arrays(x, np.arange(6), None).rows == 6
 
 
 def test_dicts_with_names_that_are_no_strings_are_told():
@@ -562,13 +562,13 @@ def test_objects_that_are_numbers_are_read_as_numbers(y, expected):
 
 
 @pytest.mark.parametrize("missing", [None, pd.NA])
-def test_none_in_arrays_is_a_null_that_on_nan_decides_on(missing):
+def test_none_in_arrays_is_a_null_that_on_invalid_decides_on(missing):
     x = np.array([[1] * 3, [2, missing, 2], [3.5] * 3], object)
     rows = list(zip(x, [0, 1, 2], strict=True))
     given = x, np.arange(3), None
     assert "x of row 1 of the arrays is or holds None: fill it in" in arrays_refusal(*given)
-    assert 'on_nan="drop" leaves such rows out, and on_nan="allow" makes NaN of it' in arrays_refusal(*given)
-    drop, allow = Reader(ONE, on_nan="drop"), Reader(ONE, on_nan="allow")
+    assert 'on_invalid="drop" leaves such rows out, and on_invalid="allow" makes NaN of it' in arrays_refusal(*given)
+    drop, allow = Reader(ONE, on_invalid="drop"), Reader(ONE, on_invalid="allow")
     for block in (drop.read_arrays(*given), read(rows, drop)):
         assert block.x.tolist() == [[1] * 3, [3.5] * 3]
         assert block.x.dtype == np.float32
@@ -580,17 +580,18 @@ def test_none_in_arrays_is_a_null_that_on_nan_decides_on(missing):
 
 
 def test_whole_numbers_stay_whole_beside_none():
-    labels = Reader(ONE, on_nan="drop").read_arrays(np.ones((3, 3)), [7, None, 8], None).y
+    labels = Reader(ONE, on_invalid="drop").read_arrays(np.ones((3, 3)), [7, None, 8], None).y
     assert (labels.tolist(), labels.dtype) == ([7, 8], np.dtype(np.int64))
     rows = [(ROW, 7), (ROW, None), (None, 9), (ROW, 8)]
-    assert read(rows, Reader(ONE, on_nan="drop")).y.tolist() == [7, 8]
+    assert read(rows, Reader(ONE, on_invalid="drop")).y.tolist() == [7, 8]
 
 
 def test_none_cannot_be_nan_in_an_input_of_whole_numbers():
     schema = Schema((InputSpec("ids", (2,)),), (InputSpec("out", (1,)),))
-    message = arrays_refusal([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_nan="allow"))
+    message = arrays_refusal([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_invalid="allow"))
     assert message == (
-        'x of row 0 of the arrays is or holds None: fill it in or filter the row out; on_nan="drop" leaves such rows out.'
+        "x of row 0 of the arrays is or holds None: fill it in or filter the row out; "
+        'on_invalid="drop" leaves such rows out.'
     )
 
 
@@ -617,9 +618,9 @@ def test_a_row_is_whole_where_no_column_lacks_its_values():
     one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
     other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
     form = Form(Structure(2, bare=False))
-    block, whole = Reader(Schema(), labelled=False, on_nan="allow").read_columns([one, other], form, "partition 0", 0)
+    block, whole = Reader(Schema(), labelled=False, on_invalid="allow").read_columns([one, other], form, "partition 0", 0)
     assert (block.rows, whole.tolist()) == (4, [False, False, True, True])
-    block, whole = Reader(Schema(), labelled=True, on_nan="drop").read_columns([one, other], form, "partition 0", 0)
+    block, whole = Reader(Schema(), labelled=True, on_invalid="drop").read_columns([one, other], form, "partition 0", 0)
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)
 
 
@@ -632,7 +633,7 @@ def test_masked_values_are_refused_with_what_to_do():
     masked = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 0], [0, 1, 1]])
     whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
     reader = Reader(ONE)
-    advice = r"a masked array with masked values \(2 of 6\)\. Give array\.filled\(np\.nan\) with on_nan="
+    advice = r"a masked array with masked values \(2 of 6\)\. Give array\.filled\(np\.nan\) with on_invalid="
     with pytest.raises(DataError, match=f"^x of the arrays is {advice}"):
         reader.read_arrays(masked, np.ones(2), None)
     with pytest.raises(DataError, match=f"^x is {advice}"):
@@ -686,7 +687,7 @@ def test_indices_that_an_embedding_does_not_have():
     form = Form(Structure())
     with pytest.raises(DataError, match=f"^column 'w' of partition 3 {words}"):
         reader.read_columns([ColumnValues(bad, None, "column 'w'")], form, "partition 3", 0)
-    lenient = Reader(reader.schema, labelled=False, on_nan="null")
+    lenient = Reader(reader.schema, labelled=False, on_invalid="null")
     assert lenient.read_columns([ColumnValues(bad, np.array([True, False]), "w")], form, "here", 0)[0].rows == 2
     assert Reader(reader.schema.before(len), labelled=False).read_arrays(bad, None, None).rows == 2
 
@@ -694,7 +695,7 @@ def test_indices_that_an_embedding_does_not_have():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_nan_hides_no_index_that_an_embedding_does_not_have(dtype):
-    reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_nan="allow")
+    reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_invalid="allow")
     for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
         with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
             reader.read_arrays(np.array(values, dtype), None, None)

@@ -169,8 +169,10 @@ def test_transform_and_rows_that_are_not_finite(soft, digits):
     x[3, 0] = np.nan
     with pytest.raises(DataError, match="NaN"):
         soft.predict(x)
-    assert np.isnan(soft.predict(x, on_nan="allow")[3]).all()
-    assert soft.evaluate(x, y, on_nan="drop") == pytest.approx(soft.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5)
+    assert np.isnan(soft.predict(x, on_invalid="allow")[3]).all()
+    assert soft.evaluate(x, y, on_invalid="drop") == pytest.approx(
+        soft.evaluate(np.delete(x, 3, 0), np.delete(y, 3)), rel=1e-5
+    )
     assert soft.predict(x[:0]).shape == (0, 10)
 
 

@@ -80,7 +80,7 @@ FULL = trial(
     error="words with\nä line break",
     traceback="Traceback",
     extra={"note": [1, {"a": None}]},
-    losses=(0.5, 0.25),
+    intermediate_values=(0.5, 0.25),
 )
 
 

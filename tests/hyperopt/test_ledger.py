@@ -405,7 +405,7 @@ def test_a_trial_begins_anew_with_its_new_lease():
     _, new = bench.ask()
     assert new != old
     trial = bench.running()
-    assert (trial.losses, trial.error, trial.params) == ((), "", {"x": 0})
+    assert (trial.intermediate_values, trial.error, trial.params) == ((), "", {"x": 0})
     bench.clock.pass_by(2)
     bench.finish(new, 0.5)
     assert bench.ledger.finished[0].seconds == 2
@@ -478,8 +478,8 @@ def test_a_pruner_sees_the_losses_of_all_others():
     bench.finish(pruned, 2.0, PRUNED)
     assert bench.report(mine, 3.0, 4.0) == GO_ON
     assert pruner.asked[-2:] == [((3.0,), [(1.0,), (2.0, 2.5)]), ((3.0, 4.0), [(1.0,), (2.0, 2.5)])]
-    assert bench.running(number).losses == (3.0, 4.0)
-    assert bench.running(silent).losses == ()
+    assert bench.running(number).intermediate_values == (3.0, 4.0)
+    assert bench.running(silent).intermediate_values == ()
 
 
 def test_a_report_that_comes_twice_counts_once():
@@ -489,7 +489,7 @@ def test_a_report_that_comes_twice_counts_once():
     bench.report(lease, 0.5, 0.4)
     assert bench.ledger.report(lease, 2, 0.4) == GO_ON
     assert bench.ledger.report(lease, 1, 99.0) == GO_ON
-    assert bench.running().losses == (0.5, 0.4)
+    assert bench.running().intermediate_values == (0.5, 0.4)
     assert [losses for losses, _ in pruner.asked] == [(0.5,), *[(0.5, 0.4)] * 3]
 
 
@@ -504,10 +504,10 @@ def test_epochs_without_a_loss_have_that_of_the_one_before():
     bench = Bench()
     _, lease = bench.ask()
     bench.ledger.report(lease, 3, 0.5)
-    assert bench.running().losses == (0.5, 0.5, 0.5)
+    assert bench.running().intermediate_values == (0.5, 0.5, 0.5)
     bench.ledger.report(lease, 4, 0.4)
     bench.ledger.report(lease, 7, 0.3)
-    assert bench.running().losses == (0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.3)
+    assert bench.running().intermediate_values == (0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.3)
     bench.ledger.stop("enough")
     bench.ledger.end_running()
     assert (bench.ledger.finished[0].value, bench.ledger.finished[0].best_epoch) == (0.3, 7)
@@ -766,7 +766,7 @@ def test_a_trial_that_was_stopped_although_the_search_goes_on_is_lost(value):
     assert bench.ledger.has_value() is False
     _, again = bench.ask("b")
     trial = bench.running()
-    assert (trial.attempts, trial.losses, trial.status, trial.value) == (2, (), RUNNING, None)
+    assert (trial.attempts, trial.intermediate_values, trial.status, trial.value) == (2, (), RUNNING, None)
     bench.finish(again, 0.25)
     assert [trial.value for trial in bench.ledger.finished] == [0.25]
 
@@ -898,10 +898,10 @@ def test_a_search_that_was_over_is_over(limits, reason):
 
 def test_a_search_that_goes_on_sees_earlier_trials():
     pruner = Recorder()
-    bench = Bench(before=[done(0, losses=[0.5, 0.4])], pruner=pruner)
+    bench = Bench(before=[done(0, intermediate_values=[0.5, 0.4])], pruner=pruner)
     _, lease = bench.ask()
     bench.report(lease, 0.9)
-    assert bench.asked[0][1] == [done(0, losses=[0.5, 0.4])]
+    assert bench.asked[0][1] == [done(0, intermediate_values=[0.5, 0.4])]
     assert pruner.asked == [((0.9,), [(0.5, 0.4)])]
 
 

@@ -206,7 +206,7 @@ def test_when_it_is_over_no_time_is_left():
 def test_the_end_has_a_table_of_the_best(capsys):
     bench = Bench(1, max_evals=12)
     for number in range(12):
-        bench.end(1 / (number + 1), best_epoch=2, losses=(0.5, 0.4, 0.3))
+        bench.end(1 / (number + 1), best_epoch=2, intermediate_values=(0.5, 0.4, 0.3))
     capsys.readouterr()
     bench.progress.end()
     told = lines(capsys)
@@ -235,7 +235,16 @@ def test_without_a_value_there_is_no_table(capsys):
 
 def test_the_table_has_columns():
     trials = [
-        Trial(3, {}, OK, 0.123456, best_epoch=2, losses=(1.0, 0.5, 0.6), seconds=3.25, chosen={"lr": 0.00123456, "o": 1}),
+        Trial(
+            3,
+            {},
+            OK,
+            0.123456,
+            best_epoch=2,
+            intermediate_values=(1.0, 0.5, 0.6),
+            seconds=3.25,
+            chosen={"lr": 0.00123456, "o": 1},
+        ),
         Trial(12, {}, STOPPED, 7.0, seconds=65, chosen={"lr": 0.1, "o": 0}),
         Trial(4, {}, FAILED, chosen={"lr": 0.1}),
     ]

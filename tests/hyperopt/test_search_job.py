@@ -250,7 +250,7 @@ def test_epochs_that_were_reported_come_to_the_ledger_once(served):
     with SearchClient(address, Worker("here/0")) as client:
         lease = client.ask().lease
         assert [client.report(lease, epoch, loss) for epoch, loss in ((1, 0.5), (1, 0.5), (3, 0.25))] == [GO_ON] * 3
-        assert [trial.losses for trial in ledger.running] == [(0.5, 0.5, 0.25)]
+        assert [trial.intermediate_values for trial in ledger.running] == [(0.5, 0.5, 0.25)]
         ledger.stop("enough")
         assert client.report(lease, 4, 0.1) == STOP
 

@@ -30,7 +30,7 @@ def test_without_values_nobody_is_ranked():
 
 def test_epochs_are_those_that_were_reported():
     assert Trial(0, {}).epochs == 0
-    assert Trial(0, {}, losses=(0.5, 0.4)).epochs == 2
+    assert Trial(0, {}, intermediate_values=(0.5, 0.4)).epochs == 2
 
 
 def test_a_trial_travels_and_cannot_be_changed():

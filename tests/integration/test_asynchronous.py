@@ -149,7 +149,7 @@ def test_learns_digits(sc, digits, frequency, mode, transport):
     assert stats.steps == {0: epochs * 44, 1: epochs * 44}  # 700 rows each
     assert stats.pushes == 2 * epochs * {"epoch": 1, 10: 5, "batch": 44}[frequency]
     assert sum(stats.staleness.values()) == stats.pushes
-    assert (stats.duplicates, stats.refusals) == (0, {})
+    assert (stats.duplicates, stats.rejected_requests) == (0, {})
     assert int(spark_model.model.optimizer.iterations) == epochs * 44
 
 
@@ -182,14 +182,14 @@ class Half:
     modes = frozenset({"asynchronous", "hogwild"})
 
     def init(self, center):
-        return {"folds": np.zeros(1, np.float32)}
+        return {"applies": np.zeros(1, np.float32)}
 
     def exchange(self, local, base, center, window):
         sent = self.share * (local - base)
         return sent, center + sent
 
-    def fold(self, center, state, update, staleness):
-        state["folds"] += 1
+    def apply(self, center, state, update, staleness):
+        state["applies"] += 1
         assert update.num_workers == 2
         center += update.sent
 
@@ -205,9 +205,9 @@ def test_an_own_rule_and_its_state_are_saved(sc, digits, tmp_path):
     assert (loaded.mode, loaded.frequency, loaded.parameter_server_mode) == ("hogwild", 5, "socket")
     assert loaded.rule == Half(0.7)
     assert loaded.server_options == ParameterServerOptions(**options)
-    assert loaded._rule_state["folds"].tolist() == [2 * 3 * 2]
+    assert loaded._rule_state["applies"].tolist() == [2 * 3 * 2]
     assert loaded.fit(x, y, epochs=2, verbose=0).history["loss"][0] < losses[0]
-    assert loaded._rule_state["folds"].tolist() == [2 * 5 * 2]
+    assert loaded._rule_state["applies"].tolist() == [2 * 5 * 2]
     assert int(loaded.model.optimizer.iterations) == 5 * 10
 
 
@@ -668,7 +668,7 @@ def test_executors_of_their_own(sc, digits, transport):
     x, y, x_test, y_test = digits
     held_out = parts_of(sc, x_test, y_test, 100, 0, 297)
     model = digit_model(optimizer=keras.optimizers.Adam(SETTLING))
-    options = {"start_seconds": 240.0}
+    options = {"warmup_timeout": 240.0}
     spark_model = distributed(model, "asynchronous", 10, num_workers=None, transport=transport, options=options)
     noted = Weights((x_test, y_test))
     history = spark_model.fit(

@@ -423,7 +423,7 @@ def hung(sc, folder, transport, executor):
             "seconds": time.monotonic() - started,
             "silence": witness.silence(0),
             "late": sorted({(call.name, call.said) for call in late if call.name != "release"}),
-            "refusals": trained.parameter_server_stats.refusals,
+            "rejected_requests": trained.parameter_server_stats.rejected_requests,
             "iterations": int(trained.model.optimizer.iterations),
         }
 
@@ -444,7 +444,7 @@ def hung_into_the_next(sc, folder, transport, port):
         check(trained, history)
         return {
             "leases": [[call.attempt for call in witness.leases(worker)] for worker in range(2)],
-            "refusals": trained.parameter_server_stats.refusals,
+            "rejected_requests": trained.parameter_server_stats.rejected_requests,
         }
 
 
@@ -469,7 +469,7 @@ def test_an_executor_that_hangs_and_comes_back(standalone, tmp_path, transport):
     found = standalone.run(hung, IMPATIENT, folder=str(tmp_path), transport=transport, executor=True)
     tell(found)
     assert found["silence"] >= 2.0 - 1.0
-    assert found["refusals"].get("lease lost", 0) >= 1
+    assert found["rejected_requests"].get("lease lost", 0) >= 1
     assert {said for _, said in found["late"]} == {"lease lost"}
     assert found["iterations"] == 4 * BATCHES
 
@@ -480,7 +480,7 @@ def test_an_executor_that_comes_back_in_the_next_fit(standalone, tmp_path, trans
     found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport=transport, port=free_port())
     tell(found)
     assert [len(attempts) for attempts in found["leases"]] == [1, 1]
-    assert found["refusals"] == {}
+    assert found["rejected_requests"] == {}
 
 
 @pytest.mark.soak
@@ -537,7 +537,7 @@ def speculated(sc, folder, transport):
             "seconds": time.monotonic() - started,
             "trained": sorted(path.name for path in Path(folder).glob("trained-0-*")),
             "copy": sorted({call.said for call in witness.calls if call.worker == 0 and call.attempt not in (copy, None)}),
-            "refusals": trained.parameter_server_stats.refusals,
+            "rejected_requests": trained.parameter_server_stats.rejected_requests,
             "iterations": int(trained.model.optimizer.iterations),
         }
 
@@ -550,5 +550,5 @@ def test_a_copy_of_a_task_does_not_train(standalone, tmp_path, transport):
     assert len(found["trained"]) == 1
     assert "wait" in found["copy"]
     assert "granted" not in found["copy"]
-    assert found["refusals"] == {}
+    assert found["rejected_requests"] == {}
     assert found["iterations"] == EPOCHS * BATCHES

@@ -65,7 +65,7 @@ class HalfARule:
     def init(self, center):
         return {}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         pass
 
 
@@ -117,7 +117,7 @@ def test_arguments_of_the_model(arguments, words):
         ({"validation_freq": 0}, "validation_freq=0"),
         ({"initial_epoch": -1}, "initial_epoch=-1"),
         ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
-        ({"on_nan": "skip"}, "Known: 'allow', 'drop', 'error'"),
+        ({"on_invalid": "skip"}, "Known: 'allow', 'drop', 'error'"),
         ({"verbose": 3}, "verbose=3"),
         ({"class_weight": {"a": 1.0}}, "class_weight"),
         ({"class_weight": {0: -1.0}}, "weight of 0 or more"),
@@ -235,10 +235,10 @@ def test_rdds(sc, spark_model, rows, make, words):
 
 def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, rows):
     broken = with_row(rows, 3, (np.full(64, np.nan, np.float32), 1))
-    spark_model.fit(sc.parallelize(broken, 2), on_nan="drop", verbose=0)
+    spark_model.fit(sc.parallelize(broken, 2), on_invalid="drop", verbose=0)
     assert sum(report["rows"] for report in spark_model.training_histories) == 59
     with pytest.raises(DivergenceError, match="epoch 1 on worker 0"):
-        spark_model.fit(sc.parallelize(broken, 2), on_nan="allow", verbose=0)
+        spark_model.fit(sc.parallelize(broken, 2), on_invalid="allow", verbose=0)
 
 
 def test_columns_beside_arrays(spark_model, arrays):

@@ -130,11 +130,11 @@ def test_rules_are_held_to_their_word(sc, arrays):
         def init(self, center):
             return {}
 
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             center[...] = np.nan
 
     class NotInPlace(Poison):
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             return update.sent
 
     model = regression()

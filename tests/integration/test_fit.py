@@ -54,7 +54,7 @@ def test_an_own_rule(sc, digits):
         def init(self, center):
             return {}
 
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             assert update.rows == 200
             assert update.num_workers == 2
 

@@ -185,11 +185,11 @@ def test_what_only_rows_can_tell_is_told_by_name(spark):
 def test_rows_with_nulls_are_refused_or_dropped(sc, spark, null):
     missing = F.col("id").isin([3, 4, 119])
     frame = wide(spark).withColumn(null, F.when(~missing, F.col(null)))
-    told = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_nan=\"drop\""
+    told = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_invalid=\"drop\""
     with pytest.raises(DataError, match=told):
         train(frame, features=COLUMNS)
     expected = train(wide(spark).where(~missing), features=COLUMNS)
-    assert_same_bits(train(frame, features=COLUMNS, on_nan="drop"), expected)
+    assert_same_bits(train(frame, features=COLUMNS, on_invalid="drop"), expected)
 
 
 def zeros_for_nan(x, y):
@@ -202,11 +202,11 @@ def test_nulls_may_be_nan(spark):
     frame = frame.withColumn("n", F.col("n").cast("int"))
     columns = ["a", "b", "c", "n"]
     expected = train(frame.fillna(0), features=columns, transform=zeros_for_nan)
-    assert_same_bits(train(frame, features=columns, on_nan="allow", transform=zeros_for_nan), expected)
+    assert_same_bits(train(frame, features=columns, on_invalid="allow", transform=zeros_for_nan), expected)
     arrays = frame.select(F.array(*(F.col(name).cast("float") for name in columns)).alias("features"), "label")
-    assert_same_bits(train(arrays, on_nan="allow", transform=zeros_for_nan), expected)
+    assert_same_bits(train(arrays, on_invalid="allow", transform=zeros_for_nan), expected)
     with pytest.raises(DataError, match="column 'label' is null"):
-        train(frame.withColumn("label", F.when(~missing, F.col("label"))), features=columns, on_nan="allow")
+        train(frame.withColumn("label", F.when(~missing, F.col("label"))), features=columns, on_invalid="allow")
 
 
 def test_partitions_may_be_empty_many_or_dealt_out(sc, spark):
@@ -228,7 +228,7 @@ def test_nothing_cannot_be_trained_on_but_predicted(spark):
     with pytest.raises(DataError, match="the data has no rows"):
         spark_model.fit(nothing, verbose=0)
     with pytest.raises(DataError, match="no rows"):
-        spark_model.fit(table(spark).withColumn("w", F.lit(float("nan"))), sample_weight="w", on_nan="drop", verbose=0)
+        spark_model.fit(table(spark).withColumn("w", F.lit(float("nan"))), sample_weight="w", on_invalid="drop", verbose=0)
     with pytest.raises(DataError, match="no rows to evaluate"):
         spark_model.evaluate(nothing)
     assert spark_model.predict(nothing).collect() == []
@@ -239,7 +239,7 @@ def test_mistakes_of_predict_are_told_at_once(spark):
     frame = table(spark)
     for data in (frame, X):
         with pytest.raises(ConfigurationError, match="every row gets its prediction"):
-            spark_model.predict(data, on_nan="drop")
+            spark_model.predict(data, on_invalid="drop")
         with pytest.raises(ConfigurationError, match="transform='flip': expected a function"):
             spark_model.predict(data, transform="flip")
     with pytest.raises(ConfigurationError, match=r"features is Column .* Add what you compute with df.withColumn first"):
@@ -457,14 +457,14 @@ def test_rows_with_nulls_get_null_where_that_is_allowed(spark):
     nulls = table(spark, "vector").withColumn("features", F.when(~missing, F.col("features")))
     with pytest.raises(PythonException, match=r"DataError: column 'features' is null, .* in row 0 of partition [01]"):
         spark_model.predict(nulls).collect()
-    found = predictions(spark_model.predict(nulls, on_nan="allow")).astype(float)
+    found = predictions(spark_model.predict(nulls, on_invalid="allow")).astype(float)
     np.testing.assert_array_equal(np.isnan(found), np.arange(ROWS) % 5 == 0)
     all_null = wide(spark).withColumn("b", F.lit(None).cast("double"))
-    scored = spark_model.predict(all_null, features=COLUMNS, on_nan="allow")
+    scored = spark_model.predict(all_null, features=COLUMNS, on_invalid="allow")
     assert scored.where("prediction is null").count() == ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     some = wide(spark).withColumn("b", F.when(F.col("id") >= 14, F.col("b")))
-    found = predictions(spark_model.predict(some, features=COLUMNS, on_nan="allow")).astype(float)
+    found = predictions(spark_model.predict(some, features=COLUMNS, on_invalid="allow")).astype(float)
     np.testing.assert_allclose(found[14:], spark_model.model.predict(X[14:], verbose=0).ravel(), atol=1e-6)
     assert np.isnan(found[:14]).all()
 

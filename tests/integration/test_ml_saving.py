@@ -271,7 +271,7 @@ class Damped:
     def init(self, center):
         return {}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center += self.share * (update.sent - center)
 
 

@@ -99,7 +99,7 @@ class Mine:
     def init(self, center):
         return {}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center += self.share * (update.sent - center)
 
 

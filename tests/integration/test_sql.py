@@ -96,7 +96,7 @@ def test_several_inputs_and_outputs(spark, frame):
 def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
     frame.withColumn("b", F.when(F.col("id") % 3 > 0, F.col("b"))).createOrReplaceTempView("gaps")
     register_keras_udf(spark, "lenient", model)
-    register_keras_udf(spark, "strict", model, on_nan="error")
+    register_keras_udf(spark, "strict", model, on_invalid="error")
     found = values(spark.sql("SELECT id, lenient(a, b, c) AS p FROM gaps")).astype(float)
     assert np.isnan(found[::3]).all()
     close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
@@ -117,8 +117,8 @@ def test_sql_takes_names_only(spark, model, name):
 
 
 def test_mistakes_are_told_at_once(spark, model):
-    with pytest.raises(ConfigurationError, match="on_nan"):
-        keras_udf(model, on_nan="drop")
+    with pytest.raises(ConfigurationError, match="on_invalid"):
+        keras_udf(model, on_invalid="drop")
     with pytest.raises(ConfigurationError, match="batch_size"):
         register_keras_udf(spark, "f", model, batch_size=0)
     with pytest.raises(UnknownArgumentError, match="Did you mean 'batch_size'"):

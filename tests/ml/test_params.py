@@ -45,7 +45,7 @@ def test_spark_models_arguments_are_there_under_their_names_and_with_their_defau
     renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
     for function in (SparkModel.__init__, SparkModel.fit):
         for name, given in inspect.signature(function).parameters.items():
-            if name in renamed or name in ("model", "batch_size", "on_nan"):
+            if name in renamed or name in ("model", "batch_size", "on_invalid"):
                 continue
             assert KerasEstimator().getOrDefault(name) == given.default, name
     assert KerasEstimator().getOrDefault("batch_size") == inspect.signature(SparkModel).parameters["batch_size"].default
@@ -217,8 +217,8 @@ def test_invalid_rows_have_sparks_values():
     with pytest.raises(ConfigurationError, match="Known: 'error', 'keep', 'skip'"):
         KerasTransformer(handleInvalid="drop")
     for kind in (KerasEstimator, KerasTransformer):
-        with pytest.raises(UnknownArgumentError, match="takes no argument 'on_nan'"):
-            kind(on_nan="error")
+        with pytest.raises(UnknownArgumentError, match="takes no argument 'on_invalid'"):
+            kind(on_invalid="error")
 
 
 def test_names_of_params_are_known_everywhere():

@@ -44,7 +44,7 @@ class Server:
             validates=lambda epoch: False,
             max_staleness=None,
             lease_seconds=60.0,
-            start_seconds=0.0,
+            warmup_timeout=0.0,
             on_epoch=lambda epoch: None,
             clock=time.monotonic,
         )
@@ -133,7 +133,7 @@ def check_load(name, processes, workers, pushes, size, encrypt=False, onlookers=
         assert all(done.result() > 1 for done in watching)
     stats = server.service.stats(name)
     assert server.value == expected < 2**24
-    assert (server.store.version, stats.pushes, stats.duplicates, stats.refusals) == (
+    assert (server.store.version, stats.pushes, stats.duplicates, stats.rejected_requests) == (
         workers * pushes,
         workers * pushes,
         0,
@@ -171,7 +171,7 @@ def test_32_processes_push_1_mb_two_hundred_times_while_others_look_on(name):
 @pytest.mark.parametrize("pushes", [30, pytest.param(300, marks=pytest.mark.soak)])
 @over_tcp
 def test_updates_count_once_over_a_line_that_keeps_breaking(name, pushes):
-    """Questions and answers are lost, whole or in part: what was folded before its answer was lost is sent again."""
+    """Questions and answers are lost, whole or in part: what was applied before its answer was lost is sent again."""
     workers, size = 3, 50_000
     server, draw = Server(size, workers, pushes), random.Random(0)
 
@@ -183,7 +183,7 @@ def test_updates_count_once_over_a_line_that_keeps_breaking(name, pushes):
         training = [threads.submit(train, relay.address, size, worker, pushes) for worker in range(workers)]
         assert sum(done.result() for done in training) == server.value
     stats = server.service.stats(name)
-    assert (stats.pushes, stats.refusals) == (workers * pushes, {})
+    assert (stats.pushes, stats.rejected_requests) == (workers * pushes, {})
     assert stats.duplicates > 0  # otherwise no answer was lost, and this showed little
     _log.info("%s: %d pushes, %d came again", name, stats.pushes, stats.duplicates)
 

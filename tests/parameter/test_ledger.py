@@ -40,7 +40,7 @@ class Bench:
             validates=validates,
             max_staleness=max_staleness,
             lease_seconds=LEASE_SECONDS,
-            start_seconds=START_SECONDS,
+            warmup_timeout=START_SECONDS,
             on_epoch=self.on_epoch,
             clock=self.clock,
         )
@@ -55,7 +55,7 @@ class Bench:
         return standing.lease
 
     def push(self, worker, lease, sequence, *, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=False):
-        """Whether it was to be folded."""
+        """Whether it was to be applied."""
         told = {"logs": {"loss": float(worker)}, "seconds": 1.5, "learning_rate": 0.25} if ended else None
         with self.ledger.pushing(worker, lease, sequence) as new:
             if new:
@@ -400,7 +400,7 @@ def test_partitions_do_not_wait_for_each_others_folds():
         assert bench.told(1, leases[1]) == Directive()
 
 
-def test_renewing_does_not_wait_for_a_fold():
+def test_renewing_does_not_wait_for_a_apply():
     bench = Bench(3)
     lease = bench.take(0)
     with bench.ledger.pushing(0, lease, 1):

@@ -61,7 +61,7 @@ class Spark:
             validates=lambda epoch: epoch != 2,
             max_staleness=bound,
             lease_seconds=LEASE_SECONDS,
-            start_seconds=START_SECONDS,
+            warmup_timeout=START_SECONDS,
             on_epoch=lambda epoch: epoch,
             clock=lambda: self.now,
         )

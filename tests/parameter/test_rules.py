@@ -23,10 +23,10 @@ from sparkkeras.parameter.rules import (
     DiLoCo,
     Downpour,
     DynSGD,
+    ExchangeWindow,
     SlowMo,
-    Update,
     UpdateRule,
-    Window,
+    WorkerUpdate,
     make_rule,
     rule_config,
     rule_from_config,
@@ -44,7 +44,7 @@ class Damped:
     def init(self, center):
         return {}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center += self.share * (update.sent - center)
 
 
@@ -58,7 +58,7 @@ class Heavy:
     def init(self, center):
         return {"velocity": np.zeros_like(center)}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         state["velocity"] *= self.friction
         state["velocity"] += update.sent - center
         center += state["velocity"]
@@ -72,7 +72,7 @@ class Unsaved:
     def init(self, center):
         return {}
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center[...] = update.sent
 
 
@@ -98,7 +98,7 @@ class Clipped:
         sent *= min(1.0, self.norm / max(float(np.linalg.norm(sent)), 1e-12))
         return sent, center + sent
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center += update.sent
 
 
@@ -132,11 +132,11 @@ RULES_UNDER_TEST = SYNCHRONOUS_UNDER_TEST + ASYNCHRONOUS_UNDER_TEST
 
 
 def update(sent, learning_rate=0.1, dtype=np.float32, steps=5):
-    return Update(sent=np.array(sent, dtype), steps=steps, rows=100, learning_rate=learning_rate, num_workers=2)
+    return WorkerUpdate(sent=np.array(sent, dtype), steps=steps, rows=100, learning_rate=learning_rate, num_workers=2)
 
 
 def window(steps=5, learning_rate=0.1, num_workers=2):
-    return Window(steps=steps, rows=100, learning_rate=learning_rate, num_workers=num_workers)
+    return ExchangeWindow(steps=steps, rows=100, learning_rate=learning_rate, num_workers=num_workers)
 
 
 def towards(rule, center, weights):
@@ -154,19 +154,19 @@ def exchanged(rule, local, base, center, **of_window):
     return sent.tolist(), following.tolist()
 
 
-def folded(rule, center, sent, staleness):
+def applied(rule, center, sent, staleness):
     center = np.array(center, np.float32)
-    rule.fold(center, rule.init(center), update(sent), staleness)
+    rule.apply(center, rule.init(center), update(sent), staleness)
     return center.tolist()
 
 
-def folds(rule, center, updates):
-    """The centers after each fold."""
+def applies(rule, center, updates):
+    """The centers after each apply."""
     center = np.array(center, np.float32)
     state = rule.init(center)
     seen = []
     for one in updates:
-        rule.fold(center, state, one, 0)
+        rule.apply(center, state, one, 0)
         seen.append(center.tolist())
     return seen
 
@@ -175,19 +175,19 @@ def folds(rule, center, updates):
 
 
 def test_average():
-    assert folds(Average(), [1, 2], [update([3, -1]), update([0.5, 8])]) == [[3, -1], [0.5, 8]]
+    assert applies(Average(), [1, 2], [update([3, -1]), update([0.5, 8])]) == [[3, -1], [0.5, 8]]
 
 
 def test_the_average_is_a_copy():
     center, one = np.zeros(2, np.float32), update([3, -1])
-    Average().fold(center, {}, one, 0)
+    Average().apply(center, {}, one, 0)
     one.sent[:] = 7
     assert center.tolist() == [3, -1]
 
 
 def test_slowmo():
     updates = [update([0, 4], 0.5), update([-1, 4], 0.5), update([-1.5, 4.5], 0.25)]
-    assert folds(SlowMo(momentum=0.5, alpha=1.0), [1, 2], updates) == [
+    assert applies(SlowMo(momentum=0.5, alpha=1.0), [1, 2], updates) == [
         [0, 4],  # (C - W)/lr = [2, -4] = u; C - 0.5*u
         [-1.5, 5],  # (C - W)/lr = [2, 0]; u = [1, -2] + [2, 0] = [3, -2]; C - 0.5*u
         [-1.875, 4.75],  # (C - W)/lr = [0, 2]; u = [1.5, -1] + [0, 2] = [1.5, 1]; C - 0.25*u
@@ -196,7 +196,7 @@ def test_slowmo():
 
 def test_slowmo_with_a_slow_learning_rate():
     updates = [update([0, 4], 0.5), update([0.5, 1], 0.5)]
-    assert folds(SlowMo(momentum=0.25, alpha=0.5), [1, 2], updates) == [
+    assert applies(SlowMo(momentum=0.25, alpha=0.5), [1, 2], updates) == [
         [0.5, 3],  # u = [2, -4]; C - 0.5*0.5*u
         [0.375, 2.25],  # (C - W)/lr = [0, 4]; u = [0.5, -1] + [0, 4] = [0.5, 3]; C - 0.25*u
     ]
@@ -207,9 +207,9 @@ def test_slowmo_remembers_the_momentum():
     rule = SlowMo(momentum=0.5)
     state = rule.init(center)
     assert {name: array.tolist() for name, array in state.items()} == {"momentum": [0, 0]}
-    rule.fold(center, state, update([0, 4], 0.5), 0)
+    rule.apply(center, state, update([0, 4], 0.5), 0)
     assert state["momentum"].tolist() == [2, -4]
-    rule.fold(center, state, update([-1, 4], 0.5), 0)
+    rule.apply(center, state, update([-1, 4], 0.5), 0)
     assert state["momentum"].tolist() == [3, -2]
 
 
@@ -217,8 +217,8 @@ def test_slowmo_at_a_learning_rate_of_zero_folds_nothing():
     center = np.array([1, 2], np.float32)
     rule = SlowMo(momentum=0.5)
     state = rule.init(center)
-    rule.fold(center, state, update([0, 4], 0.5), 0)
-    rule.fold(center, state, update([0, 4], 0.0), 0)
+    rule.apply(center, state, update([0, 4], 0.5), 0)
+    rule.apply(center, state, update([0, 4], 0.0), 0)
     assert center.tolist() == [0, 4]
     assert state["momentum"].tolist() == [2, -4]
 
@@ -227,13 +227,13 @@ def test_slowmo_without_momentum_is_the_average():
     draw = np.random.default_rng(0)
     updates = [update(draw.normal(size=50), rate) for rate in (0.1, 0.003, 1.0)]
     center = draw.normal(size=50)
-    slow, plain = folds(SlowMo(momentum=0.0, alpha=1.0), center, updates), folds(Average(), center, updates)
+    slow, plain = applies(SlowMo(momentum=0.0, alpha=1.0), center, updates), applies(Average(), center, updates)
     assert np.allclose(slow, plain, rtol=0, atol=1e-6)
 
 
 def test_diloco():
     updates = [update([0, 4]), update([-0.75, 3.5]), update([-0.625, 1.75])]
-    assert folds(DiLoCo(learning_rate=0.5, momentum=0.5), [1, 2], updates) == [
+    assert applies(DiLoCo(learning_rate=0.5, momentum=0.5), [1, 2], updates) == [
         [0.25, 3.5],  # g = u = [1, -2]; C - 0.5*(g + 0.5*u) = C - 0.5*[1.5, -3]
         [-0.625, 3.75],  # g = [1, 0]; u = [0.5, -1] + g = [1.5, -1]; C - 0.5*[1.75, -0.5]
         [-0.8125, 2.375],  # g = [0, 2]; u = [0.75, -0.5] + g = [0.75, 1.5]; C - 0.5*[0.375, 2.75]
@@ -244,19 +244,19 @@ def test_diloco_remembers_the_momentum():
     center = np.array([1, 2], np.float32)
     rule = DiLoCo(learning_rate=0.5, momentum=0.5)
     state = rule.init(center)
-    rule.fold(center, state, update([0, 4]), 0)
+    rule.apply(center, state, update([0, 4]), 0)
     assert {name: array.tolist() for name, array in state.items()} == {"momentum": [1, -2]}
-    rule.fold(center, state, update([-0.75, 3.5]), 0)
+    rule.apply(center, state, update([-0.75, 3.5]), 0)
     assert state["momentum"].tolist() == [1.5, -1]
 
 
 def test_diloco_does_not_look_at_the_workers_learning_rate():
     one, other = ([update([0, 4], rate), update([3, 1], rate)] for rate in (0.5, 0.0))
-    assert folds(DiLoCo(), [1, 2], one) == folds(DiLoCo(), [1, 2], other)
+    assert applies(DiLoCo(), [1, 2], one) == applies(DiLoCo(), [1, 2], other)
 
 
 def test_diloco_at_a_rate_of_one_without_momentum_is_the_average():
-    assert folds(DiLoCo(learning_rate=1.0, momentum=0.0), [1, 2], [update([3, -1])]) == [[3, -1]]
+    assert applies(DiLoCo(learning_rate=1.0, momentum=0.0), [1, 2], [update([3, -1])]) == [[3, -1]]
 
 
 def test_the_papers_defaults():
@@ -276,7 +276,7 @@ SERVER = [10, 20]
 def test_downpour():
     # d = W - B; C + d
     assert exchanged(Downpour(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
-    assert folded(Downpour(), SERVER, [2, -4], 3) == [12, 16]
+    assert applied(Downpour(), SERVER, [2, -4], 3) == [12, 16]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_downpour():
 )
 def test_agn(steps, sent, following):
     assert exchanged(AGN(), LOCAL, BASE, CENTER, steps=steps) == (sent, following)
-    assert folded(AGN(), SERVER, [0.5, -1], 3) == [10.5, 19]
+    assert applied(AGN(), SERVER, [0.5, -1], 3) == [10.5, 19]
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_agn(steps, sent, following):
 )
 def test_dynsgd(staleness, center):
     assert exchanged(DynSGD(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
-    assert folded(DynSGD(), SERVER, [2, -4], staleness) == center
+    assert applied(DynSGD(), SERVER, [2, -4], staleness) == center
 
 
 @pytest.mark.parametrize("kind", [EASGD, EAMSGD])
 def test_easgd(kind):
     # E = (W - C)/4 = [-2, -6]/4; W - E
     assert exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER) == ([-0.5, -1.5], [3.5, -0.5])
-    assert folded(kind(alpha=0.25), SERVER, [-0.5, -1.5], 3) == [9.5, 18.5]
+    assert applied(kind(alpha=0.25), SERVER, [-0.5, -1.5], 3) == [9.5, 18.5]
 
 
 @pytest.mark.parametrize("kind", [EASGD, EAMSGD])
@@ -316,7 +316,7 @@ def test_easgd_does_not_look_at_the_base(kind):
 
 def test_an_elastic_pull_of_one_changes_places():
     assert exchanged(EASGD(alpha=1), LOCAL, BASE, CENTER) == ([-2, -6], CENTER)
-    assert folded(EASGD(alpha=1), CENTER, [-2, -6], 0) == LOCAL
+    assert applied(EASGD(alpha=1), CENTER, [-2, -6], 0) == LOCAL
 
 
 @pytest.mark.parametrize(("num_workers", "alpha"), [(1, 0.9), (2, 0.45), (9, 0.1)])
@@ -342,7 +342,7 @@ def test_dcasgd(compensation, learning_rate, sent, following, steps):
     """The mean gradient of a window of k steps is d/(k*lr), so k times the compensation does what 1 does for one step."""
     rule = DCASGD(compensation=compensation * steps)
     assert exchanged(rule, LOCAL, BASE, CENTER, learning_rate=learning_rate, steps=steps) == (sent, following)
-    assert folded(rule, SERVER, sent, 3) == [10 + sent[0], 20 + sent[1]]
+    assert applied(rule, SERVER, sent, 3) == [10 + sent[0], 20 + sent[1]]
 
 
 def test_dcasgd_is_the_papers_step():
@@ -432,7 +432,7 @@ def test_a_fold_is_in_place(rule):
     state = rule.init(center)
     before = dict(state)
     old, identity = center.copy(), id(center)
-    assert rule.fold(center, state, towards(rule, center, some(draw)), 3) is None
+    assert rule.apply(center, state, towards(rule, center, some(draw)), 3) is None
     assert id(center) == identity
     assert not np.array_equal(center, old)
     assert set(state) == set(before)
@@ -444,7 +444,7 @@ def test_a_fold_reaches_the_vector_that_the_center_is_a_slice_of(rule):
     whole = some(draw, 10)
     old = whole.copy()
     center = whole[:7]
-    rule.fold(center, rule.init(center), towards(rule, center, some(draw)), 0)
+    rule.apply(center, rule.init(center), towards(rule, center, some(draw)), 0)
     assert np.all(whole[:7] != old[:7])
     assert np.array_equal(whole[7:], old[7:])
 
@@ -453,7 +453,7 @@ def test_an_update_stays_as_it_is(rule):
     draw = np.random.default_rng(2)
     center, one = some(draw), update(some(draw))
     old = one.sent.copy()
-    rule.fold(center, rule.init(center), one, 0)
+    rule.apply(center, rule.init(center), one, 0)
     assert np.array_equal(one.sent, old)
 
 
@@ -469,7 +469,7 @@ def test_the_dtype_is_kept(rule, dtype):
     center = some(draw, dtype=dtype)
     state = rule.init(center)
     for staleness in (0, 3, np.int64(3)):
-        rule.fold(center, state, towards(rule, center, some(draw)), staleness)
+        rule.apply(center, state, towards(rule, center, some(draw)), staleness)
     assert center.dtype == dtype
     assert all(array.dtype == dtype for array in state.values())
 
@@ -481,7 +481,7 @@ def test_the_state_has_the_same_names_and_shapes_all_the_time(rule):
     shapes = {name: array.shape for name, array in state.items()}
     assert all(shape == center.shape for shape in shapes.values())
     for _ in range(3):
-        rule.fold(center, state, update(some(draw)), 0)
+        rule.apply(center, state, update(some(draw)), 0)
         assert {name: array.shape for name, array in state.items()} == shapes
 
 
@@ -490,7 +490,7 @@ def test_the_center_itself_is_a_fixed_point(rule):
     old = center.copy()
     state = rule.init(center)
     for _ in range(3):
-        rule.fold(center, state, towards(rule, center, center), 0)
+        rule.apply(center, state, towards(rule, center, center), 0)
     assert np.array_equal(center, old)
     assert all(not array.any() for array in state.values())
 
@@ -499,7 +499,7 @@ def test_a_first_fold_goes_towards_the_update(rule):
     draw = np.random.default_rng(6)
     center, weights = some(draw), some(draw)
     old = center.copy()
-    rule.fold(center, rule.init(center), towards(rule, center, weights), 0)
+    rule.apply(center, rule.init(center), towards(rule, center, weights), 0)
     assert np.array_equal(np.sign(center - old), np.sign(weights - old))
 
 
@@ -509,27 +509,27 @@ def test_the_same_folds_give_the_same_center_to_the_last_bit(rule):
         center = some(draw)
         state = rule.init(center)
         for _ in range(4):
-            rule.fold(center, state, update(some(draw)), 0)
+            rule.apply(center, state, update(some(draw)), 0)
         return center.tobytes(), {name: array.tobytes() for name, array in state.items()}
 
     assert run() == run()
 
 
 def test_a_state_that_was_stored_goes_on(rule):
-    """What a saved model does: state is copied out and in between two folds."""
+    """What a saved model does: state is copied out and in between two applies."""
     draw = np.random.default_rng(8)
     center, one, two = some(draw), update(some(draw)), update(some(draw))
     state = rule.init(center)
-    rule.fold(center, state, one, 0)
+    rule.apply(center, state, one, 0)
     copy, stored = center.copy(), {name: array.copy() for name, array in state.items()}
-    rule.fold(center, state, two, 0)
-    rule.fold(copy, stored, two, 0)
+    rule.apply(center, state, two, 0)
+    rule.apply(copy, stored, two, 0)
     assert np.array_equal(copy, center)
 
 
 def test_no_parameters_at_all(rule):
     center = np.zeros(0, np.float32)
-    rule.fold(center, rule.init(center), update([]), 0)
+    rule.apply(center, rule.init(center), update([]), 0)
     assert center.size == 0
 
 
@@ -606,7 +606,7 @@ def test_one_worker_alone_trains_as_if_there_were_no_server(rule):
         progress = some(draw, dtype=np.float64)
         plain += progress
         sent, base = rule.exchange(base + progress, base, center.copy(), window())
-        rule.fold(center, state, update(sent, dtype=np.float64), 0)
+        rule.apply(center, state, update(sent, dtype=np.float64), 0)
         assert np.allclose(center, plain, rtol=0, atol=1e-12)
         assert np.allclose(base, plain, rtol=0, atol=1e-12)
 
@@ -615,7 +615,7 @@ def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
     """Train a linear regression over ``workers`` with rows of their own; the error of the center.
 
     Workers exchange in a drawn order, and a push reaches the server only up to three exchanges later, so that others are
-    folded between.
+    applied between.
     """
     draw = np.random.default_rng(0)
     optimum = np.array([1.0, -2.0, 0.5])
@@ -624,14 +624,14 @@ def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
     center = np.zeros(3)
     state = rule.init(center)
     bases, pulled_at, velocity = [center.copy() for _ in range(workers)], [0] * workers, np.zeros((workers, 3))
-    folds, underway, stalest = 0, [], 0
+    applies, underway, stalest = 0, [], 0
     for number in range(exchanges):
         worker = int(draw.integers(workers))
         for due, own, pushed, pulled in [push for push in underway if push[0] <= number or push[1] == worker]:
             underway.remove((due, own, pushed, pulled))
-            rule.fold(center, state, pushed, folds - pulled)
-            stalest = max(stalest, folds - pulled)
-            folds += 1
+            rule.apply(center, state, pushed, applies - pulled)
+            stalest = max(stalest, applies - pulled)
+            applies += 1
         local = bases[worker].copy()
         for _ in range(steps):
             ahead = local + momentum * velocity[worker]
@@ -640,9 +640,9 @@ def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
             local += velocity[worker]
         seen = window(steps, rate, workers)
         sent, bases[worker] = rule.exchange(local, bases[worker], center.copy(), seen)
-        pushed = Update(**dataclasses.asdict(seen), sent=sent)
+        pushed = WorkerUpdate(**dataclasses.asdict(seen), sent=sent)
         underway.append((number + int(draw.integers(1, 4)), worker, pushed, pulled_at[worker]))
-        pulled_at[worker] = folds
+        pulled_at[worker] = applies
     assert stalest > 3
     return float(np.abs(center - optimum).max())
 
@@ -719,7 +719,7 @@ def test_what_is_no_rule_is_told_what_a_rule_is(given):
         assert f"rule={given.__name__}()" in str(caught.value)
     else:
         assert "is not an update rule" in str(caught.value)
-        assert "fold(center, state, update, staleness)" in str(caught.value)
+        assert "apply(center, state, update, staleness)" in str(caught.value)
         assert "'average'" in str(caught.value)
 
 

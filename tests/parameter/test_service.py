@@ -28,7 +28,7 @@ CONTENTS = Contents.of(Flat(VECTOR, COUNTERS), METRICS)
 class Picky(Downpour):
     """An own rule that fails at what it does not like."""
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         if update.sent[0] == 13:
             raise ZeroDivisionError("thirteen")
         center += update.sent
@@ -68,7 +68,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_o
         validates=lambda epoch: True,
         max_staleness=None,
         lease_seconds=lease_seconds,
-        start_seconds=600.0,
+        warmup_timeout=600.0,
         on_epoch=lambda epoch: store.snapshot(),
         clock=clock,
     )
@@ -175,12 +175,12 @@ def test_weights_that_have_not_changed_do_not_travel_again(bench):
     first = client.pull()
     sent = bench.stats.sent_bytes
     assert client.pull() is first
-    assert (bench.stats.pulls, bench.stats.unchanged, bench.stats.sent_bytes) == (2, 1, sent)
+    assert (bench.stats.pulls, bench.stats.cached_pulls, bench.stats.sent_bytes) == (2, 1, sent)
     push(client)
     second = client.pull()
     assert second.version == 1
     assert second.weights.vector.tolist() == [2, 3, 4, 4]
-    assert (bench.stats.pulls, bench.stats.unchanged, bench.stats.sent_bytes) == (3, 1, 2 * sent)
+    assert (bench.stats.pulls, bench.stats.cached_pulls, bench.stats.sent_bytes) == (3, 1, 2 * sent)
 
 
 def test_a_pull_lets_the_weights_go(bench):
@@ -299,7 +299,7 @@ def test_a_new_attempt_goes_on_where_the_old_one_stood(bench):
     with pytest.raises(ParameterServerError, match="the lease of worker 0 was taken over by another attempt"):
         push(client)
     assert bench.stats.pushes == 2
-    assert bench.stats.refusals == {"lease lost": 1}
+    assert bench.stats.rejected_requests == {"lease lost": 1}
 
 
 @pytest.mark.parametrize("values", [[np.nan, 0, 0, 0], [0, np.inf, 0, 0], [0, 0, 0, -np.inf]])
@@ -349,7 +349,7 @@ def test_metrics_are_nobodys_business(bench):
 def test_an_own_rule_that_fails_ends_training_with_its_words():
     with serving(rule=Picky()) as bench:
         one, two = bench.client(0), bench.client(1)
-        words = "the update rule Picky() failed to fold an update: ZeroDivisionError: thirteen"
+        words = "the update rule Picky() failed to apply an update: ZeroDivisionError: thirteen"
         with pytest.raises(ParameterServerError, match=re.escape(words)):
             push(one, (13, 0, 0, 4))
         assert bench.stats.pushes == 0
@@ -566,13 +566,13 @@ def test_the_figures():
         one.pull()
         stats = bench.service.stats("http")
     assert stats.transport == "http"
-    assert (stats.pulls, stats.unchanged, stats.pushes, stats.duplicates) == (4, 1, 3, 0)
+    assert (stats.pulls, stats.cached_pulls, stats.pushes, stats.duplicates) == (4, 1, 3, 0)
     assert stats.staleness == {0: 1, 1: 1, 2: 1}
     assert (stats.mean_staleness, stats.max_staleness) == (1.0, 2)
     assert stats.steps == {0: 1, 1: 5}
     assert stats.received_bytes == 3 * CONTENTS.update_bytes
     assert stats.sent_bytes == 3 * CONTENTS.weights_bytes
-    assert stats.refusals == {}
+    assert stats.rejected_requests == {}
     assert 0 < stats.seconds < 10
     assert stats.updates_per_second == 3 / stats.seconds
 
@@ -583,7 +583,7 @@ def test_every_refusal_is_in_the_figures(bench):
     refused(bench, "malformed", "update", fields(lease=client._lease), body(3))
     with pytest.raises(DivergenceError):
         push(client, (np.nan, 0, 0, 0))
-    assert bench.stats.refusals == {"unknown": 1, "malformed": 1, "diverged": 1}
+    assert bench.stats.rejected_requests == {"unknown": 1, "malformed": 1, "diverged": 1}
 
 
 def test_figures_of_nothing():
@@ -691,7 +691,7 @@ def test_giving_up_says_nothing_where_nobody_hears_it():
 
 def test_giving_up_says_nothing_where_it_is_refused(bench):
     bench.client(9, leased=False).release()
-    assert bench.stats.refusals == {"unknown": 1}
+    assert bench.stats.rejected_requests == {"unknown": 1}
 
 
 def test_giving_up_a_lease_that_is_lost_does_nothing(bench):

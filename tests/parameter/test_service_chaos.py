@@ -1,4 +1,4 @@
-"""A network that loses, repeats and delays: every push is folded exactly once all the same."""
+"""A network that loses, repeats and delays: every push is applied exactly once all the same."""
 
 import itertools
 import random
@@ -130,7 +130,7 @@ def run(batches, dies=()):
         validates=lambda epoch: False,
         max_staleness=None,
         lease_seconds=0.2,
-        start_seconds=60.0,
+        warmup_timeout=60.0,
         on_epoch=lambda epoch: store.snapshot(),
         clock=time.monotonic,
     )
@@ -167,7 +167,7 @@ def run(batches, dies=()):
 
 
 def check(batches, store, ledger, stats):
-    """All was folded exactly once."""
+    """All was applied exactly once."""
     unique = WORKERS * EPOCHS * batches
     pushes = itertools.product(range(WORKERS), range(EPOCHS), range(1, batches + 1))
     expected = sum(delta(*push) for push in pushes)
@@ -187,7 +187,7 @@ def check(batches, store, ledger, stats):
 def test_a_bad_network_loses_and_repeats_no_push(batches):
     store, ledger, stats, networks = run(batches)
     check(batches, store, ledger, stats)
-    assert set(stats.refusals) <= {"lease lost"}
+    assert set(stats.rejected_requests) <= {"lease lost"}
     for network in networks:
         assert min(network.lost, network.unheard, network.twice, network.delayed) > batches / 2
 
@@ -198,4 +198,4 @@ def test_nor_do_attempts_that_die_on_a_bad_network():
     store, ledger, stats, networks = run(batches, dies)
     check(batches, store, ledger, stats)
     assert len(networks) == (len(dies) + 1) * WORKERS
-    assert stats.refusals["lease lost"] > 0
+    assert stats.rejected_requests["lease lost"] > 0

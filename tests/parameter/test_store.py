@@ -1,4 +1,4 @@
-"""The common weights: snapshots, folds, and many threads at once."""
+"""The common weights: snapshots, applies, and many threads at once."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.parameter.rules import RULES, Downpour, DynSGD, Update
+from sparkkeras.parameter.rules import RULES, Downpour, DynSGD, WorkerUpdate
 from sparkkeras.parameter.store import KEPT_SPARES, Store
 from sparkkeras.weights import Flat
 
@@ -27,16 +27,16 @@ class Momentum:
     def exchange(self, local, base, center, window):
         return local - base, center + local - base
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         state["velocity"] *= 0.5
         state["velocity"] += update.sent
         center += state["velocity"]
 
 
 class Returning(Momentum):
-    """An own rule that takes `fold` for a function."""
+    """An own rule that takes `apply` for a function."""
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         return center + update.sent
 
 
@@ -46,7 +46,7 @@ class Heard(Momentum):
     def __init__(self):
         object.__setattr__(self, "updates", [])
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         self.updates.append((update, staleness))
 
 
@@ -57,10 +57,10 @@ def a_store(values=(1.0, 2.0), counters=(), *, trainable=None, rule=None, state=
     return Store(Flat(values, counters), trainable, rule or Downpour(), state, num_workers, **of_store)
 
 
-def fold(store, sent, base=None, counters=(), **told):
+def apply(store, sent, base=None, counters=(), **told):
     told = {"steps": 1, "rows": 4, "learning_rate": 0.1} | told
     base = store.version if base is None else base
-    return store.fold(np.asarray(sent, np.float32), counters, base, **told)
+    return store.apply(np.asarray(sent, np.float32), counters, base, **told)
 
 
 def values(store):
@@ -80,7 +80,7 @@ def test_a_held_snapshot_never_changes(locked):
     store = a_store(locked=locked)
     held = [store.snapshot()]
     for _ in range(4):
-        fold(store, [1, 1])
+        apply(store, [1, 1])
         held.append(store.snapshot())
     assert [snapshot.weights.vector.tolist() for snapshot in held] == [[1 + n, 2 + n] for n in range(5)]
     assert [snapshot.version for snapshot in held] == [0, 1, 2, 3, 4]
@@ -91,7 +91,7 @@ def test_two_readers_of_a_version_share_its_memory():
     one, two = store.snapshot(), store.snapshot()
     assert np.shares_memory(one.weights.vector, two.weights.vector)
     one.release()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     assert two.weights.vector.tolist() == [1, 2]
 
 
@@ -99,8 +99,8 @@ def test_nothing_is_copied_when_nobody_reads():
     store = a_store()
     with store.snapshot() as before:
         memory = before.weights.vector
-    fold(store, [1, 1])
-    fold(store, [1, 1])
+    apply(store, [1, 1])
+    apply(store, [1, 1])
     with store.snapshot() as after:
         assert np.shares_memory(after.weights.vector, memory)
         assert after.weights.vector.tolist() == [3, 4]
@@ -109,10 +109,10 @@ def test_nothing_is_copied_when_nobody_reads():
 def test_a_fold_copies_once_for_a_reader_and_not_again():
     store = a_store()
     reader = store.snapshot()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     with store.snapshot() as first:
         memory = first.weights.vector
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     with store.snapshot() as second:
         assert np.shares_memory(second.weights.vector, memory)
         assert not np.shares_memory(second.weights.vector, reader.weights.vector)
@@ -122,10 +122,10 @@ def test_a_vector_that_nobody_reads_any_more_is_used_again(locked):
     store = a_store(locked=locked)
     old = store.snapshot()
     memory = old.weights.vector
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     old.release()
     held = store.snapshot()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     now = store.snapshot()
     assert any(np.shares_memory(memory, snapshot.weights.vector) for snapshot in (held, now))
     assert not np.shares_memory(held.weights.vector, now.weights.vector)
@@ -135,10 +135,10 @@ def test_a_vector_that_nobody_reads_any_more_is_used_again(locked):
 def test_a_vector_that_somebody_still_reads_is_not_used_again():
     store = a_store()
     one, other = store.snapshot(), store.snapshot()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     one.release()
     with store.snapshot():
-        fold(store, [1, 1])
+        apply(store, [1, 1])
     assert other.weights.vector.tolist() == [1, 2]
     assert values(store) == [3, 4]
 
@@ -148,7 +148,7 @@ def test_only_a_few_spares_are_kept(locked):
     held = []
     for _ in range(KEPT_SPARES + 5):
         held.append(store.snapshot())
-        fold(store, [1, 1])
+        apply(store, [1, 1])
     for snapshot in held:
         snapshot.release()
     assert len(store._spares) == KEPT_SPARES
@@ -160,7 +160,7 @@ def test_letting_go_twice_does_no_harm(locked, times):
     other, snapshot = store.snapshot(), store.snapshot()
     for _ in range(times):
         snapshot.release()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     assert other.weights.vector.tolist() == [1, 2]
     assert values(store) == [2, 3]
 
@@ -169,14 +169,14 @@ def test_a_context_that_ends_lets_go():
     store = a_store()
     with store.snapshot() as snapshot:
         memory = snapshot.weights.vector
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     assert memory.tolist() == [2, 3]
 
 
 def test_the_weights_that_were_given_stay_as_they_are(locked):
     given, sent = np.ones(3, np.float32), np.ones(3, np.float32)
     store = Store(Flat(given), 2, Downpour(), {}, 1, locked=locked)
-    fold(store, sent)
+    apply(store, sent)
     sent[:] = 9
     assert given.tolist() == [1, 1, 1]
     assert values(store) == [2, 2, 1]
@@ -187,16 +187,16 @@ def test_the_weights_that_were_given_stay_as_they_are(locked):
 
 def test_versions_and_staleness(locked):
     store = a_store(locked=locked)
-    told = [fold(store, [1, 1], base) for base in (0, 0, 1, 3, 0)]
-    assert [folded.version for folded in told] == [1, 2, 3, 4, 5]
-    assert [folded.staleness for folded in told] == [0, 1, 1, 0, 4]
+    told = [apply(store, [1, 1], base) for base in (0, 0, 1, 3, 0)]
+    assert [applied.version for applied in told] == [1, 2, 3, 4, 5]
+    assert [applied.staleness for applied in told] == [0, 1, 1, 0, 4]
     assert store.version == 5
 
 
 def test_staleness_reaches_the_rule(locked):
     store = a_store([0, 0], rule=DynSGD(), locked=locked)
     for _ in range(4):
-        fold(store, [12, 24], base=0)
+        apply(store, [12, 24], base=0)
     assert np.allclose(values(store), [12 + 6 + 4 + 3, 24 + 12 + 8 + 6])
 
 
@@ -208,8 +208,8 @@ def test_a_fold_is_the_rules(name):
     state = rule.init(by_hand)
     store = a_store(start, rule=rule, num_workers=3)
     for version, one in enumerate(sent):
-        rule.fold(by_hand, state, Update(steps=5, rows=40, learning_rate=0.5, num_workers=3, sent=one), version)
-        fold(store, one, base=0, steps=5, rows=40, learning_rate=0.5)
+        rule.apply(by_hand, state, WorkerUpdate(steps=5, rows=40, learning_rate=0.5, num_workers=3, sent=one), version)
+        apply(store, one, base=0, steps=5, rows=40, learning_rate=0.5)
     assert values(store) == by_hand.tolist()
     assert by_hand.tolist() != start.tolist()
 
@@ -217,7 +217,7 @@ def test_a_fold_is_the_rules(name):
 def test_the_rule_hears_the_window_and_its_own_part(locked):
     rule = Heard()
     store = a_store([1, 2, 3], trainable=2, rule=rule, num_workers=4, locked=locked)
-    fold(store, [7, 8, 3], base=-2, steps=6, rows=48, learning_rate=0.25)
+    apply(store, [7, 8, 3], base=-2, steps=6, rows=48, learning_rate=0.25)
     ((update, staleness),) = rule.updates
     assert update.sent.tolist() == [7, 8]
     assert (update.steps, update.rows, update.learning_rate, update.num_workers) == (6, 48, 0.25, 4)
@@ -227,22 +227,22 @@ def test_the_rule_hears_the_window_and_its_own_part(locked):
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_statistics_are_averaged_whatever_the_rule(name):
     store = a_store([0, 8, -8], trainable=1, rule=RULES[name](), num_workers=4)
-    fold(store, [0, 16, 0])
+    apply(store, [0, 16, 0])
     assert values(store)[1:] == [10, -6]  # C += (W - C)/4
-    fold(store, [0, 10, 2])
+    apply(store, [0, 10, 2])
     assert values(store)[1:] == [10, -4]
 
 
 def test_statistics_that_all_workers_agree_on_stay(locked):
     store = a_store([0, 0.3], trainable=1, num_workers=3, locked=locked)
     for _ in range(50):
-        fold(store, [1, 0.3])
+        apply(store, [1, 0.3])
     assert values(store) == [50, np.float32(0.3)]
 
 
 def test_nothing_but_statistics(locked):
     store = a_store([4, 8], trainable=0, num_workers=2, locked=locked)
-    fold(store, [0, 0])
+    apply(store, [0, 0])
     assert values(store) == [2, 4]
 
 
@@ -252,8 +252,8 @@ def test_of_counters_the_largest_counts(locked):
 
     store = a_store(counters=counters(5, [1, 9]), locked=locked)
     before = store.snapshot()
-    fold(store, [0, 0], counters=counters(3, [4, 4]))
-    fold(store, [0, 0], counters=counters(8, [2, 2]))
+    apply(store, [0, 0], counters=counters(3, [4, 4]))
+    apply(store, [0, 0], counters=counters(8, [2, 2]))
     steps, seeds = store.snapshot().weights.counters
     assert (steps.tolist(), seeds.tolist()) == (8, [4, 9])
     assert (steps.dtype, seeds.dtype) == (np.int64, np.uint32)
@@ -262,7 +262,7 @@ def test_of_counters_the_largest_counts(locked):
 
 def test_float64_stays_float64(locked):
     store = Store(Flat(np.full(3, 1.0)), 2, Downpour(), {}, 1, locked=locked)
-    store.fold(np.full(3, 2.0**-40), (), 0, steps=1, rows=1, learning_rate=0.1)
+    store.apply(np.full(3, 2.0**-40), (), 0, steps=1, rows=1, learning_rate=0.1)
     assert values(store) == [1 + 2.0**-40, 1 + 2.0**-40, 2.0**-40]
 
 
@@ -272,7 +272,7 @@ def test_float64_stays_float64(locked):
 def test_a_state_that_fits_is_taken_on_and_is_not_the_callers_own(locked):
     velocity = np.array([2, 4], np.float32)
     store = a_store([0, 0], rule=Momentum(), state={"velocity": velocity}, locked=locked)
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     assert values(store) == [2, 3]
     assert store.rule_state()["velocity"].tolist() == [2, 3]
     assert velocity.tolist() == [2, 4]
@@ -281,7 +281,7 @@ def test_a_state_that_fits_is_taken_on_and_is_not_the_callers_own(locked):
 def test_a_copy_of_the_state_does_not_change(locked):
     store = a_store([0, 0], rule=Momentum(), locked=locked)
     before = store.rule_state()
-    fold(store, [1, 1])
+    apply(store, [1, 1])
     assert before["velocity"].tolist() == [0, 0]
 
 
@@ -298,7 +298,7 @@ def test_a_copy_of_the_state_does_not_change(locked):
 def test_a_state_that_does_not_fit_is_begun_anew(state):
     store = a_store([0, 0, 7], trainable=2, rule=Momentum(), state=state)
     assert {name: value.tolist() for name, value in store.rule_state().items()} == {"velocity": [0, 0]}
-    fold(store, [1, 2, 7])
+    apply(store, [1, 2, 7])
     assert values(store) == [1, 2, 7]
     assert store.rule_state()["velocity"].tolist() == [1, 2]
 
@@ -310,8 +310,8 @@ def test_a_rule_without_a_state_forgets_what_another_one_left():
 
 def test_a_rule_that_returns_its_result_is_refused(locked):
     store = a_store(rule=Returning(), locked=locked)
-    with pytest.raises(ConfigurationError, match="Returning.*returned something from fold: it must change center in place"):
-        fold(store, [1, 1])
+    with pytest.raises(ConfigurationError, match="Returning.*returned something from apply: it must change center in place"):
+        apply(store, [1, 1])
     assert values(store) == [1, 2]
 
 
@@ -321,7 +321,7 @@ def test_folding_goes_on_after_a_rule_failed(locked):
 
         fail = True
 
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             if Failing.fail:
                 Failing.fail = False
                 raise ZeroDivisionError("own rule")
@@ -329,8 +329,8 @@ def test_folding_goes_on_after_a_rule_failed(locked):
 
     store = a_store(rule=Failing(), locked=locked)
     with pytest.raises(ZeroDivisionError):
-        fold(store, [1, 1])
-    fold(store, [1, 1])
+        apply(store, [1, 1])
+    apply(store, [1, 1])
     assert values(store) == [2, 3]
 
 
@@ -363,7 +363,7 @@ def test_hogwild_of_one_worker_is_the_locked_mode(rule):
         draw = np.random.default_rng(0)
         counters = (np.array(0),)
         store = a_store(draw.normal(size=9), counters, trainable=6, rule=RULES[rule](), num_workers=1, locked=locked)
-        told = [fold(store, draw.normal(size=9), counters=(np.array(step),)) for step in range(20)]
+        told = [apply(store, draw.normal(size=9), counters=(np.array(step),)) for step in range(20)]
         with store.snapshot() as snapshot:
             return told, snapshot.version, snapshot.weights.vector.tolist(), snapshot.weights.counters[0].tolist()
 
@@ -372,20 +372,20 @@ def test_hogwild_of_one_worker_is_the_locked_mode(rule):
 
 def test_locked_folds_of_many_threads_add_up_and_no_snapshot_is_torn():
     store = a_store(np.zeros(20_000), counters=(np.array(0),))
-    staleness, folding = [], threading.Event()
+    staleness, applying = [], threading.Event()
 
     def worker(number):
         def work():
             for step in range(1, 41):
                 with store.snapshot() as snapshot:
                     base = snapshot.version
-                staleness.append(fold(store, np.full(20_000, number), base, (np.array(step),)).staleness)
+                staleness.append(apply(store, np.full(20_000, number), base, (np.array(step),)).staleness)
 
         return work
 
     def reader():
         seen = 0
-        while not folding.is_set():
+        while not applying.is_set():
             with store.snapshot() as snapshot:
                 vector = snapshot.weights.vector
                 first = vector[0]
@@ -399,7 +399,7 @@ def test_locked_folds_of_many_threads_add_up_and_no_snapshot_is_torn():
         try:
             at_once(worker(1), worker(2), worker(3))
         finally:
-            folding.set()
+            applying.set()
 
     at_once(reader, reader, writers)
     with store.snapshot() as snapshot:
@@ -418,7 +418,7 @@ def test_hogwild_folds_of_many_threads_count_every_one_and_lose_only_components(
         for step in range(1, 41):
             with store.snapshot() as snapshot:
                 held = snapshot.weights.vector.copy()
-                fold(store, np.ones(20_000), snapshot.version, (np.array(step),))
+                apply(store, np.ones(20_000), snapshot.version, (np.array(step),))
                 assert np.array_equal(snapshot.weights.vector, held)
 
     at_once(work, work, work)
@@ -435,7 +435,7 @@ class Slow(Momentum):
     def __init__(self):
         object.__setattr__(self, "between", threading.Event())
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center[0] += 1
         self.between.set()
         time.sleep(0.05)
@@ -444,35 +444,35 @@ class Slow(Momentum):
 
 def test_locked_folds_come_one_after_the_other():
     store = a_store([0, 0], rule=Slow())
-    at_once(lambda: fold(store, [0, 0]), lambda: fold(store, [0, 0]))
+    at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [0, 0]))
     assert values(store) == [2, 1 + 2]
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["in place", "in a copy"])
-def test_no_snapshot_is_taken_in_the_middle_of_a_locked_fold(read):
+def test_no_snapshot_is_taken_in_the_middle_of_a_locked_apply(read):
     rule = Slow()
     store = a_store([0, 0], rule=rule)
     reader = store.snapshot()
     if not read:
         reader.release()
-    folding = threading.Thread(target=fold, args=(store, [0, 0]))
-    folding.start()
+    applying = threading.Thread(target=apply, args=(store, [0, 0]))
+    applying.start()
     rule.between.wait()
     with store.snapshot() as snapshot:
         assert (snapshot.version, snapshot.weights.vector.tolist()) == (1, [1, 1])
-    folding.join()
+    applying.join()
 
 
 def test_hogwild_folds_do_not_wait_for_each_other():
     meeting = threading.Barrier(2, timeout=120)
 
     class Meeting(Momentum):
-        """Folds only when two fold at the same time."""
+        """Folds only when two apply at the same time."""
 
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             meeting.wait()
             center[int(update.sent[0])] += 1
 
     store = a_store([0, 0], rule=Meeting(), locked=False)
-    at_once(lambda: fold(store, [0, 0]), lambda: fold(store, [1, 1]))
+    at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [1, 1]))
     assert values(store) == [1, 1]

@@ -36,8 +36,8 @@ def two_by_two(order=("price", "kind"), structure=tuple):
     return keras.Model([a, b], outputs, name="two")
 
 
-def task(model, *, columns=1, batch_size=8, on_nan="allow", transform=None, selection=None):
-    scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_nan=on_nan)
+def task(model, *, columns=1, batch_size=8, on_invalid="allow", transform=None, selection=None):
+    scorer = Scorer.of(model, batch_size=batch_size, transform=transform, on_invalid=on_invalid)
     read = ArgumentsToBlocks(scorer.reader, fits=transform is None)
     if selection is not None:
         read = BatchesToBlocks(selection, scorer.reader)
@@ -253,9 +253,9 @@ def test_nulls_do_not_reach_the_model():
         ([[1.0, 2.0, float("inf")]], "holds NaN or an infinite value in row 40"),
     ],
 )
-def test_on_nan_error_tells_the_row(rows, words):
+def test_on_invalid_error_tells_the_row(rows, words):
     with pytest.raises(DataError, match=words):
-        score(regression(), *batches(X, 40), pa.array(rows, pa.list_(pa.float32())), on_nan="error")
+        score(regression(), *batches(X, 40), pa.array(rows, pa.list_(pa.float32())), on_invalid="error")
 
 
 def test_nan_is_predicted_from_where_it_is_allowed():
@@ -264,16 +264,16 @@ def test_nan_is_predicted_from_where_it_is_allowed():
     assert np.isfinite(found[1])
 
 
-@pytest.mark.parametrize("on_nan", ["drop", "null"])
-def test_rows_that_are_not_finite_do_not_reach_the_model(on_nan):
+@pytest.mark.parametrize("on_invalid", ["drop", "null"])
+def test_rows_that_are_not_finite_do_not_reach_the_model(on_invalid):
     def finite(x, y):
         assert np.isfinite(x).all()
         return x
 
     rows = [[1.0, 2.0, float("nan")], [1.0, 2.0, 3.0], None, [float("inf"), 2.0, 3.0]]
-    found = score(regression(), pa.array(rows, pa.list_(pa.float32())), on_nan=on_nan, transform=finite)
+    found = score(regression(), pa.array(rows, pa.list_(pa.float32())), on_invalid=on_invalid, transform=finite)
     assert found.is_valid().to_pylist() == [False, True, False, False]
-    assert score(regression(), *batches(X, 40), on_nan=on_nan).null_count == 0
+    assert score(regression(), *batches(X, 40), on_invalid=on_invalid).null_count == 0
 
 
 def test_a_transform_comes_before_the_model():
@@ -324,8 +324,8 @@ NUMBERS = pa.array([1.0, 2.0])
         ((pa.array([[1.0], [2.0, 3.0]]),), r"^argument 1 of f\(\) holds arrays of different lengths .* array_repeat"),
         ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
         ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_timestamp"),
-        ((NUMBERS, NUMBERS, NULL), r"^argument 3 of f\(\) is null, .*WHERE .* register the function again with on_nan"),
-        ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* register the function again with on_nan"),
+        ((NUMBERS, NUMBERS, NULL), r"^argument 3 of f\(\) is null, .*WHERE .* register the function again with on_invalid"),
+        ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* register the function again with on_invalid"),
         (
             (pa.array([b"\xff\xd8\xff\xe0"] * 2),),
             r"^argument 1 of f\(\) holds encoded images.* register the .*image_loader",
@@ -333,11 +333,11 @@ NUMBERS = pa.array([1.0, 2.0])
     ],
 )
 def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
-    scorer = Scorer.of(regression(), on_nan="error")
+    scorer = Scorer.of(regression(), on_invalid="error")
     read = ArgumentsToBlocks(scorer.reader, function="f()", make="register the function again with")
     with pytest.raises(DataError, match=words) as error:
         list(read.blocks(columns, "partition 0", 0))
-    assert not re.search("transform=|give on_nan|give loader|column '|dropna", str(error.value))
+    assert not re.search("transform=|give on_invalid|give loader|column '|dropna", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -347,10 +347,10 @@ def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
 )
 def test_the_null_of_sql_has_no_type_and_is_a_null(columns):
     made = task(regression())
-    read = ArgumentsToBlocks(Scorer.of(regression(), on_nan="allow").reader)
+    read = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="allow").reader)
     ((block, whole),) = read.blocks(columns, "partition 0", 0)
     assert (block.rows, block.x.shape[1:], whole.tolist()) == (2, (3,), [False, False])
-    strict = ArgumentsToBlocks(Scorer.of(regression(), on_nan="error").reader, function="f()")
+    strict = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="error").reader, function="f()")
     with pytest.raises(DataError, match=r"^argument \d of f\(\) is null, or holds a null, in row 0"):
         list(strict.blocks(columns, "partition 0", 0))
     if len(columns) == 1:

@@ -297,7 +297,7 @@ def test_a_loader_says_what_it_takes(spark):
         (
             TWO,
             {"features": ["a", "b"], "loader": {"user": Texts()}},
-            r"makes arrays of the shape \(3,\), but .*'user' expects",
+            r"makes arrays of shape \(3,\), but .*'user' expects",
         ),
         (
             ONE,

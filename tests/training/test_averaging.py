@@ -366,26 +366,26 @@ def test_rows_that_a_source_no_longer_gives_are_not_counted(linear):
 
 
 def test_the_rule_folds_once_a_round_and_remembers(linear):
-    folded = []
+    applied = []
 
     class Noting(Average):
         def init(self, center):
-            return {"folds": np.zeros_like(center)}
+            return {"applies": np.zeros_like(center)}
 
-        def fold(self, center, state, update, staleness):
-            folded.append((update.steps, update.rows, update.num_workers, staleness, update.learning_rate))
-            state["folds"] += 1
+        def apply(self, center, state, update, staleness):
+            applied.append((update.steps, update.rows, update.num_workers, staleness, update.learning_rate))
+            state["applies"] += 1
             assert update.sent.shape == center.shape == (4,)
             assert not np.array_equal(center, update.sent)
-            super().fold(center, state, update, staleness)
+            super().apply(center, state, update, staleness)
 
     state = {}
     fit(linear, partitions(18, 7), frequency=3, epochs=2, rule=Noting(), rule_state=state)
     rate = pytest.approx(0.05)
-    assert folded == [(3, 19, 2, 0, rate), (2, 6, 1, 0, rate)] * 2
-    assert state["folds"].tolist() == [4, 4, 4, 4]
+    assert applied == [(3, 19, 2, 0, rate), (2, 6, 1, 0, rate)] * 2
+    assert state["applies"].tolist() == [4, 4, 4, 4]
     fit(linear, partitions(18, 7), rule=Noting(), rule_state=state)
-    assert state["folds"].tolist() == [5, 5, 5, 5]
+    assert state["applies"].tolist() == [5, 5, 5, 5]
 
 
 def test_a_moving_average_of_weights_is_put_in_at_the_end():

@@ -94,7 +94,7 @@ def test_one_worker_is_plain_keras_whatever_the_transport(linear, transport, mod
     assert stats.steps == {0: 18}
     assert stats.staleness == {0: stats.pushes}
     assert stats.pushes == 3 * (2 if frequency == 4 else 1)
-    assert (stats.duplicates, stats.refusals) == (0, {})
+    assert (stats.duplicates, stats.rejected_requests) == (0, {})
     assert stats.sent_bytes >= 16
     assert stats.seconds > 0
 
@@ -239,7 +239,7 @@ class Clipped:
     modes = frozenset({"asynchronous", "hogwild"})
 
     def init(self, center):
-        return {"folds": np.zeros_like(center)}
+        return {"applies": np.zeros_like(center)}
 
     def exchange(self, local, base, center, window):
         sent = np.clip(local - base, -self.most, self.most)
@@ -247,10 +247,10 @@ class Clipped:
             file.write(f"{window.steps} {window.rows} {window.learning_rate:.3f} {window.num_workers}\n")
         return sent, center + sent
 
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         assert np.abs(update.sent).max() <= np.float32(self.most)
         assert staleness == 0
-        state["folds"] += update.steps
+        state["applies"] += update.steps
         center += update.sent
 
 
@@ -260,9 +260,9 @@ def test_an_own_rule_sees_windows_and_remembers(linear, tmp_path, mode):
     train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
     windows = ["3 12 0.020 1", "2 6 0.020 1", "2 7 0.020 1"]
     assert (tmp_path / "notes").read_text().splitlines() == windows
-    assert state["folds"].tolist() == [7, 7, 7, 7]
+    assert state["applies"].tolist() == [7, 7, 7, 7]
     train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
-    assert state["folds"].tolist() == [14, 14, 14, 14]
+    assert state["applies"].tolist() == [14, 14, 14, 14]
 
 
 class Losing(LocalDataset):
@@ -581,7 +581,7 @@ def test_divergence_keeps_the_last_epoch_that_ended(linear):
 
 @dataclass(frozen=True)
 class Exploding(Downpour):
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         center[:] = np.inf
 
 
@@ -611,12 +611,12 @@ def test_a_rule_that_sends_something_else_is_told(linear, what, words):
 
 @dataclass(frozen=True)
 class Returning(Downpour):
-    def fold(self, center, state, update, staleness):
+    def apply(self, center, state, update, staleness):
         return center + update.sent
 
 
 def test_a_rule_that_does_not_fold_in_place_is_told(linear):
-    with pytest.raises(ConfigurationError, match="returned something from fold: it must change"):
+    with pytest.raises(ConfigurationError, match="returned something from apply: it must change"):
         train(linear, partitions(8), rule=Returning())
 
 
@@ -688,11 +688,11 @@ def test_figures_that_are_vectors_are_averaged_too():
 def test_a_fold_that_changes_nothing_is_told(linear):
     @dataclass(frozen=True)
     class Rebinding(Downpour):
-        def fold(self, center, state, update, staleness):
+        def apply(self, center, state, update, staleness):
             center = center + update.sent
 
     with pytest.warns(
-        UserWarning, match="2 updates were folded, and the weights are as they were.*must change center in place"
+        UserWarning, match="2 updates were applied, and the weights did not change.*must change center in place"
     ):
         train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)
 
