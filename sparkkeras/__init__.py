@@ -43,7 +43,7 @@ _HOMES = {
         "DataError",
         "DivergenceError",
         "ModelError",
-        "ParameterServerError",
+        "DriverConnectionError",
         "SearchError",
         "SparkKerasError",
         "StorageError",
@@ -55,6 +55,7 @@ _HOMES = {
     "ml.image_featurizer": ["ImageFeaturizer"],
     "mllib.model": ["SparkMLlibModel"],
     "parameter.options": ["ParameterServerOptions"],
+    "rpc.options": ["ServerOptions"],
     "parameter.rules": [
         "AGN",
         "AsynchronousRule",

@@ -8,8 +8,8 @@ from sparkkeras.errors import ConfigurationError as ConfigurationError
 from sparkkeras.errors import CustomObjectError as CustomObjectError
 from sparkkeras.errors import DataError as DataError
 from sparkkeras.errors import DivergenceError as DivergenceError
+from sparkkeras.errors import DriverConnectionError as DriverConnectionError
 from sparkkeras.errors import ModelError as ModelError
-from sparkkeras.errors import ParameterServerError as ParameterServerError
 from sparkkeras.errors import SearchError as SearchError
 from sparkkeras.errors import SparkKerasError as SparkKerasError
 from sparkkeras.errors import StorageError as StorageError
@@ -46,6 +46,7 @@ from sparkkeras.parameter.rules import SlowMo as SlowMo
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
 from sparkkeras.parameter.service import ParameterServerStats as ParameterServerStats
+from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
 from sparkkeras.spark_model import SparkModel as SparkModel
 from sparkkeras.sql import keras_udf as keras_udf

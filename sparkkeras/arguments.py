@@ -79,7 +79,8 @@ def _elsewhere(name: str, known: Sequence[str], owner: type | None, called: str)
         return f"It is an argument{owned_by}. "
     for takes, whose in ((known, ""), (of_owner, owned_by)):
         if "server_options" in takes and (name in _OPTIONS or (name in _OF_ASYNCHRONOUS_TRAINING and "rule" in takes)):
-            return f"It belongs in server_options=ParameterServerOptions(...){whose}. "
+            kind = "ParameterServerOptions" if "rule" in takes else "ServerOptions"
+            return f"It belongs in server_options={kind}(...){whose}. "
     if name in _COMPILED and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
         return "It belongs in model.compile(...). "
     if name in _HADOOP and "path" in known:

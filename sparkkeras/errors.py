@@ -10,7 +10,7 @@
     ├── DataError (ValueError)                   rows that are missing, ragged, not finite, or do not fit the model
     ├── DivergenceError (ArithmeticError)        training left the finite numbers
     ├── ClusterError (RuntimeError)              Spark is stopped, or its workers lack something
-    │   ├── ParameterServerError                 workers and the parameter server cannot reach or understand each other
+    │   ├── DriverConnectionError                workers cannot reach a server on the driver, or it rejects their calls
     │   └── WorkerError                          a worker failed; carries its own traceback
     ├── SearchError (RuntimeError)               a search for hyper-parameters that found nothing
     └── StorageError (OSError)                   a path that cannot be written or read
@@ -56,8 +56,8 @@ class ClusterError(SparkKerasError, RuntimeError):
     """Spark is not running, or its workers cannot do what is asked of them."""
 
 
-class ParameterServerError(ClusterError):
-    """Workers and the parameter server cannot reach each other, or one refuses what the other asks."""
+class DriverConnectionError(ClusterError):
+    """Workers cannot reach the server on the driver (parameter server or search), or it rejects their calls."""
 
 
 class WorkerError(ClusterError):

@@ -318,7 +318,7 @@ class SparkModel:
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot travel, or would load as something else.
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round or epoch.
-            ParameterServerError: Workers cannot reach the parameter server.
+            DriverConnectionError: Workers cannot reach the parameter server.
             WorkerError: A task failed for good; the message has its traceback.
         """
         self._check_again()

@@ -194,10 +194,13 @@ def test_an_argument_of_another_place_is_led_there_where_that_place_exists(funct
 
 
 def test_settings_of_the_server_are_led_to_the_argument_of_the_same_function():
-    for function, name in ((Trainer, "max_staleness"), (Trainer, "host"), (Search, "host")):
-        with pytest.raises(
-            UnknownArgumentError, match=r"'\. It belongs in server_options=ParameterServerOptions\(\.\.\.\)\. "
-        ):
+    of_training, of_search = "ParameterServerOptions", "ServerOptions"
+    for function, name, kind in (
+        (Trainer, "max_staleness", of_training),
+        (Trainer, "host", of_training),
+        (Search, "host", of_search),
+    ):
+        with pytest.raises(UnknownArgumentError, match=rf"'\. It belongs in server_options={kind}\(\.\.\.\)\. "):
             function(**{name: 1})
     with pytest.raises(UnknownArgumentError) as caught:
         Search(max_staleness=1)

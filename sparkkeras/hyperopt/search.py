@@ -33,11 +33,11 @@ from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
+from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.sources.frame import Columns, Named, is_frame
 from sparkkeras.training.connectivity import check_reach, endpoint
-from sparkkeras.training.job import Server
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -89,19 +89,19 @@ class HyperParamModel:
         *,
         transport: str = "socket",
         port: int = 0,
-        server_options: ParameterServerOptions | None = None,
+        server_options: ServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         safe_mode: bool = True,
     ) -> None:
         self.num_workers = arguments.optional_number("num_workers", num_workers)
         arguments.one_of("transport", transport, ("socket", "http"))
-        options = arguments.instance("server_options", server_options, ParameterServerOptions)
-        for name in ("max_staleness", "warmup_timeout"):
-            if options is not None and getattr(options, name) != getattr(ParameterServerOptions(), name):
-                raise ConfigurationError(
-                    f"server_options: {name} is of asynchronous training; trials share no weights, so leave it out."
-                )
-        self._server = Server(transport, arguments.port(port), options or ParameterServerOptions())
+        if isinstance(server_options, ParameterServerOptions):
+            raise ConfigurationError(
+                "server_options: ParameterServerOptions are for asynchronous training; trials share no weights. Give "
+                "sparkkeras.ServerOptions(...), which has host, bind, encrypt, lease_seconds and timeout."
+            )
+        self._transport, self._port = transport, arguments.port(port)
+        self._server_options = arguments.instance("server_options", server_options, ServerOptions) or ServerOptions()
         self.custom_objects = arguments.custom_objects(custom_objects)
         self._workers = _workers_of(sc)
         self.safe_mode = safe_mode
@@ -193,7 +193,7 @@ class HyperParamModel:
             CustomObjectError: The function or the space holds something that cannot travel.
             SearchError: All trials failed, or more than ``max_failures``, or none had a value in time; `trials` has
                 their tracebacks.
-            ParameterServerError: Workers cannot reach the driver.
+            DriverConnectionError: Workers cannot reach the driver.
             WorkerError: Workers were lost again and again.
         """
         if (model is None) == (objective is None):
@@ -212,7 +212,7 @@ class HyperParamModel:
             loss_threshold=loss_threshold,
             early_stop_fn=early_stop_fn,
             max_failures=max_failures,
-            lease_seconds=self._server.options.lease_seconds,
+            lease_seconds=self._server_options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         keep = kept_models(keep_models)
@@ -375,10 +375,10 @@ class HyperParamModel:
         service = SearchService(ledger, found.journal, found.space.encode)
         try:
             with ExitStack() as stack:
-                where = endpoint(self._server, workers.driver, 4 + 2 * count)
-                serve = make_transport(self._server.transport).serve
+                where = endpoint(self._server_options, self._port, workers.driver, 4 + 2 * count)
+                serve = make_transport(self._transport).serve
                 address = stack.enter_context(serve(service, where, Secret.fresh()))
-                if self._server.options.host is not None or not workers.driver.is_local:
+                if self._server_options.host is not None or not workers.driver.is_local:
                     check_reach(dataset, address)
                 try:
                     shared = stack.enter_context(dataset.share(data))

@@ -21,7 +21,7 @@ from typing import Any
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
-from sparkkeras.errors import ClusterError, ParameterServerError, SparkKerasError, WorkerError
+from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
@@ -250,4 +250,4 @@ def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None])
 
 def _is_lost(error: SparkKerasError) -> bool:
     """Whether a job failed since a worker went away, and not since its code raised something."""
-    return isinstance(error, ParameterServerError) or (isinstance(error, WorkerError) and not error.worker_traceback)
+    return isinstance(error, DriverConnectionError) or (isinstance(error, WorkerError) and not error.worker_traceback)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError
+from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import STOPPED, Trial
@@ -275,15 +275,15 @@ class SearchClient:
         try:
             return insist(self._caller, self._address.timeout, name, fields, body)
         except TransportError as error:
-            raise ParameterServerError(
+            raise DriverConnectionError(
                 f"{self._worker.name} has had no answer from the search on the driver at {self._address.told} for "
                 f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise look at the network "
-                "between them, or raise ParameterServerOptions(timeout=...)."
+                "between them, or raise timeout= of server_options."
             ) from error
         except RefusedError as error:
             if error.kind == LEASE_LOST:
                 raise LeaseLostError from error
-            raise ParameterServerError(str(error)) from error
+            raise DriverConnectionError(str(error)) from error
 
 
 def _packed(outcome: Outcome) -> bytes:

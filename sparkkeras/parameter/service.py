@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError, SparkKerasError
+from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError, SparkKerasError
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import (
@@ -424,8 +424,8 @@ class ParameterService:
         if not self._store.is_finite:
             message = (
                 f"the update rule {self._store.rule!r} has made weights that are not finite, in epoch {told.epoch + 1} or "
-                "before. The model keeps the weights of the last epoch that ended, if one has. Look into its apply, or try a "
-                "smaller learning rate."
+                "before. The model keeps the weights of the last epoch that ended, if one has. Look into its apply, or try "
+                "a smaller learning rate."
             )
         self.fail(DivergenceError(message))
         raise RefusedError(DIVERGED, message)
@@ -637,19 +637,19 @@ class ParameterClient:
         """Call, again and again where there is no answer, for as long as the address's timeout.
 
         Raises:
-            ParameterServerError: There was none in that time, or the server refuses.
+            DriverConnectionError: There was none in that time, or the server refuses.
             DivergenceError: What was sent is not finite.
         """
         try:
             return insist(self._caller, self._address.timeout, name, fields, body, into)
         except TransportError as error:
-            raise ParameterServerError(
+            raise DriverConnectionError(
                 f"worker {self._worker} has had no answer from the parameter server at {self._address.told} for "
                 f"{self._address.timeout:g} seconds ({error}). The driver may have ended, or its training may have "
                 "failed; otherwise look at the network between them, or raise ParameterServerOptions(timeout=...)."
             ) from error
         except RefusedError as error:
-            kind = DivergenceError if error.kind == DIVERGED else ParameterServerError
+            kind = DivergenceError if error.kind == DIVERGED else DriverConnectionError
             raise kind(str(error)) from error
 
 

@@ -108,16 +108,16 @@ class Endpoint:
         if isinstance(error, socket.gaierror):
             return ConfigurationError(
                 f"{self.listen!r} is no name or address that this machine knows ({error.strerror}): look at "
-                "ParameterServerOptions(host=..., bind=...), spark.driver.host and spark.driver.bindAddress."
+                "host= and bind= of server_options, spark.driver.host and spark.driver.bindAddress."
             )
         if self.port:
             return ConfigurationError(
-                f"the parameter server cannot listen on port {self.port} of {self.listen}: {error.strerror or error}. Give "
-                "another port=, or port=0 for any that is free."
+                f"the server on the driver cannot listen on port {self.port} of {self.listen}: {error.strerror or error}. "
+                "Give another port=, or port=0 for any that is free."
             )
         return ConfigurationError(
-            f"the parameter server cannot listen on {self.listen}: {error.strerror or error}. The address has to be one of "
-            "this machine: set ParameterServerOptions(bind=...), for instance bind='0.0.0.0' where workers reach the driver "
+            f"the server on the driver cannot listen on {self.listen}: {error.strerror or error}. The address must be "
+            "one of this machine: set bind= of server_options, for instance bind='0.0.0.0' where workers reach the driver "
             "by another address than its own."
         )
 

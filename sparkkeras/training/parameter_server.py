@@ -23,7 +23,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, ParameterServerError
+from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, DriverConnectionError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
@@ -244,7 +244,7 @@ class TrainTask:
                 # A copy of this task that waits must not end before the slots are on their way. Nobody renews any more: a
                 # renewal behind it would be refused. The lease is long enough for this one call.
                 client.finish()
-            except ParameterServerError:
+            except DriverConnectionError:
                 raise  # who cannot be reached, or has given the partition to another, need not get the report
             except FilesMissing:
                 client.release(missing=True)  # the driver has the rows read again, and another task goes on
@@ -370,7 +370,9 @@ class _Training:
             validation = self._validation_plan(stack)
             address = stack.enter_context(
                 make_transport(server.transport).serve(
-                    self._service, endpoint(server, dataset.driver, 4 + 2 * job.num_workers), Secret.fresh()
+                    self._service,
+                    endpoint(server.options, server.port, dataset.driver, 4 + 2 * job.num_workers),
+                    Secret.fresh(),
                 )
             )
             stack.callback(self._end)

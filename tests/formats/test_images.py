@@ -319,7 +319,7 @@ def test_a_batch_with_no_good_row_and_one_without_rows():
 
 def test_a_damaged_row_of_a_partition_is_told_with_its_number_there_and_its_path(tmp_path):
     slot = InputSpec("x", (8, 8, 3), floating=True)
-    selection = Selection(Form(Structure()), (Leaf(("photo",), slot=slot, loader=image_loader((8, 8))),))
+    selection = Selection(Form(Structure()), (Leaf(("photo",), input=slot, loader=image_loader((8, 8))),))
     read = BatchesToBlocks(selection, Reader(Schema((slot,)), labelled=False))
     batches = [pa.record_batch([column], ["photo"]) for column in (binary(*[PNG] * 5), binary(PNG, b"no", PNG))]
     with pytest.raises(

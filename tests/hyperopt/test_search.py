@@ -602,7 +602,7 @@ class TestBadInput:
     def test_unknown_arguments(self):
         with pytest.raises(UnknownArgumentError, match="takes no argument 'max_eval'.*Did you mean 'max_evals'"):
             HyperParamModel().minimize(objective=parabola, space=LINE, max_eval=3)
-        with pytest.raises(ConfigurationError, match="server_options: max_staleness is of asynchronous training"):
+        with pytest.raises(ConfigurationError, match="server_options: ParameterServerOptions are for asynchronous"):
             HyperParamModel(server_options=ParameterServerOptions(max_staleness=3))
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")

@@ -11,7 +11,7 @@ from hyperopt import hp, rand
 
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
-from sparkkeras.errors import ConfigurationError, ParameterServerError, StorageError, WorkerError
+from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError, WorkerError
 from sparkkeras.hyperopt import search_job, service
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import GO_ON, STOP, Limits, Suggested, TrialLedger, Worker
@@ -318,7 +318,7 @@ def test_drafts_go_when_their_trial_has_ended(served):
             Outcome(OK, 0.75, model=b"kept", suffix="keras"),
         ):
             lease = client.ask().lease
-            with suppress(ParameterServerError):
+            with suppress(DriverConnectionError):
                 client.finish(lease, outcome)
             assert not journal.draft(lease).exists()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from sparkkeras import ParameterServerError
+from sparkkeras import DriverConnectionError
 from sparkkeras.sources import rdd as spark_data
 from sparkkeras.training import parameter_server
 from tests.integration.faults import (
@@ -281,7 +281,7 @@ def test_a_server_that_does_not_answer(sc, tmp_path, witness, monkeypatch, trans
         ending(training)
 
     monkeypatch.setattr(parameter_server._Training, "_end", noted)
-    with pytest.raises(ParameterServerError, match=r"no answer from the parameter server at .* for 3 seconds"):
+    with pytest.raises(DriverConnectionError, match=r"no answer from the parameter server at .* for 3 seconds"):
         trained.fit(data, epochs=4, verbose=0, callbacks=[end], worker_callbacks=[WaitForMark(1, mark)])
     tell(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")
     assert failed[0] - end.at < 2 * (timeout + 5) + 120  # each task is tried twice, the second time in a new process

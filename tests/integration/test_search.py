@@ -20,7 +20,7 @@ import psutil
 import pytest
 from hyperopt import hp
 
-from sparkkeras import ParameterServerOptions, to_data_frame, to_simple_rdd
+from sparkkeras import ServerOptions, to_data_frame, to_simple_rdd
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.hyperopt import HyperParamModel, SparkTrials, report
 from tests.conftest import settle
@@ -44,7 +44,7 @@ def parabola(params, data):
 def search_of(sc, **arguments):
     own = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
     # Who is lost is known by its closed connection; a machine that pauses for seconds is not to look like that.
-    search = HyperParamModel(sc, server_options=ParameterServerOptions(lease_seconds=100), **own)
+    search = HyperParamModel(sc, server_options=ServerOptions(lease_seconds=100), **own)
     search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
     return search
 

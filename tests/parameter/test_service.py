@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
+from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterServerStats, ParameterService, is_finite
@@ -213,7 +213,7 @@ def test_the_weights_of_an_epoch_that_is_being_evaluated():
         assert same(weights.counters, COUNTERS)
         assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
         assert client.report(0, METRICS).evaluate == ()
-        with pytest.raises(ParameterServerError, match="epoch 0 is not being evaluated"):
+        with pytest.raises(DriverConnectionError, match="epoch 0 is not being evaluated"):
             client.snapshot(0)
         end = bench.ledger.wait(0)
         assert same(end.validation[0], METRICS)
@@ -296,7 +296,7 @@ def test_a_new_attempt_goes_on_where_the_old_one_stood(bench):
     assert same(standing.metrics, METRICS)
     push(other)
     assert bench.stats.pushes == 2
-    with pytest.raises(ParameterServerError, match="the lease of worker 0 was taken over by another attempt"):
+    with pytest.raises(DriverConnectionError, match="the lease of worker 0 was taken over by another attempt"):
         push(client)
     assert bench.stats.pushes == 2
     assert bench.stats.rejected_requests == {"lease lost": 1}
@@ -350,7 +350,7 @@ def test_an_own_rule_that_fails_ends_training_with_its_words():
     with serving(rule=Picky()) as bench:
         one, two = bench.client(0), bench.client(1)
         words = "the update rule Picky() failed to apply an update: ZeroDivisionError: thirteen"
-        with pytest.raises(ParameterServerError, match=re.escape(words)):
+        with pytest.raises(DriverConnectionError, match=re.escape(words)):
             push(one, (13, 0, 0, 4))
         assert bench.stats.pushes == 0
         assert isinstance(bench.service.failure, ConfigurationError)
@@ -648,7 +648,7 @@ def test_renewing_gives_up_when_the_lease_is_lost(bench):
         bench.ledger.release(0, client._lease)
         thread.join(120)
         assert not thread.is_alive()
-    with pytest.raises(ParameterServerError, match="taken over"):
+    with pytest.raises(DriverConnectionError, match="taken over"):
         client.renew()
 
 
@@ -671,7 +671,7 @@ def test_a_server_that_is_gone_is_told_of_in_time(ask):
     with serving(timeout=0.3) as bench:
         client = bench.client(1)
     began = time.monotonic()
-    with pytest.raises(ParameterServerError) as caught:
+    with pytest.raises(DriverConnectionError) as caught:
         ask(client)
     assert 0.1 < time.monotonic() - began < 20
     words = str(caught.value)

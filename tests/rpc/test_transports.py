@@ -1015,11 +1015,11 @@ def test_a_second_server_does_not_slip_in_behind_the_first(name, listen):
 @pytest.mark.parametrize(
     ("listen", "words", "remedy"),
     [
-        ("203.0.113.7", "the parameter server cannot listen on 203.0.113.7: ", "ParameterServerOptions(bind="),
+        ("203.0.113.7", "the server on the driver cannot listen on 203.0.113.7: ", "set bind= of server_options"),
         (
             "no-such-machine.invalid",
             "'no-such-machine.invalid' is no name or address",
-            "ParameterServerOptions(host=..., bind=",
+            "look at host= and bind= of server_options",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
-from sparkkeras.errors import ConfigurationError, DivergenceError, ParameterServerError
+from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.modeling.archive import ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -647,10 +647,8 @@ def test_an_address_of_another_machine_is_refused(linear, transport):
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_workers_that_do_not_reach_the_driver_say_so_before_training(linear, transport, noted):
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
-    words = (
-        rf"workers do not reach the parameter server on the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
-    )
-    with pytest.raises(ParameterServerError, match=words):
+    words = rf"workers cannot connect to the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
+    with pytest.raises(DriverConnectionError, match=words):
         train(linear, partitions(8), transport=transport, options=options, worker_callbacks=noted.callback())
     assert not noted.path.exists()
 

@@ -1,0 +1,60 @@
+"""Settings of a server on the driver that workers call."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkkeras.arguments import known_fields
+from sparkkeras.errors import ConfigurationError
+
+
+@known_fields
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of the server on the driver that workers call: of hyper-parameter search, and of asynchronous training.
+
+    Args:
+        host: The name or IP address by which workers reach the driver. ``None``: Spark's ``spark.driver.host``, and this
+            machine's own address (127.0.0.1) where the workers are on it (``local[...]``).
+        bind: The name or IP address to listen on. ``None``: ``spark.driver.bindAddress`` where that is set, else ``host``.
+        encrypt: Whether bodies (weights, updates, metric states) are encrypted in transit. All other fields of a call are
+            always encrypted, and everything is authenticated.
+        lease_seconds: Seconds without a heartbeat after which a worker loses its partition or trial to another one that
+            asks for it.
+        timeout: Seconds that a worker tries to reach the server before its task fails, and that the server waits for the
+            rest of a message.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    host: str | None = None
+    bind: str | None = None
+    encrypt: bool = False
+    lease_seconds: float = 10.0
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("host", "bind"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not _HOST.fullmatch(value)):
+                raise ConfigurationError(
+                    f"{name}={value!r}: expected a host name or an IP address, without a scheme or a port, or None."
+                )
+        if not isinstance(self.encrypt, bool):
+            raise ConfigurationError(f"encrypt={self.encrypt!r}: expected True or False.")
+        for name in ("lease_seconds", "timeout"):
+            check_seconds(name, getattr(self, name))
+
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.%]+[0-9A-Za-z]*")
+_LONGEST = 1e6  # seconds, twelve days: beyond that operating systems lose count
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no positive number of seconds that a timer can wait."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value <= _LONGEST:
+        raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, {_LONGEST:,.0f} at most.")
