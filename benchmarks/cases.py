@@ -273,13 +273,10 @@ def _store(frame, model, columns) -> None:
     """Write the rows as `fit` would before it trains."""
     from sparkkeras.data.schema import Reader
     from sparkkeras.modeling import archive as models
-    from sparkkeras.sources.frame import Named
-    from sparkkeras.sources.source import as_dataset, where_is
-    from sparkkeras.worker import device
+    from sparkkeras.sources.source import NamedColumns, as_source
 
-    cluster = where_is(frame, device.worker_environment)
-    reader = Reader(models.schema_of(model), labelled=False)
-    with as_dataset(frame, None, cluster, reader, None, named=Named(columns)) as dataset, dataset.stored():
+    source = as_source(frame, Reader(models.schema_of(model), labelled=False), columns=NamedColumns(columns))
+    with source.dataset() as dataset, dataset.stored():
         pass
 
 

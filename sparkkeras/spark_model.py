@@ -6,24 +6,18 @@ import dataclasses
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.block import Block, BlockSpec, describe
-from sparkkeras.data.dataset import Dataset, StoredDataset, all_labels, common_spec
-from sparkkeras.data.schema import LabelRange, OnInvalid, OnInvalidToPredict, Reader, label_ranges
-from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
+from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.modeling import archive as models
-from sparkkeras.modeling import labels, metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelWeights
-from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.locks import training
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
@@ -38,28 +32,19 @@ from sparkkeras.parameter.rules import (
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
-from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, split_by
+from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.rows import warn_of_partitions
-from sparkkeras.sources.source import as_dataset, read_on_driver, where_is
+from sparkkeras.sources.source import NamedColumns
 from sparkkeras.spark import storage
 from sparkkeras.spark.cluster import interruptible
-from sparkkeras.spark.connect import AnyCluster
 from sparkkeras.training import persistence
-from sparkkeras.training.callbacks import (
-    DriverCallbacks,
-    Progress,
-    as_callbacks,
-    check_callbacks,
-    check_monitors,
-    told,
-)
-from sparkkeras.training.job import Job, Server, TrainValidationSplit, Validation
+from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.job import Coordination, Server
+from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.strategy import MODES, make_strategy
-from sparkkeras.worker import device
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, transformed
+from sparkkeras.worker.trainer import Transform
 
-Verbose = Literal["auto", 0, 1, 2]
-Transform = Callable[[Any, Any], Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -69,8 +54,12 @@ def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concate
 
     @functools.wraps(fit)
     def exclusive(self: SparkModel, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with training(self._trained_models):
-            return fit(self, *args, **kwargs)
+        with training([self.model]):
+            self._is_training = True
+            try:
+                return fit(self, *args, **kwargs)
+            finally:
+                self._is_training = False
 
     return exclusive
 
@@ -203,11 +192,18 @@ class SparkModel:
         self._rule_state: State = {}
         self._fits = 0
 
+    _is_training = False
+
     if not TYPE_CHECKING:  # to type checkers, an attribute that is not among those of __init__ is an error already
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Set an attribute; those that arguments of the constructor have made are checked as these are."""
             if name in _ATTRIBUTES:
+                if self._is_training:
+                    raise ConfigurationError(
+                        f"{name} of {self!r} cannot be set while fit is running, in another thread or around this callback: "
+                        "set it when fit has returned."
+                    )
                 value = _ATTRIBUTES[name](value)
             elif type(self) is SparkModel and not (name.startswith("_") or name in _OUTCOMES or hasattr(SparkModel, name)):
                 of_fit = f"{name} is an argument of fit. " if name in inspect.signature(SparkModel.fit).parameters else ""
@@ -321,77 +317,51 @@ class SparkModel:
             DriverConnectionError: Workers cannot reach the parameter server.
             WorkerError: A task failed for good; the message has its traceback.
         """
-        self._check_again()
-        epochs = arguments.whole_number("epochs", epochs)
-        initial_epoch = arguments.whole_number("initial_epoch", initial_epoch, low=0)
-        validation_freq = arguments.whole_number("validation_freq", validation_freq)
-        steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
-        arguments.fraction("validation_split", validation_split)
-        arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
-        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
-            raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
-        given = check_callbacks(callbacks, self.model)
-        given_to_workers = as_callbacks("worker_callbacks", worker_callbacks)
-        options = FitOptions(
-            batch_size=self._batch_size("batch_size", batch_size, self.batch_size),
-            transform=_transform(transform),
-            shuffle=arguments.flag("shuffle", shuffle),
-            seed=self._seed_of_fit(),
-            class_weight=arguments.class_weight(class_weight),
-            callbacks=_by_value(given_to_workers or None, "worker_callbacks"),
+        models.check_trainable(self.model)
+        rule = make_rule(self._given_rule, self.mode)
+        check_optimizer(rule, self.model.optimizer)
+        request = check_fit(
+            [self.model],
+            data=data,
+            y=y,
+            epochs=epochs,
+            batch_size=self.batch_size if batch_size is None else batch_size,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            validation_col=validation_col,
+            validation_freq=validation_freq,
+            validation_batch_size=validation_batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            features=features,
+            label=label,
+            loader=loader,
+            transform=transform,
+            on_invalid=on_invalid,
+            worker_callbacks=worker_callbacks,
+            seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # another one for each call
         )
-        validation_size = self._batch_size("validation_batch_size", validation_batch_size, options.batch_size)
-        validation_options = BatchOptions(validation_size, options.transform)
-        reader = Reader(models.schema_of(self.model).before(transform), True, on_invalid)
-        held_out = _unpacked(validation_data)
-        columns = features, label, loader, transform
-        named = held_out_named = None
-        if is_frame(data) or held_out is None or not is_frame(held_out[0]):
-            named = _named(data, reader, sample_weight, *columns)
-        if held_out is not None and is_frame(held_out[0]):
-            held_out_named = _named(held_out[0], reader, sample_weight if is_frame(data) else None, *columns)
-        if validation_col is not None:
-            data, chosen = _split_by(data, validation_col)
-            held_out, held_out_named = (chosen, None, None), named
-        block = self._read(data, y, sample_weight, reader, options)
-        held_out_block = None if held_out is None else self._read(*held_out, reader, validation_options)
-        archive = self._archive()
-        validates = bool(validation_split) or held_out is not None
-        monitors = given, given_to_workers, validates, validates and self._WORKERS_VALIDATE
-        check_monitors(self._trained_models, self.custom_objects, *monitors)
-        with ExitStack() as stack:
-            stored = self._stored(stack, self._dataset(data, block, reader, named, shuffle=True), block, options)
-            check_monitors(self._trained_models, self.custom_objects, *monitors)  # now the metrics of every model have names
-            split = TrainValidationSplit.split(stored.handles, validation_split)
-            validation = None
-            if validation_split:
-                validation = Validation(stored, validation_options, validation_freq, split.validation_spans)
-            elif held_out is not None:
-                rows = self._stored(
-                    stack,
-                    self._dataset(held_out[0], held_out_block, reader, held_out_named),
-                    held_out_block,
-                    validation_options,
-                )
-                validation = Validation(rows, validation_options, validation_freq)
-            job = Job(
-                model=self.model,
-                archive=archive,
-                epochs=epochs,
-                initial_epoch=initial_epoch,
-                frequency=self.frequency,
-                rule=self.rule,
-                rule_state=self._rule_state,
-                split=split,
-                options=options,
-                steps_per_epoch=steps_per_epoch,
-                validation=validation,
-                server=Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions()),
-                histories=self.training_histories,
-            )
+        partitioning = Partitioning(self.num_workers, self.num_workers, at_once=self.mode != "synchronous")
+        server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
+        coordination = Coordination(self.frequency, rule, self._rule_state, server, self.training_histories)
+        archives = [ModelArchive.pack(self.model, self.custom_objects)]
+        with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
             self._fits += 1
-            return self._train(job, stored, given, 1 if verbose == "auto" else verbose)
+            if self.mode == "synchronous" and self.num_workers is None:
+                batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
+                warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
+            progress = Progress(request.verbose, job.epochs, job.num_workers)
+            on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.batches, progress)
+            try:
+                make_strategy(self.mode).fit(job, stored, on_driver)
+            finally:
+                self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
+            return on_driver.history
 
     @known_arguments
     @interruptible()
@@ -438,21 +408,20 @@ class SparkModel:
                 training that leaves no slot free.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
-        models.check_compiled(self.model)
-        arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
-        arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model).before(transform), True, on_invalid)
-        named = _named(data, reader, sample_weight, features, label, loader, transform)
-        block = self._read(data, y, sample_weight, reader, options)
-        found = self._evaluated(data, block, reader, named, options)
-        if found is None:
-            raise DataError("there are no rows to evaluate: the data is empty.")
-        self._check_data(found.spec, found.spec, found.labels, BatchOptions(options.batch_size))
-        logs = metrics.results(self.model, found.metrics)
-        if verbose:
-            sys.stdout.write(f"{told(logs)}\n")
-        return logs if return_dict else metrics.in_order(self.model, logs)
+        source, options = inference.check_evaluate(
+            self.model,
+            data,
+            y,
+            sample_weight,
+            NamedColumns(features, label, loader, fits=transform is None),
+            batch_size=self._batch_size(batch_size),
+            transform=transform,
+            on_invalid=on_invalid,
+            verbose=verbose,
+        )
+        archive = ModelArchive.pack(self.model, self.custom_objects)
+        found = inference.evaluate_source(self.model, source, archive, options, self.num_workers)
+        return inference.reported(self.model, inference.results(self.model, found), return_dict, verbose)
 
     @known_arguments
     @interruptible()
@@ -503,28 +472,25 @@ class SparkModel:
                 self.model,
                 features=features,
                 output_col=output_col,
-                batch_size=self._batch_size(
-                    "batch_size", batch_size, self.batch_size if loader else max(self.batch_size, BATCH_SIZE)
-                ),
+                batch_size=self._batch_size(batch_size, self.batch_size if loader else max(self.batch_size, BATCH_SIZE)),
                 transform=transform,
                 loader=loader,
                 custom_objects=self.custom_objects,
                 on_invalid=on_invalid,
             )
-        _named(data, None, None, features, None, loader, transform)
-        options = BatchOptions(self._batch_size("batch_size", batch_size, self.batch_size), _transform(transform))
-        reader = Reader(models.schema_of(self.model).before(transform), False, on_invalid)
-        block = read_on_driver(data, None, None, reader)
-        if block is not None:
-            reader.schema.check_features(_seen_on_driver(block, options))
+        source, options = inference.check_predict(
+            self.model,
+            data,
+            NamedColumns(features, loader=loader),
+            batch_size=self._batch_size(batch_size),
+            transform=transform,
+            on_invalid=on_invalid,
+        )
+        archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
         if not collect:
-            archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
-            weights = ModelWeights.take(self.model)
-            return inference.lazily(data, block, self._cluster(data), reader, archive, weights, options)
-        predictions = inference.concatenated(self._predicted(data, block, reader, options), self.model)
-        if verbose:
-            sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")
-        return predictions
+            return inference.lazily(self.model, source, archive, options)
+        parts = inference.predict_source(self.model, source, archive, options, self.num_workers)
+        return inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:
         """The settings: ``SparkModel(model, **spark_model.get_config())`` has the same, and begins without a rule's state.
@@ -560,122 +526,8 @@ class SparkModel:
             "fits": self._fits,
         }
 
-    _WORKERS_VALIDATE: ClassVar[bool] = False
-    """Whether it is the workers that validate, and not all workers together for the driver."""
-
-    @property
-    def _trained_models(self) -> Sequence[keras.Model]:
-        """The models that `fit` changes."""
-        return (self.model,)
-
-    def _check_again(self) -> None:
-        """Check that the model can be trained, and again that mode, rule and optimizer fit: others may have been set."""
-        models.check_trainable(self.model)
-        check_optimizer(make_rule(self._given_rule, self.mode), self.model.optimizer)
-
-    def _train(self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int) -> Any:
-        """Do what a call of `fit` asks for, once all is checked and the rows are stored."""
-        if self.mode == "synchronous" and self.num_workers is None:
-            batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
-            warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
-        progress = Progress(verbose, job.epochs, job.num_workers)
-        driver_callbacks = DriverCallbacks(callbacks, self.model, job.epochs, job.batches, progress)
-        try:
-            make_strategy(self.mode).fit(job, stored, driver_callbacks)
-        finally:
-            self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
-        return driver_callbacks.history
-
-    def _evaluated(
-        self, data: Any, block: Block | None, reader: Reader, named: Named | None, options: BatchOptions
-    ) -> inference.Evaluated | None:
-        """What an evaluation of all rows finds; ``None`` where there are none."""
-        archive = self._archive()
-        with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader, named))
-            shared = stack.enter_context(dataset.share(archive))
-            state = stack.enter_context(dataset.share(ModelWeights.take(self.model)))
-            return inference.evaluate(dataset, shared, state, options)
-
-    def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
-        """The predictions for all rows, some rows after others."""
-        archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
-        with ExitStack() as stack:
-            dataset = stack.enter_context(self._dataset(data, block, reader, None))
-            shared = stack.enter_context(dataset.share(archive))
-            state = stack.enter_context(dataset.share(ModelWeights.take(self.model)))
-            how = stack.enter_context(dataset.share(options))
-            return dataset.run(inference.PredictTask(shared, state, how, reader.schema)).collect()
-
-    def _cluster(self, data: Any) -> AnyCluster:
-        return where_is(data, device.worker_environment)
-
-    def _archive(self) -> ModelArchive:
-        return ModelArchive.pack(self.model, self.custom_objects)
-
-    def _dataset(
-        self, data: Any, block: Block | None, reader: Reader, named: Named | None, shuffle: bool = False
-    ) -> AbstractContextManager[Dataset]:
-        """The data as a dataset. Only where ``shuffle`` allows it are rows dealt out to ``num_workers`` anew."""
-        num_workers = self.num_workers if shuffle or block is not None else None
-        at_once = shuffle and self.mode != "synchronous"
-        return as_dataset(data, block, self._cluster(data), reader, num_workers, at_once, named)
-
-    def _batch_size(self, name: str, value: int | None, default: int) -> int:
-        return default if value is None else arguments.whole_number(name, value)
-
-    def _seed_of_fit(self) -> int:
-        """The seed of the next call of `fit`: another for each, so that none repeats the shuffles of one before."""
-        return int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])
-
-    def _stored(
-        self, stack: ExitStack, dataset: AbstractContextManager[Dataset], block: Block | None, options: BatchOptions
-    ) -> StoredDataset:
-        """The dataset's rows, stored until ``stack`` ends, once they are found to fit the model.
-
-        Those of a ``block`` of this process were found to when it was read.
-        """
-        stored = stack.enter_context(stack.enter_context(dataset).stored())
-        if block is None:
-            spec = common_spec(stored.handles)
-            seen = None if spec is None else _seen_on_zeros(spec, options) or inference.seen_on_workers(stored, options)
-            self._check_data(spec, seen, all_labels(stored.handles), options)
-        return stored
-
-    def _read(self, data: Any, y: Any, sample_weight: Any, reader: Reader, options: BatchOptions) -> Block | None:
-        """Arrays as a block that the model can take; ``None`` for an RDD."""
-        block = read_on_driver(data, y, None if is_frame(data) else sample_weight, reader)
-        if block is not None:
-            seen = _seen_on_driver(block, options) if block.rows else None
-            self._check_data(block.spec if block.rows else None, seen, label_ranges(block), options)
-        return block
-
-    def _check_data(
-        self, spec: BlockSpec | None, seen: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions
-    ) -> None:
-        """Refuse data that the model or its loss cannot take, and make the metrics' variables on the way.
-
-        Args:
-            spec: What the rows look like; ``None`` where there are none.
-            seen: What they look like to the model, after the transform.
-            ranges: Their labels.
-            options: How they become batches.
-        """
-        if spec is None or seen is None:
-            told = "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
-            raise DataError(f"the {told} has no rows: it is empty, or on_invalid='drop' or validation_col left none.")
-        models.schema_of(self.model).check_features(seen)
-        if isinstance(options, FitOptions) and options.class_weight is not None:
-            if spec.form.weight is not None:
-                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
-            if spec.form.y is not None and spec.form.y.count > 1:
-                raise ConfigurationError(
-                    "class_weight cannot be given for a model with several outputs: use sample weights."
-                )
-            labels.check_class_weight(self.model, options.class_weight)
-        if options.transform is None:
-            labels.check_labels(self.model, spec, ranges)
-        metrics.prepare(self.model, seen.zeros())
+    def _batch_size(self, value: int | None, default: int | None = None) -> int:
+        return (default or self.batch_size) if value is None else arguments.whole_number("batch_size", value)
 
 
 def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -724,95 +576,7 @@ def load_saved(
     return spark_model, kind
 
 
-def _seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
-    """What rows of this process look like to the model, which the first batch shows."""
-    first = block[: options.batch_size] if block.rows else block.spec.zeros()
-    try:
-        return transformed(first, options).spec
-    except Exception as error:
-        raise ConfigurationError(inference.transform_failed(error, f"the first {first.rows} row(s)")) from error
-
-
-def _seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
-    """What rows that only workers have look like to the model; ``None`` where the transform cannot take a row of zeros."""
-    with suppress(Exception):  # zeros may be no row that the person's function expects: the workers' rows decide
-        return transformed(spec.zeros(), options).spec
-    return None
-
-
-def _split_by(data: Any, validation_col: str) -> tuple[Any, Any]:
-    """The rows that train and those that validate, where a column says which."""
-    if not is_frame(data):
-        raise ConfigurationError("validation_col names a column of a DataFrame; give validation_data= or validation_split=.")
-    return split_by(data, validation_col)
-
-
-def _named(
-    data: Any,
-    reader: Reader | None,
-    sample_weight: Any,
-    features: Columns | None,
-    label: Columns | None,
-    loader: Loaders | None,
-    transform: Transform | None,
-) -> Named | None:
-    """What was said of a DataFrame's columns, found to fit it; ``None`` for other data.
-
-    Raises:
-        DataError: A column is missing, or of a type or width that does not fit the model.
-        ConfigurationError: Columns were named, but the data has none.
-    """
-    if not is_frame(data):
-        for name, given in (("features", features), ("label", label), ("loader", loader)):
-            if given is not None:
-                raise ConfigurationError(f"{name}= is for the columns of a Spark DataFrame; the data is {_told_data(data)}.")
-        return None
-    if sample_weight is not None and not isinstance(sample_weight, (str, list, tuple, Mapping)):
-        raise ConfigurationError(
-            f"sample_weight is {describe(sample_weight)}; a DataFrame has its weights in a column: give the column's name."
-        )
-    named = Named(features, label, sample_weight, loader, fits=transform is None)
-    if reader is not None:
-        named.select(data, reader.schema, reader.labelled)
-    return named
-
-
-def _told_data(data: Any) -> str:
-    if type(data).__module__.partition(".")[0] == "pandas":
-        return f"one of pandas ({type(data).__name__}): make one of Spark of it with spark.createDataFrame(data)"
-    return describe(data)
-
-
-def _unpacked(validation_data: Any) -> tuple[Any, Any, Any] | None:
-    """Validation data as (data, y, sample_weight); ``None`` where there is none."""
-    if validation_data is None:
-        return None
-    if isinstance(validation_data, list):
-        validation_data = tuple(validation_data)
-    if not isinstance(validation_data, tuple) and not hasattr(validation_data, "context") and not is_frame(validation_data):
-        raise ConfigurationError(
-            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
-        )
-    if not isinstance(validation_data, tuple):
-        return validation_data, None, None
-    if len(validation_data) not in (2, 3):
-        raise ConfigurationError(
-            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or "
-            "an RDD."
-        )
-    return (*validation_data, None) if len(validation_data) == 2 else validation_data
-
-
 def _check_suffix(path: Any) -> None:
     target = arguments.path("path", path)
     if not target.endswith(".keras"):
         raise ConfigurationError(f"path={target!r} must end in .keras, which is the format that Keras and sparkkeras load.")
-
-
-def _by_value(value: Any, name: str) -> ByValue[Any] | None:
-    return None if value is None else ByValue.dump(value, name)
-
-
-def _transform(value: Any) -> ByValue[Transform] | None:
-    arguments.function("transform", value)
-    return _by_value(value, "transform")

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, load_spark_model
-from sparkkeras.ensembles.ensemble import _Scoring
+from sparkkeras import ConfigurationError, DataError, EnsembleModel, ModelError, SparkModel, load_spark_model
 from sparkkeras.parameter.rules import AGN, Average, Downpour
 from tests.models import regression
 
@@ -65,7 +64,6 @@ def test_settings_may_be_set_in_any_order(spark_model):
 def test_a_rule_that_was_not_given_follows_the_mode(spark_model, tmp_path):
     assert spark_model.rule == Average()
     spark_model.mode = "asynchronous"
-    spark_model._check_again()
     assert spark_model.rule == Downpour()
     assert "rule=Downpour(" in repr(spark_model)
     spark_model.save(tmp_path / "model.keras")
@@ -73,14 +71,13 @@ def test_a_rule_that_was_not_given_follows_the_mode(spark_model, tmp_path):
     for other in (saved, SparkModel(spark_model.model, **spark_model.get_config())):
         assert (other.mode, other.rule) == ("asynchronous", Downpour())
         other.mode = "synchronous"
-        other._check_again()
         assert other.rule == Average()
 
 
 def test_a_rule_that_was_given_stays(spark_model, tmp_path):
     spark_model.rule = "average"
     spark_model.mode = "asynchronous"
-    for call in (spark_model._check_again, lambda: spark_model.save(tmp_path / "model.keras")):
+    for call in (lambda: spark_model.fit(np.ones((2, 3)), np.ones(2)), lambda: spark_model.save(tmp_path / "model.keras")):
         with pytest.raises(ConfigurationError, match="rule 'average' does not fit mode='asynchronous'"):
             call()
     assert "rule=Average(" in repr(spark_model)
@@ -106,7 +103,7 @@ def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_origina
 
 
 def test_predict_takes_verbose_as_evaluate_does(capsys):
-    scoring = _Scoring(regression())  # in this process
+    scoring = EnsembleModel([regression(), regression()], voting="average")  # in this process
     assert scoring.predict(np.ones((4, 3)), verbose=0).shape == (4, 1)
     assert capsys.readouterr().out == ""
     scoring.predict(np.ones((4, 3)), verbose=1)
@@ -117,7 +114,7 @@ def test_predict_takes_verbose_as_evaluate_does(capsys):
 
 def test_data_to_evaluate_on_without_rows():
     with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
-        _Scoring(regression()).evaluate(np.ones((0, 3)), np.ones(0))
+        EnsembleModel([regression(), regression()], voting="average").evaluate(np.ones((0, 3)), np.ones(0))
 
 
 @pytest.mark.parametrize(
@@ -132,3 +129,18 @@ def test_data_to_evaluate_on_without_rows():
 def test_what_stands_for_a_model_is_refused_with_how_to_get_it(given, words):
     with pytest.raises(ModelError, match=rf"^expected a keras\.Model, received .*{words}"):
         SparkModel(given)
+
+
+def test_nothing_is_set_while_fit_runs(spark_model, monkeypatch):
+    """What a second call must not train, and what is trained, are those that fit began with."""
+
+    def during_fit(models, **given):
+        for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8)):
+            with pytest.raises(ConfigurationError, match=f"^{name} of SparkModel.* cannot be set while fit is running"):
+                setattr(spark_model, name, value)
+        raise KeyError("enough")
+
+    monkeypatch.setattr("sparkkeras.spark_model.check_fit", during_fit)
+    with pytest.raises(KeyError, match="enough"):
+        spark_model.fit(np.ones((2, 3)), np.ones(2))
+    spark_model.batch_size = 8

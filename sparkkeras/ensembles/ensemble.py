@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -16,21 +16,29 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Reader, label_ranges
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, label_ranges
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, copy_of, custom_objects_of, schema_of
+from sparkkeras.modeling.archive import (
+    ModelArchive,
+    compile_arguments,
+    compile_to_judge,
+    copy_of,
+    custom_objects_of,
+    schema_of,
+)
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.scoring import inference
-from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame
-from sparkkeras.sources.source import is_rdd
+from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.frame import Columns, Loaders, is_frame
+from sparkkeras.sources.source import ArraySource, NamedColumns
 from sparkkeras.spark import storage
-from sparkkeras.spark_model import SparkModel, Transform, Verbose
+from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
 from sparkkeras.weights import Array
-from sparkkeras.worker.trainer import BatchOptions, transformed
+from sparkkeras.worker.trainer import BatchOptions, Transform, transformed
 
 
 class EnsembleModel:
@@ -113,6 +121,7 @@ class EnsembleModel:
         *,
         batch_size: int | None = None,
         collect: bool = True,
+        verbose: Verbose = 0,
         features: Columns | None = None,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
         loader: Loaders | None = None,
@@ -127,6 +136,7 @@ class EnsembleModel:
             data: A DataFrame, arrays of features, or an RDD; this and all else as in `SparkModel.predict`.
             batch_size: Rows in a batch.
             collect: ``False`` returns a lazy RDD with one prediction a row.
+            verbose: ``"auto"``, 1 or 2 prints the number of rows, where the predictions are not lazy.
             features: The columns of a DataFrame that the members take, by the names of the first one's inputs.
             output_col: The column that a DataFrame gets.
             loader: What turns a column of a DataFrame into an input.
@@ -140,16 +150,35 @@ class EnsembleModel:
         Raises:
             DataError: The data is malformed or does not fit the members.
         """
-        return self._scoring().predict(
+        arguments.on_invalid_to_predict(on_invalid)
+        arguments.one_of("verbose", verbose, get_args(Verbose))
+        if is_frame(data):
+            return SparkModel(self.model, custom_objects=self.custom_objects).predict(
+                data,
+                batch_size=batch_size,
+                features=features,
+                output_col=output_col,
+                loader=loader,
+                transform=transform,
+                on_invalid=on_invalid,
+            )
+        model = self.model
+        source, options = inference.check_predict(
+            model,
             data,
-            batch_size=batch_size,
-            collect=collect,
-            features=features,
-            output_col=output_col,
-            loader=loader,
+            NamedColumns(features, loader=loader),
+            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
             transform=transform,
             on_invalid=on_invalid,
         )
+        if collect and type(source) is ArraySource:
+            rows = source.block
+            here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
+            return inference.concatenated(here, model, verbose)
+        archive = ModelArchive.pack_to_predict(model, self.custom_objects)
+        if not collect:
+            return inference.lazily(model, source, archive, options)
+        return inference.concatenated(inference.predict_source(model, source, archive, options), model, verbose)
 
     @known_arguments
     def predict_classes(
@@ -241,19 +270,23 @@ class EnsembleModel:
                 "there is nothing to measure the ensemble by, since none of its members is compiled: call "
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
-        return self._scoring().evaluate(
+        model = self.model
+        source, options = inference.check_evaluate(
+            model,
             data,
             y,
-            batch_size=batch_size,
-            sample_weight=sample_weight,
-            return_dict=return_dict,
-            verbose=verbose,
-            features=features,
-            label=label,
-            loader=loader,
+            sample_weight,
+            NamedColumns(features, label, loader, fits=transform is None),
+            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
             transform=transform,
             on_invalid=on_invalid,
+            verbose=verbose,
         )
+        if type(source) is ArraySource:
+            found: inference.Evaluated | None = _evaluated_here(model, source.block, options)
+        else:
+            found = inference.evaluate_source(model, source, ModelArchive.pack(model, self.custom_objects), options)
+        return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save all members with their optimizers, and how they vote, as one file (a zip).
@@ -277,28 +310,17 @@ class EnsembleModel:
         settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
         storage.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
-    def _scoring(self) -> _Scoring:
-        return _Scoring(self.model, custom_objects=self.custom_objects)
+
+_BATCH_SIZE = 32
+"""Rows in a batch where a call does not say, as in Keras."""
 
 
-class _Scoring(SparkModel):
-    """Scores arrays in this process, with the model itself, and everything else on Spark."""
-
-    def _evaluated(
-        self, data: Any, block: Block | None, reader: Reader, named: Named | None, options: BatchOptions
-    ) -> inference.Evaluated | None:
-        if block is None or is_rdd(data):
-            return super()._evaluated(data, block, reader, named, options)
-        rows = transformed(block, options)
-        self.model.evaluate(
-            compatibility.as_input(rows.x), rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0
-        )
-        return inference.Evaluated(metrics.take(self.model), rows.spec, label_ranges(rows))
-
-    def _predicted(self, data: Any, block: Block | None, reader: Reader, options: BatchOptions) -> Sequence[Any]:
-        if block is None or is_rdd(data):
-            return super()._predicted(data, block, reader, options)
-        return [compatibility.predicted(self.model, transformed(block, options).x, options.batch_size)] if block.rows else []
+def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.Evaluated:
+    """Evaluate arrays in this process."""
+    rows = transformed(block, options)
+    x = compatibility.as_input(rows.x)
+    model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
+    return inference.Evaluated(metrics.take(model), rows.spec, label_ranges(rows))
 
 
 def load_ensemble_model(

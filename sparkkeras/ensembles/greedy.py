@@ -21,7 +21,7 @@ from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.outputs import losses_of
 from sparkkeras.modeling.voting import ballot, decided
-from sparkkeras.sources.source import read_on_driver
+from sparkkeras.sources.source import as_source
 from sparkkeras.weights import Array
 
 Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[Any, Any], float]
@@ -84,7 +84,7 @@ def greedy_ensemble(
             f"the models have {len(schema.outputs)} outputs, and one score does not show how good they are: choose on one "
             "of them, with keras.Model(model.inputs, model.outputs[0])."
         )
-    block = read_on_driver(x_val, y_val, sample_weight, Reader(schema, has_on_invalid=False))
+    block = as_source(x_val, Reader(schema, has_on_invalid=False), y_val, sample_weight).block
     if block is None or not block.rows:
         told = "holds no rows" if block is not None else "lies on Spark"
         raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,20 +15,20 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
-from sparkkeras.data.block import Block, BlockSpec, describe
-from sparkkeras.data.dataset import Dataset, StoredDataset
-from sparkkeras.data.schema import LabelRange, OnInvalid, Reader
+from sparkkeras.data.block import describe
+from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.modeling.archive import check_trainable, schema_of
-from sparkkeras.sources.frame import Columns, Loaders, Named
-from sparkkeras.sources.source import as_dataset
-from sparkkeras.spark_model import SparkModel, Transform, Verbose
-from sparkkeras.training.callbacks import told
+from sparkkeras.modeling.archive import ModelArchive, check_trainable, schema_of
+from sparkkeras.modeling.locks import training
+from sparkkeras.scoring.inference import Verbose, as_line
+from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.spark.cluster import interruptible
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
-from sparkkeras.training.job import Job
-from sparkkeras.worker.trainer import BatchOptions
+from sparkkeras.training.job import Coordination
+from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
+from sparkkeras.worker.trainer import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 
@@ -93,7 +93,9 @@ class SparkEnsemble:
         self.custom_objects = arguments.custom_objects(custom_objects)
         self.batch_size = arguments.whole_number("batch_size", batch_size)
         self.histories: list[keras.callbacks.History] = []
-        self._training = _Training(self.models, self.sampling, self.custom_objects, self.batch_size, self.seed)
+        for model in self.models:
+            check_trainable(model)
+        self._fits = 0
         self._ensemble: EnsembleModel | None = None
 
     def __repr__(self) -> str:
@@ -113,6 +115,7 @@ class SparkEnsemble:
         return self._ensemble
 
     @known_arguments
+    @interruptible()
     def fit(
         self,
         data: Any,
@@ -173,29 +176,54 @@ class SparkEnsemble:
             DivergenceError: Weights or loss of a member became NaN or infinite; no member is changed then.
             WorkerError: A task failed for good; the message has its traceback. No member is changed then.
         """
-        self.histories = self._training.fit(
-            data,
-            y,
-            epochs=epochs,
-            batch_size=batch_size,
-            verbose=verbose,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            validation_col=validation_col,
-            validation_freq=validation_freq,
-            validation_batch_size=validation_batch_size,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            steps_per_epoch=steps_per_epoch,
-            features=features,
-            label=label,
-            loader=loader,
-            transform=transform,
-            on_invalid=on_invalid,
-            worker_callbacks=worker_callbacks,
-        )
+        for model in self.models:
+            check_trainable(model)
+        with training(self.models):
+            request = check_fit(
+                self.models,
+                data=data,
+                y=y,
+                epochs=epochs,
+                batch_size=self.batch_size if batch_size is None else batch_size,
+                verbose=verbose,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                validation_col=validation_col,
+                validation_freq=validation_freq,
+                validation_batch_size=validation_batch_size,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                steps_per_epoch=steps_per_epoch,
+                features=features,
+                label=label,
+                loader=loader,
+                transform=transform,
+                on_invalid=on_invalid,
+                worker_callbacks=worker_callbacks,
+                seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),
+            )
+            self.histories = self._train(request)
         return self.histories
+
+    def _train(self, request: FitRequest) -> list[keras.callbacks.History]:
+        archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
+        one_file = None if request.source.block is None else 1  # that all members map into memory
+        partitioning = Partitioning(len(self.models) if self.sampling == "partition" else one_file, 1)
+        strategy = IndependentStrategy(self.models, archives, self.sampling, self.seed)
+        rows = prepare_fit(
+            request, self.models, archives, self.custom_objects, partitioning, Coordination(), workers_validate=True
+        )
+        with rows as (job, stored):
+            self._fits += 1
+            if request.verbose:
+                sys.stdout.write(f"Training {len(self.models)} members, each in a task of its own.\n")
+            strategy.fit(job, stored)
+        if request.verbose:
+            for number, history in enumerate(strategy.histories):
+                logs = as_line({name: values[-1] for name, values in history.history.items()})
+                sys.stdout.write(f"Member {number} - {len(history.epoch)} epochs - {logs}\n")
+        return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:
         """As `EnsembleModel.predict`, with its arguments."""
@@ -208,60 +236,6 @@ class SparkEnsemble:
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """As `EnsembleModel.save`; `load_ensemble_model` reads it."""
         self.ensemble.save(path, overwrite)
-
-
-class _Training(SparkModel):
-    """Takes arguments and data as a `SparkModel` does, for all members, and trains each on its own."""
-
-    _WORKERS_VALIDATE = True
-
-    def __init__(
-        self, members: Sequence[keras.Model], sampling: str, custom_objects: Mapping[str, Any], batch_size: int, seed: int
-    ) -> None:
-        super().__init__(members[0], custom_objects=custom_objects, batch_size=batch_size, seed=seed)
-        self._sampling = sampling
-        self._others = [SparkModel(member, custom_objects=custom_objects) for member in members[1:]]
-        for member in members:
-            check_trainable(member)
-
-    @property
-    def _trained_models(self) -> Sequence[keras.Model]:
-        return [self.model, *(other.model for other in self._others)]
-
-    def _check_again(self) -> None:
-        super()._check_again()
-        for other in self._others:
-            other._check_again()
-
-    def _check_data(
-        self, spec: BlockSpec | None, seen: BlockSpec | None, ranges: Sequence[LabelRange], options: BatchOptions
-    ) -> None:
-        super()._check_data(spec, seen, ranges, options)
-        for other in self._others:
-            other._check_data(spec, seen, ranges, options)
-
-    def _dataset(
-        self, data: Any, block: Block | None, reader: Reader, named: Named | None, shuffle: bool = False
-    ) -> AbstractContextManager[Dataset]:
-        if self._sampling == "partition" and shuffle:
-            num_workers: int | None = 1 + len(self._others)
-        else:
-            num_workers = None if block is None else 1  # one file, that all members map into memory
-        return as_dataset(data, block, self._cluster(data), reader, num_workers, named=named)
-
-    def _train(
-        self, job: Job, stored: StoredDataset, callbacks: list[keras.callbacks.Callback], verbose: int
-    ) -> list[keras.callbacks.History]:
-        members = [self, *self._others]
-        models, archives = [each.model for each in members], [each._archive() for each in members]
-        if verbose:
-            sys.stdout.write(f"Training {len(members)} members, each in a task of its own.\n")
-        histories = IndependentStrategy(models, archives, self._sampling, self.seed).fit(job, stored)
-        if verbose:
-            for number, history in enumerate(histories):
-                figures = {name: values[-1] for name, values in history.history.items()}
-                sys.stdout.write(f"Member {number} - {len(history.epoch)} epochs - {told(figures)}\n")
-        return histories
 
 
 def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:

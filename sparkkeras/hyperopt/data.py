@@ -12,8 +12,7 @@ from sparkkeras.data.schema import Reader, Schema
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
 from sparkkeras.sources.frame import Named, is_frame
 from sparkkeras.sources.rdd import Collect
-from sparkkeras.sources.source import as_dataset, is_rdd
-from sparkkeras.spark.connect import AnyCluster
+from sparkkeras.sources.source import Environment, NamedColumns, as_source, is_distributed
 
 SIDES = ("x", "y", "sample_weight", "validation_data")
 """What a dict of data may have: these arguments of ``keras.Model.fit``."""
@@ -24,24 +23,21 @@ EXPECTED = (
 )
 
 
-def is_distributed(data: Any) -> bool:
-    """Whether data is an RDD or a DataFrame."""
-    return is_frame(data) or is_rdd(data)
-
-
-def collected(data: Any, cluster: AnyCluster, named: Named) -> tuple[Any, ...]:
+def collected(data: Any, environment: Environment, named: Named) -> tuple[Any, ...]:
     """The rows of an RDD or a DataFrame as ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Args:
         data: The rows.
-        cluster: Where they live.
+        environment: Gives the environment variables of the workers that read them.
         named: Which columns of a DataFrame they are in.
 
     Raises:
         DataError: Rows are malformed, or there are none.
         ConfigurationError: They are too many to go through the driver.
     """
-    with as_dataset(data, None, cluster, Reader(Schema(), has_on_invalid=False), None, named=named) as dataset:
+    columns, weight = (NamedColumns(named.features, named.label), named.sample_weight) if is_frame(data) else (None, None)
+    source = as_source(data, Reader(Schema(), has_on_invalid=False), None, weight, columns, environment)
+    with source.dataset() as dataset:
         try:
             blocks = dataset.run(Collect()).collect()
         except ClusterError as error:

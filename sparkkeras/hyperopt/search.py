@@ -19,7 +19,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
 from sparkkeras.hyperopt.arguments import FitOptions, call_of, check_function, kept_models, limits_of, sign_of
-from sparkkeras.hyperopt.data import check_is_sendable, fit_data, is_distributed
+from sparkkeras.hyperopt.data import check_is_sendable, fit_data
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
 from sparkkeras.hyperopt.objective import Objective
@@ -37,6 +37,7 @@ from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.sources.frame import Columns, Named, is_frame
+from sparkkeras.sources.source import is_distributed
 from sparkkeras.training.connectivity import check_reach, endpoint
 
 Verbose = Literal["auto", 0, 1, 2]

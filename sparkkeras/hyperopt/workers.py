@@ -84,7 +84,7 @@ class SparkWorkers:
 
     def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
         """As `Workers.collected`."""
-        return data.collected(rows, self._cluster, named)
+        return data.collected(rows, _search_environment, named)
 
 
 @dataclass(frozen=True)

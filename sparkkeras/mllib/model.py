@@ -24,7 +24,9 @@ from sparkkeras.modeling import archive as models
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats
-from sparkkeras.spark_model import SparkModel, Transform, Verbose, load_saved, save_as
+from sparkkeras.scoring.inference import Verbose
+from sparkkeras.spark_model import SparkModel, load_saved, save_as
+from sparkkeras.worker.trainer import Transform
 
 if TYPE_CHECKING:
     import keras

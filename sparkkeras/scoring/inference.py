@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 
+from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
-from sparkkeras.data.schema import LabelRange, Reader, Schema, union
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.data.schema import LabelRange, OnInvalid, OnInvalidToPredict, Reader, Schema, label_ranges, union
+from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.archive import ModelArchive, ModelWeights, check_compiled, schema_of
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.sources.source import lazy_dataset
-from sparkkeras.spark.connect import AnyCluster
-from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, together, transformed
+from sparkkeras.sources.source import NamedColumns, Source, as_source
+from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, together, transformed
+
+Verbose = Literal["auto", 0, 1, 2]
 
 
 @dataclass(frozen=True)
@@ -132,25 +138,199 @@ def evaluate(
     return Evaluated(metrics.merge(part.metrics for part in found), found[0].spec, ranges)
 
 
-def lazily(
+def check_evaluate(
+    model: keras.Model,
     data: Any,
-    block: Block | None,
-    cluster: AnyCluster,
-    reader: Reader,
-    archive: ModelArchive,
-    state: ModelWeights,
-    options: BatchOptions,
-) -> Any:
-    """An RDD with one prediction a row; it computes them when it is asked for, as often as it is asked."""
-    dataset = lazy_dataset(data, block, cluster, reader)
-    task = PredictTask(cluster.keep(archive), cluster.keep(state), cluster.keep(options), reader.schema, rows=True)
+    y: Any,
+    sample_weight: Any,
+    columns: NamedColumns,
+    *,
+    batch_size: int,
+    transform: Transform | None,
+    on_invalid: OnInvalid,
+    verbose: Verbose,
+) -> tuple[Source, BatchOptions]:
+    """Check the arguments of `SparkModel.evaluate`, and data that is in this process.
+
+    Returns:
+        The rows, and how they become batches.
+
+    Raises:
+        ModelError: The model is not compiled.
+        ConfigurationError: An argument is out of range, or does not fit another one.
+        DataError: The data does not fit the model or its loss.
+    """
+    check_compiled(model)
+    arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
+    arguments.one_of("verbose", verbose, get_args(Verbose))
+    options = BatchOptions(arguments.whole_number("batch_size", batch_size), transform_by_value(transform))
+    source = as_source(data, Reader(schema_of(model).before(transform), True, on_invalid), y, sample_weight, columns)
+    if source.block is not None:
+        if not source.block.rows:
+            raise no_rows("data to evaluate or validate on")
+        check_data(model, source.block.spec, seen_on_driver(source.block, options), label_ranges(source.block), options)
+    return source, options
+
+
+def check_predict(
+    model: keras.Model,
+    data: Any,
+    columns: NamedColumns,
+    *,
+    batch_size: int,
+    transform: Transform | None,
+    on_invalid: OnInvalidToPredict,
+) -> tuple[Source, BatchOptions]:
+    """Check the arguments of `SparkModel.predict`, and data that is in this process.
+
+    Returns:
+        The rows, and how they become batches.
+
+    Raises:
+        ConfigurationError: An argument is out of range, or does not fit another one.
+        DataError: The data does not fit the model.
+    """
+    options = BatchOptions(arguments.whole_number("batch_size", batch_size), transform_by_value(transform))
+    source = as_source(data, Reader(schema_of(model).before(transform), False, on_invalid), columns=columns)
+    if source.block is not None:
+        schema_of(model).check_features(seen_on_driver(source.block, options))
+    return source, options
+
+
+def transform_by_value(transform: Any) -> ByValue[Transform] | None:
+    """A transform as it travels to workers; ``None`` where there is none.
+
+    Raises:
+        ConfigurationError: It is no function.
+    """
+    arguments.function("transform", transform)
+    return None if transform is None else ByValue.dump(transform, "transform")
+
+
+def no_rows(purpose: str) -> DataError:
+    """The error that says that data has no rows."""
+    return DataError(f"the {purpose} has no rows: it is empty, or on_invalid='drop' or validation_col left none.")
+
+
+def evaluate_source(
+    model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
+) -> Evaluated | None:
+    """Evaluate a model on the cluster, over all rows of a source; ``None`` where there are none.
+
+    Args:
+        model: The model, whose current weights are evaluated.
+        source: The rows.
+        archive: The model, packed.
+        options: How rows become batches.
+        num_workers: The number of parts that arrays are cut into; ``None``: as many as there are slots.
+    """
+    with ExitStack() as stack:
+        dataset = stack.enter_context(source.dataset(None if source.block is None else num_workers))
+        shared = stack.enter_context(dataset.share(archive))
+        state = stack.enter_context(dataset.share(ModelWeights.take(model)))
+        return evaluate(dataset, shared, state, options)
+
+
+def predict_source(
+    model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
+) -> list[Any]:
+    """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments."""
+    with ExitStack() as stack:
+        dataset = stack.enter_context(source.dataset(None if source.block is None else num_workers))
+        shared = stack.enter_context(dataset.share(archive))
+        state = stack.enter_context(dataset.share(ModelWeights.take(model)))
+        how = stack.enter_context(dataset.share(options))
+        return dataset.run(PredictTask(shared, state, how, source.reader.schema)).collect()
+
+
+def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions) -> Any:
+    """An RDD with one prediction a row, computed each time it is used; see `evaluate_source` for the arguments."""
+    dataset, cluster, weights = source.lazy(), source.cluster, ModelWeights.take(model)
+    schema = source.reader.schema
+    task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True)
     return dataset.run(task).lazy()
 
 
-def concatenated(parts: Sequence[Any], model: keras.Model) -> Any:
-    """Predictions in parts as what ``keras.Model.predict`` returns for all rows."""
-    if parts:
-        return together(parts)
+def check_data(
+    model: keras.Model, spec: BlockSpec, seen: BlockSpec, ranges: Sequence[LabelRange], options: BatchOptions
+) -> None:
+    """Refuse labelled data that a model or its loss cannot take, and create the variables of the model's metrics.
+
+    Args:
+        model: The compiled model.
+        spec: The shapes and dtypes of the rows.
+        seen: The same after the transform, as the model sees the rows.
+        ranges: The range of each array of labels.
+        options: How rows become batches.
+
+    Raises:
+        DataError: The data does not fit the model or its loss.
+    """
+    schema_of(model).check_features(seen)
+    if options.transform is None:
+        check_labels(model, spec, ranges)
+    metrics.prepare(model, seen.zeros())
+
+
+def seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
+    """The shapes and dtypes of rows of this process after the transform, determined from the first batch.
+
+    Raises:
+        ConfigurationError: The transform failed.
+    """
+    first = block[: options.batch_size] if block.rows else block.spec.zeros()
+    try:
+        return transformed(first, options).spec
+    except Exception as error:
+        raise ConfigurationError(transform_failed(error, f"the first {first.rows} row(s)")) from error
+
+
+def seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
+    """The same for rows that only workers have, determined from a row of zeros; ``None`` where the transform fails on it."""
+    with suppress(Exception):  # the user's function may not expect zeros: the rows on the workers decide
+        return transformed(spec.zeros(), options).spec
+    return None
+
+
+def results(model: keras.Model, found: Evaluated | None) -> dict[str, Any]:
+    """The logs of an evaluation.
+
+    Raises:
+        DataError: There were no rows, or the labels do not fit the loss.
+    """
+    if found is None:
+        raise DataError("there are no rows to evaluate: the data is empty.")
+    check_data(model, found.spec, found.spec, found.labels, BatchOptions(1))
+    return metrics.results(model, found.metrics)
+
+
+def reported(model: keras.Model, logs: dict[str, Any], return_dict: bool, verbose: Verbose) -> Any:
+    """The logs of an evaluation as `keras.Model.evaluate` returns them, printed if asked for."""
+    if verbose:
+        sys.stdout.write(f"{as_line(logs)}\n")
+    return logs if return_dict else metrics.in_order(model, logs)
+
+
+def as_line(logs: Mapping[str, Any]) -> str:
+    """Logs in one line, as Keras prints them."""
+    return " - ".join(f"{name}: {_value(value)}" for name, value in logs.items())
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.4g}"
+
+
+def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0) -> Any:
+    """Predictions in parts as what ``keras.Model.predict`` returns for all rows; their number is printed if asked for."""
+    predictions = together(parts) if parts else _no_predictions(model)
+    if verbose:
+        sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")
+    return predictions
+
+
+def _no_predictions(model: keras.Model) -> Any:
     outputs = [tuple(output.shape[1:]) for output in getattr(model, "outputs", None) or ()] or [(0,)]
     empty = [np.empty((0, *(size or 0 for size in shape)), keras.backend.floatx()) for shape in outputs]
     return empty[0] if len(empty) == 1 else empty

@@ -14,6 +14,7 @@ import keras
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import has_settable_rate, inner_optimizer
+from sparkkeras.scoring.inference import as_line
 from sparkkeras.worker.trainer import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -312,7 +313,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._verbose:
             return
         start = "\r\033[K" if self._verbose == 1 and sys.stdout.isatty() else ""
-        self._write(f"{start}{self._pace()} - {told(logs or {})}\n")
+        self._write(f"{start}{self._pace()} - {as_line(logs or {})}\n")
 
     def _pace(self) -> str:
         seconds = time.perf_counter() - self._started - self._startup if self._seconds is None else self._seconds
@@ -326,14 +327,3 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def told(logs: Mapping[str, Any]) -> str:
-    """Figures in one line, as Keras prints them."""
-    return " - ".join(f"{name}: {_figure(value)}" for name, value in logs.items())
-
-
-def _figure(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.4g}"

@@ -18,6 +18,7 @@ from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
 
@@ -180,13 +181,22 @@ class IndependentStrategy:
         sampling: ``"all"``: each trains on all rows. ``"partition"``: on those of its own partition, so that there are as
             many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
         seed: What the rows of a bootstrap are drawn from.
+
+    Attributes:
+        histories: The history of each member, once `fit` has returned.
     """
 
     def __init__(self, members: Sequence[keras.Model], archives: Sequence[ModelArchive], sampling: str, seed: int) -> None:
         self._members, self._archives, self._sampling, self._seed = members, archives, sampling, seed
+        self.histories: list[keras.callbacks.History] = []
 
-    def fit(self, job: Job, dataset: StoredDataset) -> list[keras.callbacks.History]:
-        """Train all members as ``job`` says; a history for each.
+    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks | None = None) -> None:
+        """Train all members; each has its outcome and an entry of ``histories`` afterwards.
+
+        Args:
+            job: What all members have in common.
+            dataset: The rows.
+            callbacks: Nothing to do for them: members run their own on the workers, and end at different times.
 
         Raises:
             ConfigurationError: A member has no rows, or all of them together are too large for Spark.
@@ -216,7 +226,7 @@ class IndependentStrategy:
                     "its optimizer, or look for extreme values in the data."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
-        return [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
+        self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
 
     def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
         """What the tasks run over, what each member trains on, and what it validates on."""

@@ -13,7 +13,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.parameter.rules import State, UpdateRule
+from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
@@ -97,6 +97,17 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Coordination:
+    """How workers agree on weights; see `Job` for the attributes."""
+
+    frequency: str | int = "epoch"
+    rule: UpdateRule = field(default_factory=Average)
+    rule_state: State = field(default_factory=dict)
+    server: Server = field(default_factory=Server)
+    histories: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Job:
     """One call of ``fit``.
 
@@ -113,6 +124,7 @@ class Job:
         steps_per_epoch: At most so many batches in an epoch of a worker.
         validation: What to validate on.
         server: The parameter server, where workers train through one.
+        histories: Where a record of each worker and epoch goes.
     """
 
     model: keras.Model

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from sparkkeras.data.schema import Reader, Schema
 from sparkkeras.errors import DataError
-from sparkkeras.sources.source import read_on_driver
+from sparkkeras.sources.source import as_source
 
 
 class Rows(keras.utils.PyDataset):
@@ -28,12 +28,12 @@ class Rows(keras.utils.PyDataset):
 )
 def test_data_of_other_libraries_has_a_remedy(data, words):
     with pytest.raises(DataError, match=f"expected a Spark DataFrame, an RDD .*{words}"):
-        read_on_driver(data, np.ones(3), None, Reader(Schema()))
+        as_source(data, Reader(Schema()), np.ones(3))
 
 
 def test_sparse_labels_have_a_remedy():
     with pytest.raises(DataError, match=r"^y of the arrays is .*become arrays with \.toarray\(\)"):
-        read_on_driver(np.eye(3), sparse.csr_matrix(np.eye(3)), None, Reader(Schema()))
+        as_source(np.eye(3), Reader(Schema()), sparse.csr_matrix(np.eye(3)))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
@@ -42,6 +42,6 @@ def test_a_tf_dataset_has_a_remedy():
 
     dataset = tf.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones(4)))
     with pytest.raises(DataError, match="map\\(np.stack, zip\\(\\*dataset.as_numpy_iterator"):
-        read_on_driver(dataset, None, None, Reader(Schema()))
+        as_source(dataset, Reader(Schema()))
     x, y = map(np.stack, zip(*dataset.as_numpy_iterator(), strict=True))
-    assert read_on_driver(x, y, None, Reader(Schema())).rows == 4
+    assert as_source(x, Reader(Schema()), y).block.rows == 4

@@ -56,7 +56,9 @@ def train(
         validation=validation,
         **job,
     )
-    return IndependentStrategy(models, archives, sampling, seed).fit(given, dataset)
+    strategy = IndependentStrategy(models, archives, sampling, seed)
+    strategy.fit(given, dataset)
+    return strategy.histories
 
 
 def weights(model):

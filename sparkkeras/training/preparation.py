@@ -1,0 +1,300 @@
+"""What a call of `fit` asks for: its arguments checked, its data as sources, and the job that trains.
+
+`check_fit` raises what can be known before Spark runs, `prepare_fit` stores the rows and checks what only they show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import keras
+
+from sparkkeras import arguments
+from sparkkeras.data.block import BlockSpec, describe
+from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
+from sparkkeras.data.schema import LabelRange, OnInvalid, Reader, label_ranges
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.modeling.archive import ModelArchive, schema_of
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.labels import check_class_weight
+from sparkkeras.scoring import inference
+from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.frame import Columns, Loaders
+from sparkkeras.sources.source import NamedColumns, Source, as_sources, is_distributed
+from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
+from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
+from sparkkeras.worker.trainer import BatchOptions, FitOptions, Transform
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A call of `fit`, checked as far as possible without Spark.
+
+    Attributes:
+        source: The rows to train on.
+        held_out: The rows to validate on, unless they are a share of ``source``.
+        options: How a worker trains.
+        validation_options: How rows to validate on become batches.
+        validation_split: The share of the rows of each partition that validates.
+        validation_freq: The number of epochs from one validation to the next.
+        epochs: The epoch, counted from 0, at which training ends.
+        initial_epoch: The epoch at which it begins.
+        steps_per_epoch: The largest number of batches of a worker in an epoch; ``None``: all.
+        callbacks: The callbacks of the driver.
+        worker_callbacks: The callbacks of the workers.
+        verbose: 0, 1 or 2.
+    """
+
+    source: Source
+    held_out: Source | None
+    options: FitOptions
+    validation_options: BatchOptions
+    validation_split: float
+    validation_freq: int
+    epochs: int
+    initial_epoch: int
+    steps_per_epoch: int | None
+    callbacks: list[keras.callbacks.Callback]
+    worker_callbacks: list[keras.callbacks.Callback]
+    verbose: int
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are rows to validate on."""
+        return bool(self.validation_split) or self.held_out is not None
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """Into how many partitions a source goes.
+
+    Attributes:
+        training: Of rows to train on; ``None``: as many as the data has, for arrays as many as there are slots.
+        arrays: Of arrays to validate on; likewise.
+        at_once: Whether all partitions train at the same time, so that there may be no more of them than free slots.
+    """
+
+    training: int | None = None
+    arrays: int | None = None
+    at_once: bool = False
+
+
+def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
+    models: Sequence[keras.Model],
+    *,
+    data: Any,
+    y: Any,
+    epochs: int,
+    batch_size: int,
+    verbose: Verbose,
+    validation_split: float,
+    validation_data: Any,
+    validation_col: str | None,
+    validation_freq: int,
+    validation_batch_size: int | None,
+    shuffle: bool,
+    class_weight: Mapping[int, float] | None,
+    sample_weight: Any,
+    steps_per_epoch: int | None,
+    features: Columns | None,
+    label: Columns | None,
+    loader: Loaders | None,
+    transform: Transform | None,
+    on_invalid: OnInvalid,
+    worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None,
+    seed: int,
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+    initial_epoch: int = 0,
+) -> FitRequest:
+    """Check the arguments of `SparkModel.fit` and what is known of the data before Spark reads it.
+
+    Args:
+        models: The models that will be trained on the data. The first one says how rows are read.
+        seed: What row orders and dropout masks are drawn from.
+
+    Raises:
+        ConfigurationError: An argument is out of range, or does not fit another one.
+        DataError: The data does not fit the models or their losses.
+    """
+    model = models[0]
+    epochs = arguments.whole_number("epochs", epochs)
+    initial_epoch = arguments.whole_number("initial_epoch", initial_epoch, low=0)
+    validation_freq = arguments.whole_number("validation_freq", validation_freq)
+    steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
+    arguments.fraction("validation_split", validation_split)
+    arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
+    arguments.one_of("verbose", verbose, get_args(Verbose))
+    if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
+        raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
+    on_driver = check_callbacks(callbacks, model)
+    on_workers = as_callbacks("worker_callbacks", worker_callbacks)
+    options = FitOptions(
+        batch_size=arguments.whole_number("batch_size", batch_size),
+        transform=inference.transform_by_value(transform),
+        shuffle=arguments.flag("shuffle", shuffle),
+        seed=seed,
+        class_weight=arguments.class_weight(class_weight),
+        callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
+    )
+    validation_size = arguments.optional_number("validation_batch_size", validation_batch_size) or options.batch_size
+    validation_options = BatchOptions(validation_size, options.transform)
+    reader = Reader(schema_of(model).before(transform), True, on_invalid)
+    columns = NamedColumns(features, label, loader, fits=transform is None)
+    source, held_out = as_sources(data, y, sample_weight, _sides(validation_data), reader, columns)
+    if validation_col is not None:
+        source, held_out = source.split_by(validation_col)
+    _check_arrays(models, source, options)
+    if held_out is not None:
+        _check_arrays(models, held_out, validation_options)
+    return FitRequest(
+        source=source,
+        held_out=held_out,
+        options=options,
+        validation_options=validation_options,
+        validation_split=validation_split,
+        validation_freq=validation_freq,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        steps_per_epoch=steps_per_epoch,
+        callbacks=on_driver,
+        worker_callbacks=on_workers,
+        verbose=1 if verbose == "auto" else verbose,
+    )
+
+
+@contextmanager
+def prepare_fit(
+    request: FitRequest,
+    models: Sequence[keras.Model],
+    archives: Sequence[ModelArchive],
+    custom_objects: Mapping[str, Any],
+    partitioning: Partitioning,
+    coordination: Coordination,
+    workers_validate: bool = False,
+) -> Iterator[tuple[Job, StoredDataset]]:
+    """Store the rows of a call of `fit` on the workers, check what only they show, and describe the job.
+
+    Args:
+        request: The call.
+        models: The models to train. The job is that of the first one.
+        archives: The same, packed.
+        custom_objects: Custom classes and functions by name, where they cannot be found in the models.
+        partitioning: Into how many partitions rows go.
+        coordination: How workers agree.
+        workers_validate: Whether the callbacks of the workers get the metrics of validation, rather than the driver's.
+
+    Yields:
+        The job and its dataset; the rows are stored until the end of the context.
+
+    Raises:
+        DataError: The data is empty, malformed, or does not fit a model or its loss.
+        ConfigurationError: The transform fails, or a callback monitors a metric that is not reported.
+    """
+    monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
+    check_monitors(models, custom_objects, *monitors)
+    with ExitStack() as stack:
+        training = request.source.dataset(partitioning.training, partitioning.at_once)
+        stored = stack.enter_context(stack.enter_context(training).stored())
+        _check_stored(models, request.source, stored, request.options)
+        check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
+        split = TrainValidationSplit.split(stored.handles, request.validation_split)
+        validation = None
+        if request.validation_split:
+            spans = split.validation_spans
+            validation = Validation(stored, request.validation_options, request.validation_freq, spans)
+        elif request.held_out is not None:
+            held_out = request.held_out.dataset(None if request.held_out.block is None else partitioning.arrays)
+            rows = stack.enter_context(stack.enter_context(held_out).stored())
+            _check_stored(models, request.held_out, rows, request.validation_options)
+            validation = Validation(rows, request.validation_options, request.validation_freq)
+        yield (
+            Job(
+                model=models[0],
+                archive=archives[0],
+                epochs=request.epochs,
+                initial_epoch=request.initial_epoch,
+                frequency=coordination.frequency,
+                rule=coordination.rule,
+                rule_state=coordination.rule_state,
+                split=split,
+                options=request.options,
+                steps_per_epoch=request.steps_per_epoch,
+                validation=validation,
+                server=coordination.server,
+                histories=coordination.histories,
+            ),
+            stored,
+        )
+
+
+def _check_arrays(models: Sequence[keras.Model], source: Source, options: BatchOptions) -> None:
+    """Refuse labelled rows of this process that a model or its loss cannot take; rows elsewhere are checked when stored.
+
+    Raises:
+        DataError: There are no rows, or they do not fit.
+        ConfigurationError: The transform fails, or class weights do not fit the data.
+    """
+    block = source.block
+    if block is None:
+        return
+    if not block.rows:
+        raise inference.no_rows(_purpose(options))
+    seen = inference.seen_on_driver(block, options)
+    _check(models, block.spec, seen, label_ranges(block), options)
+
+
+def _check_stored(models: Sequence[keras.Model], source: Source, stored: StoredDataset, options: BatchOptions) -> None:
+    """The same for stored rows that were not in this process."""
+    if source.block is not None:
+        return
+    spec = common_spec(stored.handles)
+    if spec is None:
+        raise inference.no_rows(_purpose(options))
+    seen = inference.seen_on_zeros(spec, options) or inference.seen_on_workers(stored, options)
+    _check(models, spec, seen, all_labels(stored.handles), options)
+
+
+def _check(
+    models: Sequence[keras.Model],
+    spec: BlockSpec,
+    seen: BlockSpec,
+    ranges: Sequence[LabelRange],
+    options: BatchOptions,
+) -> None:
+    for model in models:
+        if isinstance(options, FitOptions) and options.class_weight is not None:
+            if spec.form.weight is not None:
+                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
+            if spec.form.y is not None and spec.form.y.count > 1:
+                raise ConfigurationError(
+                    "class_weight cannot be given for a model with several outputs: use sample weights."
+                )
+            check_class_weight(model, options.class_weight)
+        inference.check_data(model, spec, seen, ranges, options)
+
+
+def _purpose(options: BatchOptions) -> str:
+    return "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
+
+
+def _sides(validation_data: Any) -> tuple[Any, Any, Any] | None:
+    """Validation data as (data, y, sample_weight); ``None`` where there is none."""
+    if validation_data is None:
+        return None
+    if isinstance(validation_data, list):
+        validation_data = tuple(validation_data)
+    if not isinstance(validation_data, tuple):
+        if is_distributed(validation_data):
+            return validation_data, None, None
+        raise ConfigurationError(
+            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
+        )
+    if len(validation_data) not in (2, 3):
+        raise ConfigurationError(
+            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or "
+            "an RDD."
+        )
+    return (*validation_data, None) if len(validation_data) == 2 else validation_data
