@@ -150,6 +150,11 @@ def check_trainable(model: Any) -> None:
             "model.compile(optimizer=..., loss=...)."
         )
     if not _optimizer_fits(model):
+        if not inner_optimizer(model)._trainable_variables:
+            raise ModelError(
+                f"the optimizer of the model {model.name!r} knows none of the weights, as after "
+                "keras.saving.load_model of an HDF5 file (.h5): load it with sparkkeras.load_spark_model, or call model.compile(...) again."
+            )
         raise ModelError(
             f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
             "frozen or unfrozen, or added, or the model quantized, after compile. Call model.compile(...) again."

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling.archive import HDF5, load_bytes, save_bytes
+from sparkkeras.modeling.archive import HDF5, load_bytes, optimizer_of, save_bytes
 from sparkkeras.parameter.rules import State
 
 _SETTINGS = "sparkkeras.json"
@@ -94,13 +94,39 @@ def _unpack_hdf5(
         settings.setdefault("mode", "asynchronous")
     aliases = {short: getattr(keras.losses, name) for short, name in _ALIASES.items()}
     try:
-        return load_bytes(data, {**aliases, **custom_objects}, safe_mode=safe_mode), settings, {}
+        model = load_bytes(data, {**aliases, **custom_objects}, safe_mode=safe_mode)
     except ModelError as error:
         raise type(error)(
             f"{error} The file is HDF5, which older versions of Keras and Elephas write. Where its optimizer or loss is the "
             "obstacle, load the model without and compile it again: model = keras.models.load_model(path, compile=False); "
             f"model.compile(...); SparkModel(model{''.join(f', {name}={value!r}' for name, value in settings.items())})."
         ) from error.__cause__
+    _restore_optimizer(model, data)
+    return model, settings, {}
+
+
+def _restore_optimizer(model: keras.Model, data: bytes) -> None:
+    """Give a model that Keras has loaded from HDF5 an optimizer for its weights, with the saved variables if these fit.
+
+    Keras builds the optimizer for the variables that the model has outside of its layers, none as a rule, so that it cannot
+    be used: https://github.com/keras-team/keras, ``legacy_h5_format.load_model_from_hdf5``.
+    """
+    import h5py
+
+    optimizer = optimizer_of(model)
+    if optimizer is None or not optimizer.built or not model.trainable_variables:
+        return
+    restored = type(optimizer).from_config(optimizer.get_config())
+    restored.build(model.trainable_variables)
+    with h5py.File(io.BytesIO(data), "r") as file:
+        group = file.get("optimizer_weights")
+        names = [] if group is None else group.attrs.get("weight_names", [])
+        saved = [group[name if isinstance(name, str) else name.decode()][()] for name in names]
+    if [value.shape for value in saved] == [tuple(variable.shape) for variable in restored.variables]:
+        for variable, value in zip(restored.variables, saved, strict=True):
+            variable.assign(value)
+    model.optimizer = restored
+    model._compile_config.config["optimizer"] = restored
 
 
 _ALIASES = {

@@ -15,7 +15,7 @@ import pytest
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
 from sparkkeras.ml import KerasTransformer
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive, check_trainable
 from sparkkeras.training import persistence
 from tests.models import regression
 
@@ -299,3 +299,26 @@ def test_custom_objects_may_be_any_objects_but_plain_values(model):
             SparkModel(model, custom_objects={"half": plain})
         with pytest.raises(ConfigurationError, match=r"custom_objects is .*expected .*class"):
             KerasTransformer(model=model, custom_objects={"half": plain})
+
+
+def test_an_hdf5_file_trains_on_with_its_optimizer(tmp_path):
+    """Keras builds the optimizer of such a file for no weights, so that its own fit fails."""
+    x, y = np.random.default_rng(0).normal(size=(64, 3)).astype("float32"), np.ones(64, "float32")
+    model = regression()
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")  # first: saving HDF5 takes the optimizer out of compile's arguments
+    plain = keras.saving.load_model(tmp_path / "model.keras")
+    model.save(tmp_path / "model.h5")
+    loaded = load_spark_model(tmp_path / "model.h5").model
+    histories = [each.fit(x, y, epochs=2, shuffle=False, verbose=0).history for each in (plain, loaded)]
+    assert histories[0] == histories[1]
+    check_trainable(loaded)
+
+
+def test_a_model_that_keras_loaded_from_hdf5_is_refused_with_the_reason(tmp_path):
+    model = regression()
+    model.compile("adam", keras.losses.MeanSquaredError())
+    model.save(tmp_path / "model.h5")
+    with pytest.raises(ModelError, match=r"knows none of the weights.*HDF5.*load_spark_model, or call model\.compile"):
+        check_trainable(keras.saving.load_model(tmp_path / "model.h5"))
