@@ -153,7 +153,8 @@ def check_trainable(model: Any) -> None:
         if not inner_optimizer(model)._trainable_variables:
             raise ModelError(
                 f"the optimizer of the model {model.name!r} knows none of the weights, as after "
-                "keras.saving.load_model of an HDF5 file (.h5): load it with sparkkeras.load_spark_model, or call model.compile(...) again."
+                "keras.saving.load_model of an HDF5 file (.h5): load it with sparkkeras.load_spark_model, or call "
+                "model.compile(...) again."
             )
         raise ModelError(
             f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
