@@ -170,7 +170,7 @@ class AveragingStrategy:
             means = gathered(dataset.run(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
         mean = merge(means)
         _check_finite(mean.reports, epoch)
-        _folded(job, before, mean, epoch).put(job.model)
+        _applied(job, before, mean, epoch).put(job.model)
         # Processes load Keras at the same time, each for its first task.
         startup = max(report.startup_seconds for report in mean.reports)
         callbacks.on_round_end(mean.rows, last / job.batches, startup)
@@ -192,11 +192,11 @@ def _check_finite(reports: Sequence[Report], epoch: int) -> None:
             raise DivergenceError(
                 f"training diverged in epoch {epoch + 1} on worker {report.worker}: weights or loss are not finite (loss "
                 f"{loss}). The model keeps the weights of the last finished round. Try a smaller learning rate, "
-                "clipnorm= in the optimizer, or look for extreme values in that partition."
+                "clipnorm= in the optimizer, or look for extreme values in that partition, and for NaN if on_invalid='allow' was given."
             )
 
 
-def _folded(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
+def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
     """The next common state: the trainable weights as the rule has them, all else as the mean has it.
 
     Raises:

@@ -223,7 +223,7 @@ class IndependentStrategy:
                 raise DivergenceError(
                     f"member {each.member} diverged in epoch {each.epoch + 1}: weights or loss are not finite (loss "
                     f"{each.loss}). All members keep the weights that they had. Try a smaller learning rate or clipnorm= in "
-                    "its optimizer, or look for extreme values in the data."
+                    "its optimizer, or look for extreme values in the data, and for NaN if on_invalid='allow' was given."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
         self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
