@@ -192,7 +192,8 @@ def _check_finite(reports: Sequence[Report], epoch: int) -> None:
             raise DivergenceError(
                 f"training diverged in epoch {epoch + 1} on worker {report.worker}: weights or loss are not finite (loss "
                 f"{loss}). The model keeps the weights of the last finished round. Try a smaller learning rate, "
-                "clipnorm= in the optimizer, or look for extreme values in that partition, and for NaN if on_invalid='allow' was given."
+                "clipnorm= in the optimizer, or look for extreme values in that partition, and for NaN if "
+                "on_invalid='allow' was given."
             )
 
 
