@@ -1,12 +1,12 @@
-"""Train a digit classifier through a parameter server, in two modes, and look at how they fared.
+"""Train a digit classifier through a parameter server, and compare training modes.
 
 ::
 
     python examples/asynchronous.py [--output DIR] [--epochs N] [--modes asynchronous hogwild] [--transport socket]
                                     [--frequency N] [--rule NAME] [--max-staleness N] [--master local[2]]
 
-It starts Spark on this machine, and the digits come with scikit-learn: nothing is downloaded. For comparison
-``--modes synchronous asynchronous`` puts rounds beside the parameter server.
+It starts Spark on this machine. The digits come with scikit-learn: nothing is downloaded. To compare with synchronous
+training: ``--modes synchronous asynchronous``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLOURS = ("#2a7f62", "#c8102e", "#3b6fb6")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of training in one mode, with the mode's rule in brackets."""
+    """Results of training in one mode; ``mode`` includes the name of the update rule."""
 
     mode: str
     seconds: list[float]
@@ -46,18 +46,18 @@ class Outcome:
 
 
 class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes when each epoch was over. Callbacks run on the driver."""
+    """Records when each epoch ended. Callbacks run on the driver."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Start."""
+        """Start the clock."""
         self._started = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Note."""
+        """Record the time since training began."""
         self.seconds.append(time.perf_counter() - self._started)
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     print(f"Starting Spark on {options.master} ...")
     spark = start_spark(options.master)
     x_train, x_test, y_train, y_test = digits()
-    print(f"{len(x_train):,} digits to train on, {len(x_test)} to test.\n")
+    print(f"{len(x_train):,} training digits, {len(x_test)} test digits.\n")
 
     model = build_model()
     beginning = model.get_weights()
@@ -81,7 +81,7 @@ def main() -> None:
         model.set_weights(beginning)
         model.compile(keras.optimizers.Adam(1e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
         outcome = train(model, mode, options, options.epochs, x_train, y_train, x_test, y_test)
-        print(told(outcome), end="\n\n")
+        print(summary(outcome), end="\n\n")
         outcomes.append(outcome)
 
     draw(outcomes).savefig(picture, dpi=150)
@@ -90,37 +90,38 @@ def main() -> None:
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a digit classifier through a parameter server, in two modes.")
+    parser = argparse.ArgumentParser(description="Compare training modes on a digit classifier.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where the picture goes (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument(
-        "--epochs", type=int, metavar="N", default=15, help="how often training sees each digit (default: %(default)s)"
-    )
+    parser.add_argument("--epochs", type=int, metavar="N", default=15, help="training epochs (default: %(default)s)")
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=["asynchronous", "hogwild"], help="the modes to compare, one or more"
     )
     parser.add_argument(
-        "--transport", choices=("socket", "http"), default="socket", help="how workers reach it (default: %(default)s)"
+        "--transport",
+        choices=("socket", "http"),
+        default="socket",
+        help="transport of the parameter server (default: %(default)s)",
     )
     parser.add_argument(
         "--frequency", type=int, metavar="N", default=5, help="batches between exchanges (default: %(default)s)"
     )
     parser.add_argument(
-        "--rule", metavar="NAME", default="downpour", help="the update rule; it has to fit all modes (default: %(default)s)"
+        "--rule", metavar="NAME", default="downpour", help="update rule; must support all modes (default: %(default)s)"
     )
     parser.add_argument(
         "--max-staleness",
         type=int,
         metavar="N",
-        help="exchanges that a worker may be ahead of the slowest (default: no bound)",
+        help="how many exchanges a worker may be ahead of the slowest one (default: no bound)",
     )
-    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
 def digits() -> list[np.ndarray]:
-    """Rows of 64 pixels from 0 to 1, and their digits: train and test of each. The training images also come shifted."""
+    """Train and test rows of 64 pixels from 0 to 1, then train and test labels. Shifted training images are added."""
     data = load_digits()
     images = data.images.astype("float32") / 16
     x_train, x_test, y_train, y_test = train_test_split(
@@ -162,7 +163,7 @@ def train(
         mode=mode,
         parameter_server_mode=options.transport,
         frequency="epoch" if mode == "synchronous" else options.frequency,
-        rule=None if mode == "synchronous" else options.rule,  # the mode's plain rule
+        rule=None if mode == "synchronous" else options.rule,  # the mode's default rule
         server_options=ParameterServerOptions(max_staleness=options.max_staleness),
         seed=SEED,
     )
@@ -177,35 +178,35 @@ def train(
     )
 
 
-def told(outcome: Outcome) -> str:
-    """What came of it, in lines."""
+def summary(outcome: Outcome) -> str:
+    """The results as text."""
     lines = [
         (
             outcome.mode.capitalize(),
-            f"{outcome.accuracy:.1%} of the test digits, loss {outcome.losses[-1]:.3f}, {outcome.seconds[-1]:.1f} s",
+            f"test accuracy {outcome.accuracy:.1%}, loss {outcome.losses[-1]:.3f}, {outcome.seconds[-1]:.1f} s",
         )
     ]
     stats = outcome.stats
     if stats is not None:
         sent, received = stats.sent_bytes / 1e6, stats.received_bytes / 1e6
         lines += [
-            ("  updates", f"{stats.pushes} taken up, {stats.updates_per_second:,.0f} a second over {stats.transport}"),
-            ("  staleness", f"{stats.mean_staleness:.1f} on average, {stats.max_staleness} at most"),
+            ("  updates", f"{stats.pushes} applied, {stats.updates_per_second:,.0f} per second over {stats.transport}"),
+            ("  staleness", f"mean {stats.mean_staleness:.1f}, maximum {stats.max_staleness}"),
             ("  traffic", f"{sent:.0f} MB to the workers, {received:.0f} MB from them"),
-            ("  pulls", f"{stats.pulls}, of which {stats.cached_pulls} found nothing new"),
+            ("  pulls", f"{stats.pulls}, {stats.cached_pulls} of them without new weights"),
             ("  steps", ", ".join(f"worker {worker}: {steps}" for worker, steps in stats.steps.items())),
         ]
     return "\n".join(f"{name:<24}{value}" for name, value in lines)
 
 
 def draw(outcomes: list[Outcome]) -> Figure:
-    """Loss over time on the left; on the right how stale updates were."""
+    """Loss over time on the left, staleness of updates on the right."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for outcome, colour in zip(outcomes, COLOURS, strict=False):
-        label = f"{outcome.mode}: {outcome.losses[-1]:.3f}, {outcome.accuracy:.1%} right"
+        label = f"{outcome.mode}: loss {outcome.losses[-1]:.3f}, accuracy {outcome.accuracy:.1%}"
         left.plot(outcome.seconds, outcome.losses, "o-", color=colour, markersize=3, label=label)
-    left.set(title="Test loss over time", xlabel="seconds since training began", ylabel="loss", yscale="log")
+    left.set(title="Test loss over time", xlabel="training time (s)", ylabel="loss", yscale="log")
     draw_staleness(right, outcomes)
     for axes in (left, right):
         axes.grid(alpha=0.25)
@@ -215,20 +216,22 @@ def draw(outcomes: list[Outcome]) -> Figure:
 
 
 def draw_staleness(axes: Axes, outcomes: list[Outcome]) -> None:
-    """The share of updates that had each staleness, the modes side by side; all above a bound in one bar."""
+    """A histogram of staleness, modes side by side; values of 10 and more share one bar."""
     most = 10
     for place, (outcome, colour) in enumerate(zip(outcomes, COLOURS, strict=False)):
         if outcome.stats is None:
-            axes.plot([], [], color=colour, label=f"{outcome.mode}: none, workers wait for each other")
+            axes.plot([], [], color=colour, label=f"{outcome.mode}: none (synchronous)")
             continue
         shares = np.zeros(most + 1)
         for staleness, count in outcome.stats.staleness.items():
             shares[min(staleness, most)] += count / max(1, outcome.stats.pushes)
         width = 0.8 / len(outcomes)
-        label = f"{outcome.mode}: {outcome.stats.mean_staleness:.1f} on average"
+        label = f"{outcome.mode}: mean {outcome.stats.mean_staleness:.1f}"
         axes.bar(np.arange(most + 1) + (place + 0.5) * width - 0.4, shares, width, color=colour, label=label)
     axes.set_xticks(range(most + 1), [*map(str, range(most)), f"{most}+"])
-    axes.set(title="Staleness of updates", xlabel="others' updates in between", ylabel="share of updates")
+    axes.set(
+        title="Staleness of updates", xlabel="staleness (updates of other workers in between)", ylabel="fraction of updates"
+    )
 
 
 if __name__ == "__main__":

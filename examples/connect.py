@@ -1,4 +1,4 @@
-"""Train on a cluster through Spark Connect: no SparkContext, no JVM in this process.
+"""Train through Spark Connect, without a SparkContext or a JVM in this process.
 
 ::
 
@@ -36,9 +36,9 @@ def main() -> None:
     x_train, x_test, y_train, y_test = train_test_split(
         (data.data / 16).astype("float32"), data.target, test_size=0.25, stratify=data.target, random_state=SEED
     )
-    digits = to_data_frame(spark, x_train, y_train).repartition(2)  # as many workers
+    digits = to_data_frame(spark, x_train, y_train).repartition(2)  # one worker for each partition
 
-    print(f"Training on {digits.count():,} digits, through {type(spark).__module__}.\n")
+    print(f"Training on {digits.count():,} digits through {type(spark).__module__}.\n")
     spark_model = SparkModel(build_model(), batch_size=16, seed=SEED)
     spark_model.fit(digits, epochs=options.epochs, validation_split=0.1, verbose=2)
     loss, accuracy = spark_model.evaluate(to_data_frame(spark, x_test, y_test))
@@ -54,19 +54,17 @@ def main() -> None:
     spark.stop()
 
     print(f"""
-Accuracy    {accuracy:.1%} of {len(y_test)} digits that training never saw, loss {loss:.3f}
-Unsure      of {unsure} of them: no class has half of the probability
-Model       saved on this machine, loaded again and found to predict the same""")
+Accuracy    {accuracy:.1%} of {len(y_test)} test digits, loss {loss:.3f}
+Uncertain   {unsure} of them: no class has a probability of 0.5 or more
+Model       saved on this machine and loaded again, with equal predictions""")
 
 
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier through Spark Connect.")
     parser.add_argument(
-        "--remote", metavar="URL", default="local[2]", help="the server, sc://host:port; or local[N] (default: %(default)s)"
+        "--remote", metavar="URL", default="local[2]", help="server URL sc://host:port, or local[N] (default: %(default)s)"
     )
-    parser.add_argument(
-        "--epochs", type=int, metavar="N", default=10, help="how often training sees each digit (default: %(default)s)"
-    )
+    parser.add_argument("--epochs", type=int, metavar="N", default=10, help="training epochs (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""Teach a network some digits, then let it look at others: images as files, features, a classifier of Spark ML.
+"""Transfer learning on image files: features of a Keras network in a Spark ML pipeline.
 
 ::
 
     python examples/image_pipeline.py [--output DIR] [--epochs N] [--labelled N] [--master local[2]]
 
-A small convolutional network learns the digits 0 to 4. What it has learned to look for is then taken as features of the
-digits 5 to 9, which it has never seen: a logistic regression on them does with few labelled images. The images are PNG files
-made of the digits that come with scikit-learn: nothing is downloaded.
+A small convolutional network learns the digits 0 to 4. The inputs of its last layer are then the features of the
+digits 5 to 9, which it has never seen: a logistic regression on them needs only a few labelled images. The images are PNG
+files, made from the digits that come with scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with hushed():
     from sparkkeras.ml import ImageFeaturizer
 
 SEED = 7
-RIGHT, WRONG = "#2a7f62", "#c8102e"
+CORRECT, INCORRECT = "#2a7f62", "#c8102e"
 
 
 @hushed()
@@ -54,35 +54,35 @@ def main() -> None:
 
     labelled = unknown.orderBy(functions.rand(SEED)).limit(options.labelled).cache()
     others = unknown.join(labelled, "path", "left_anti").cache()
-    featurizer = ImageFeaturizer(model=network, inputCol="content", preprocessing=1 / 255)  # what goes into its last layer
+    featurizer = ImageFeaturizer(model=network, inputCol="content", preprocessing=1 / 255)  # the inputs of the last layer
     regression = LogisticRegression(labelCol="digit", regParam=0.01, maxIter=50)
     predicted = Pipeline(stages=[featurizer, regression]).fit(labelled).transform(others).cache()
     accuracy = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy").evaluate(predicted)
     draw(predicted).savefig(picture, dpi=150)
 
     print(f"""
-Accuracy    {accuracy:.1%} of {others.count()} images of 5 to 9, learned from {labelled.count()} with labels
+Accuracy    {accuracy:.1%} of {others.count()} images of 5 to 9, learned from {labelled.count()} labelled images
 Picture     {picture}""")
     spark.stop()
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Use what a network has learned of some images to tell others apart.")
+    parser = argparse.ArgumentParser(description="Use features of a trained network to classify other images.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
     parser.add_argument(
-        "--epochs", type=int, metavar="N", default=10, help="how often the network sees each image (default: %(default)s)"
+        "--epochs", type=int, metavar="N", default=10, help="training epochs of the network (default: %(default)s)"
     )
     parser.add_argument(
-        "--labelled", type=int, metavar="N", default=50, help="labelled images of 5 to 9 (default: %(default)s)"
+        "--labelled", type=int, metavar="N", default=50, help="number of labelled images of 5 to 9 (default: %(default)s)"
     )
-    parser.add_argument("--master", default="local[2]", help="the Spark to work on (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
 def write_images(folder: Path) -> None:
-    """The digits as PNG files, in a folder for each digit."""
+    """Write the digits as PNG files, one folder for each digit."""
     data = load_digits()
     for number, (image, digit) in enumerate(zip(data.images, data.target, strict=True)):
         path = folder / str(digit) / f"{number:04}.png"
@@ -91,7 +91,7 @@ def write_images(folder: Path) -> None:
 
 
 def read_images(spark: SparkSession, folder: Path) -> DataFrame:
-    """The columns path, content and digit. Spark puts few files into a partition, so they are dealt out anew."""
+    """The columns path, content and digit. Spark makes many small partitions of the files, so repartition them."""
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(folder.resolve().as_uri())
     digit = functions.regexp_extract("path", r"/(\d)/\d+\.png$", 1).cast("double")
     return files.select("path", "content", digit.alias("digit")).repartition(2).cache()
@@ -114,17 +114,17 @@ def build_network() -> keras.Model:
 
 
 def draw(predicted: DataFrame) -> Figure:
-    """Images with their predictions, the mistakes first."""
+    """Images with their predictions, misclassified ones first."""
     rows = predicted.select("path", "digit", "prediction").toPandas()
-    rows = rows.assign(right=rows["digit"] == rows["prediction"]).sort_values("right", kind="stable").head(48)
+    rows = rows.assign(correct=rows["digit"] == rows["prediction"]).sort_values("correct", kind="stable").head(48)
     figure = Figure(figsize=(8, 6.5), layout="constrained")
-    figure.suptitle("Digits that the network was never taught, the mistakes first")
+    figure.suptitle("Digits that the network was not trained on, misclassified ones first")
     for axes in figure.subplots(6, 8).flat:
         axes.axis("off")
     for axes, row in zip(figure.axes, rows.itertuples(), strict=False):
         axes.imshow(Image.open(row.path.removeprefix("file:")), cmap="gray_r")
-        told = f"{row.prediction:.0f} ✓" if row.right else f"{row.prediction:.0f} ✗ is {row.digit:.0f}"
-        axes.set_title(told, color=RIGHT if row.right else WRONG, fontsize=9)
+        label = f"{row.prediction:.0f} ✓" if row.correct else f"{row.prediction:.0f} ✗ is {row.digit:.0f}"
+        axes.set_title(label, color=CORRECT if row.correct else INCORRECT, fontsize=9)
     return figure
 
 

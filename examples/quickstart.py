@@ -1,10 +1,10 @@
-"""Train a digit classifier on Spark, then look at what it learned.
+"""Train a digit classifier on Spark and plot the results.
 
 ::
 
     python examples/quickstart.py [--output DIR] [--epochs N] [--master local[2]]
 
-It starts Spark on this machine, and the 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
+It starts Spark on this machine. The 1,797 handwritten digits come with scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with hushed():
     from sparkkeras import SparkModel, load_spark_model, to_simple_rdd
 
 SEED = 7
-RIGHT, WRONG, FAINT = "#2a7f62", "#c8102e", "#8a8f98"
+CORRECT, INCORRECT, FAINT = "#2a7f62", "#c8102e", "#8a8f98"
 
 
 @hushed()
@@ -53,31 +53,29 @@ def main() -> None:
     np.testing.assert_allclose(loaded.predict(x_test), probabilities, atol=1e-6)
 
     predicted = probabilities.argmax(axis=1)
-    mistakes = int((predicted != y_test).sum())
+    errors = int((predicted != y_test).sum())
     draw(history.history, x_test, y_test, predicted, accuracy).savefig(picture, dpi=150)
     spark.stop()
 
     print(f"""
-Accuracy    {accuracy:.1%} of {len(y_test)} digits that training never saw ({mistakes} wrong), loss {loss:.3f}
-Time        {time.perf_counter() - started:.0f} s, with Spark's start
+Accuracy    {accuracy:.1%} of {len(y_test)} test digits ({errors} misclassified), loss {loss:.3f}
+Time        {time.perf_counter() - started:.0f} s, including the start of Spark
 Picture     {picture}
-Model       {model_file}, loaded again and found to predict the same""")
+Model       {model_file}; the loaded model gives equal predictions""")
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a digit classifier on Spark, then look at what it learned.")
+    parser = argparse.ArgumentParser(description="Train a digit classifier on Spark and plot the results.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument(
-        "--epochs", type=int, metavar="N", default=20, help="how often training sees each digit (default: %(default)s)"
-    )
-    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, metavar="N", default=20, help="training epochs (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
 def digits() -> list[np.ndarray]:
-    """Images of shape (rows, 8, 8, 1) with values from 0 to 1, and their digits: train and test of each."""
+    """Train and test images of shape (rows, 8, 8, 1), values from 0 to 1; then train and test labels."""
     data = load_digits()
     images = data.images[..., np.newaxis].astype("float32") / 16
     return train_test_split(images, data.target, test_size=0.25, stratify=data.target, random_state=SEED)
@@ -103,18 +101,20 @@ def build_model() -> keras.Model:
 def draw(
     history: dict[str, list[float]], images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, accuracy: float
 ) -> Figure:
-    """Learning curves on the left; on the right digits with their predictions, the mistakes first."""
+    """Learning curves on the left; digits with their predictions on the right, misclassified ones first."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(5, 8))
-    left.suptitle("Learning", fontsize=13)
+    left.suptitle("Learning curves", fontsize=13)
     for axes, metric in zip(left.subplots(2, 1, sharex=True), ("loss", "accuracy"), strict=True):
         draw_curves(axes, history, metric)
     axes.set_xlabel("epoch")
 
     rows, columns = 6, 8
-    wrong, rightly = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
-    chosen = [*wrong[: 2 * columns], *rightly, *wrong[2 * columns :]][: rows * columns]
-    right.suptitle(f"{accuracy:.1%} of {len(labels)} unseen digits read rightly, {len(wrong)} wrongly", fontsize=13)
+    incorrect, correct = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
+    chosen = [*incorrect[: 2 * columns], *correct, *incorrect[2 * columns :]][: rows * columns]
+    right.suptitle(
+        f"{accuracy:.1%} of {len(labels)} test digits classified correctly, {len(incorrect)} misclassified", fontsize=13
+    )
     for axes, index in zip(right.subplots(rows, columns).flat, chosen, strict=True):
         draw_digit(axes, images[index], labels[index], predicted[index])
     for part in (left, right):
@@ -123,9 +123,9 @@ def draw(
 
 
 def draw_curves(axes: Axes, history: dict[str, list[float]], metric: str) -> None:
-    for name, values, colour in ("train", history[metric], FAINT), ("validation", history[f"val_{metric}"], RIGHT):
+    for name, values, colour in ("train", history[metric], FAINT), ("validation", history[f"val_{metric}"], CORRECT):
         epochs = range(1, len(values) + 1)
-        axes.plot(epochs, values, "o-", color=colour, markersize=3, label=f"{name}: {values[-1]:.3f} at the end")
+        axes.plot(epochs, values, "o-", color=colour, markersize=3, label=f"{name}: final {values[-1]:.3f}")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -134,12 +134,12 @@ def draw_curves(axes: Axes, history: dict[str, list[float]], metric: str) -> Non
 
 
 def draw_digit(axes: Axes, image: np.ndarray, label: int, predicted: int) -> None:
-    right = predicted == label
-    colour = RIGHT if right else WRONG
+    correct = predicted == label
+    colour = CORRECT if correct else INCORRECT
     axes.imshow(image.squeeze(), cmap="gray_r")
     axes.set(xticks=[], yticks=[])
-    axes.set_title(f"{predicted} ✓" if right else f"{predicted} ✗ is {label}", color=colour, fontsize=10, pad=4)
-    axes.spines[:].set(color=colour, linewidth=1 if right else 2.5)
+    axes.set_title(f"{predicted} ✓" if correct else f"{predicted} ✗ is {label}", color=colour, fontsize=10, pad=4)
+    axes.spines[:].set(color=colour, linewidth=1 if correct else 2.5)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Search the best digit classifier on Spark, and let the best few vote.
+"""Tune a digit classifier on Spark, and build an ensemble of the best models.
 
 ::
 
     python examples/search.py [--output DIR] [--trials N] [--epochs N] [--members N] [--master local[2]]
 
-Stop it with Ctrl-C, or kill it, and call it again: it goes on where it was. The digits come with scikit-learn: nothing is
+Stop it with Ctrl-C, or kill it, and run it again: the search resumes. The digits come with scikit-learn: nothing is
 downloaded.
 """
 
@@ -25,7 +25,7 @@ with hushed():
     from sparkkeras.hyperopt import HyperParamModel
 
 SEED = 7
-TRAINED, CHOSEN = 1000, 400
+TRAINING, VALIDATION = 1000, 400
 SPACE = {
     "layers": hp.choice("layers", [[64], [128], [64, 32]]),
     "activation": hp.choice("activation", ["relu", "tanh"]),
@@ -41,8 +41,8 @@ def main() -> None:
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32), y[order]
-    train, choose = slice(TRAINED), slice(TRAINED, TRAINED + CHOSEN)
-    test = slice(TRAINED + CHOSEN, None)
+    train, validation = slice(TRAINING), slice(TRAINING, TRAINING + VALIDATION)
+    test = slice(TRAINING + VALIDATION, None)
 
     print(f"Starting Spark on {options.master} ...")
     spark = start_spark(options.master)
@@ -50,7 +50,7 @@ def main() -> None:
     best = search.minimize(
         model=build_model,
         data=(x[train], y[train]),
-        validation_data=(x[choose], y[choose]),
+        validation_data=(x[validation], y[validation]),
         space=SPACE,
         max_evals=options.trials,
         epochs=options.epochs,
@@ -62,29 +62,37 @@ def main() -> None:
     search.plot(options.output / "search.png")
 
     models = search.best_models(options.members)
-    ensemble = greedy_ensemble(models, x[choose], y[choose], metric="loss", size=2 * options.members)
+    ensemble = greedy_ensemble(models, x[validation], y[validation], metric="loss", size=2 * options.members)
     ensemble.save(str(options.output / "ensemble.zip"))
     epochs = sum(trial.epochs for trial in search.trials)
     most = len(search.trials) * options.epochs
     print(f"""
-Search      {len(search.trials)} trials took {epochs} epochs, instead of {most} with all of them to the end
+Search      {len(search.trials)} trials trained {epochs} epochs; without pruning they would have trained {most}
 Best        {search.best_params}
 Model       {accuracy(best, x[test], y[test]):.1%} of {len(x[test])} unseen digits
 Ensemble    {accuracy(ensemble, x[test], y[test]):.1%}, of {len(ensemble.models)} models
-Files       {options.output / "search"} to go on from, {options.output / "ensemble.zip"}
+Files       {options.output / "search"} to resume the search, {options.output / "ensemble.zip"}
 Picture     {options.output / "search.png"}""")
     spark.stop()
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Search the best digit classifier, and let the best few vote.")
+    parser = argparse.ArgumentParser(description="Tune a digit classifier, and build an ensemble of the best models.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument("--trials", type=int, metavar="N", default=24, help="how many trials (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, metavar="N", default=27, help="epochs of a trial (default: %(default)s)")
-    parser.add_argument("--members", type=int, metavar="N", default=5, help="how many models vote (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="the Spark to search on (default: %(default)s)")
+    parser.add_argument("--trials", type=int, metavar="N", default=24, help="number of trials (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", default=27, help="maximum epochs of a trial (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--members",
+        type=int,
+        metavar="N",
+        default=5,
+        help="number of candidate models for the ensemble (default: %(default)s)",
+    )
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -1,11 +1,11 @@
-"""Search a regression on the diabetes study with an objective of one's own, through hyperopt's ``fmin``.
+"""Tune a regression on the diabetes data set with a custom objective and hyperopt's ``fmin``.
 
 ::
 
     python examples/search_regression.py [--output DIR] [--trials N] [--master local[2]]
 
-The objective cross-validates: the loss of a trial is the mean over three folds. 442 patients with ten measurements each come
-with scikit-learn: nothing is downloaded.
+The objective cross-validates: the loss of a trial is the mean over three folds. The data (442 patients with ten measurements
+each) comes with scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ def main() -> None:
 
     params = hyperopt.space_eval(SPACE, chosen)
     keras.utils.set_random_seed(SEED)
-    model = fitted(params, x[train], y[train])
-    trivial = np.var(y[test])
+    model = train_model(params, x[train], y[train])
+    baseline = np.var(y[test])
     error = float(np.mean((model.predict(x[test], verbose=0)[:, 0] - y[test]) ** 2))
     print(f"""
 Best        {params}
 Folds       mean squared error {trials.best_trial["result"]["loss"]:.3f}
-Test        mean squared error {error:.3f} of {len(x[test])} unseen patients, where their mean would have {trivial:.3f}
+Test        mean squared error {error:.3f} on {len(x[test])} test patients; predicting their mean gives {baseline:.3f}
 Picture     {options.output / "search_regression.png"}""")
     spark.stop()
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Search a regression with an objective of one's own.")
+    parser = argparse.ArgumentParser(description="Tune a regression with a custom objective.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument("--trials", type=int, metavar="N", default=16, help="how many trials (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="the Spark to search on (default: %(default)s)")
+    parser.add_argument("--trials", type=int, metavar="N", default=16, help="number of trials (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -83,7 +83,7 @@ def cross_validated(x: np.ndarray, y: np.ndarray) -> object:
     def loss(params: dict) -> float:
         errors = []
         for fold, (train, held) in enumerate(KFold(3).split(x), start=1):
-            model = fitted(params, x[train], y[train])
+            model = train_model(params, x[train], y[train])
             errors.append(float(model.evaluate(x[held], y[held], verbose=0)))
             report(float(np.mean(errors)), fold=fold)
         return float(np.mean(errors))
@@ -91,7 +91,7 @@ def cross_validated(x: np.ndarray, y: np.ndarray) -> object:
     return loss
 
 
-def fitted(params: dict, x: np.ndarray, y: np.ndarray) -> keras.Model:
+def train_model(params: dict, x: np.ndarray, y: np.ndarray) -> keras.Model:
     penalty = keras.regularizers.L2(params["l2"])
     model = keras.Sequential(
         [

@@ -1,11 +1,11 @@
-"""Give SQL a Keras model: train one on wines, register it, and ask questions.
+"""Score rows in SQL: train a Keras model on wines, register it as a function, and run queries.
 
 ::
 
     python examples/sql_scoring.py [--epochs N] [--query SQL] [--master local[2]]
 
 The view ``wines`` has the columns id, cultivar (0, 1 or 2), alcohol, flavanoids, proline and color_intensity, and the
-function ``classify`` takes the last four of these and gives the probabilities of the cultivars. The 178 wines come with
+function ``classify`` takes the last four of these and returns the probabilities of the cultivars. The 178 wines come with
 scikit-learn: nothing is downloaded.
 """
 
@@ -26,12 +26,12 @@ MEASURED = ["alcohol", "flavanoids", "proline", "color_intensity"]
 SCORED = f"SELECT *, classify({', '.join(MEASURED)}) AS p FROM wines"
 QUERIES = {
     "How many wines of each cultivar does the model predict correctly?": f"""
-        SELECT cultivar, count(*) AS wines, count_if(array_position(p, array_max(p)) - 1 = cultivar) AS right
+        SELECT cultivar, count(*) AS wines, count_if(array_position(p, array_max(p)) - 1 = cultivar) AS correct
         FROM ({SCORED}) GROUP BY cultivar ORDER BY cultivar""",
-    "Of which is it least sure?": f"""
+    "Which predictions are the least certain?": f"""
         SELECT id, cultivar, alcohol, proline, transform(p, x -> round(x, 2)) AS p
         FROM ({SCORED}) ORDER BY array_max(p) LIMIT 3""",
-    "What if all had a third more alcohol?": f"""
+    "What does it predict if all wines have a third more alcohol?": f"""
         SELECT array_position(p, array_max(p)) - 1 AS predicted, count(*) AS wines
         FROM (SELECT classify(alcohol * 4 / 3, {", ".join(MEASURED[1:])}) AS p FROM wines)
         GROUP BY predicted ORDER BY predicted""",
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"Training on {wines.count()} wines.\n")
     spark_model = SparkModel(model, batch_size=8, seed=SEED)
     history = spark_model.fit(wines, features=MEASURED, label="cultivar", epochs=options.epochs, verbose=0)
-    print(f"{history.history['accuracy'][-1]:.1%} right in the last epoch")
+    print(f"{history.history['accuracy'][-1]:.1%} training accuracy in the last epoch")
 
     register_keras_udf(spark, "classify", model)
     for question, query in {"Your query": options.query}.items() if options.query else QUERIES.items():
@@ -61,17 +61,15 @@ def main() -> None:
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Use a Keras model as a function of SQL.")
-    parser.add_argument(
-        "--epochs", type=int, metavar="N", default=15, help="how often training sees each wine (default: %(default)s)"
-    )
-    parser.add_argument("--query", metavar="SQL", help=f"a query of your own, for instance: {SCORED}")
-    parser.add_argument("--master", default="local[2]", help="the Spark to work on (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Use a Keras model as an SQL function.")
+    parser.add_argument("--epochs", type=int, metavar="N", default=15, help="training epochs (default: %(default)s)")
+    parser.add_argument("--query", metavar="SQL", help=f"a custom query, for example: {SCORED}")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
 def build_model(measured: object) -> keras.Model:
-    """A classifier that scales by itself, so that SQL can give it what was measured."""
+    """A classifier with a normalization layer, so that SQL can pass the raw measurements."""
     keras.utils.set_random_seed(SEED)
     scale = keras.layers.Normalization()
     scale.adapt(measured)

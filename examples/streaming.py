@@ -1,10 +1,10 @@
-"""Learn from a stream: score each batch of digits as it comes, then train on it, and see how that goes.
+"""Train on a stream: score each batch of digits as it arrives, then train on it, and plot the accuracy.
 
 ::
 
     python examples/streaming.py [--output DIR] [--batches N] [--epochs N] [--master local[2]]
 
-Digits arrive as files in a folder, and a streaming query takes up one after the other. The digits come with scikit-learn:
+Digits arrive as files in a folder, and a streaming query reads one after the other. The digits come with scikit-learn:
 nothing is downloaded.
 """
 
@@ -32,18 +32,18 @@ COLOUR = "#2a7f62"
 
 @dataclass
 class Learner:
-    """Takes batches of a stream up: first scores them, then trains on them."""
+    """Processes each batch of a stream: evaluates the model on it, then trains on it."""
 
     spark_model: SparkModel
     epochs: int
     accuracies: list[float] = field(default_factory=list)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Take up one batch. Spark calls it, on the driver."""
+        """Process one batch. Spark calls this on the driver."""
         rows = batch.repartition(2).cache()
         accuracy = self.spark_model.evaluate(rows, return_dict=True)["accuracy"]
         self.spark_model.fit(rows, epochs=self.epochs, verbose=0)
-        print(f"batch {number + 1:<4}{rows.count()} digits, {accuracy:.1%} read rightly before the model learned them")
+        print(f"batch {number + 1:<4}{rows.count()} digits, {accuracy:.1%} accuracy before training on them")
         self.accuracies.append(accuracy)
         rows.unpersist()
 
@@ -58,7 +58,7 @@ def main() -> None:
     spark = start_spark(options.master)
     learner = Learner(SparkModel(build_model(), batch_size=16, seed=SEED), options.epochs)
     with tempfile.TemporaryDirectory() as folder:
-        arriving, last = arrive(spark, folder, options.batches)
+        arriving, last = write_batches(spark, folder, options.batches)
         stream = (
             spark.readStream.schema(arriving)
             .option("recursiveFileLookup", "true")
@@ -67,12 +67,12 @@ def main() -> None:
         )
         stream.writeStream.foreachBatch(learner).trigger(availableNow=True).start().awaitTermination()
 
-        # A stream of predictions, with the model that has learned from all batches.
+        # A stream of predictions, with the model after training on all batches.
         scores = learner.spark_model.predict(spark.readStream.schema(arriving).parquet(f"{folder}/{last}"))
         query = scores.writeStream.format("memory").queryName("scored").trigger(availableNow=True).start()
         query.awaitTermination()
-        told = spark.sql("SELECT avg(int(array_position(prediction, array_max(prediction)) - 1 = label)) FROM scored")
-        print(f"\nThe last batch once more, as a stream of predictions: {told.first()[0]:.1%} read rightly")
+        result = spark.sql("SELECT avg(int(array_position(prediction, array_max(prediction)) - 1 = label)) FROM scored")
+        print(f"\nThe last batch once more, as a stream of predictions: {result.first()[0]:.1%} accuracy")
 
     draw(learner.accuracies).savefig(picture, dpi=150)
     spark.stop()
@@ -82,18 +82,18 @@ def main() -> None:
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier on a stream.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where the picture goes (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument("--batches", type=int, metavar="N", default=8, help="how many batches arrive (default: %(default)s)")
+    parser.add_argument("--batches", type=int, metavar="N", default=8, help="number of batches (default: %(default)s)")
     parser.add_argument(
-        "--epochs", type=int, metavar="N", default=4, help="how often training sees each batch (default: %(default)s)"
+        "--epochs", type=int, metavar="N", default=4, help="training epochs for each batch (default: %(default)s)"
     )
-    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
-def arrive(spark: SparkSession, folder: str, batches: int) -> tuple[object, str]:
-    """Digits as a file for each batch; their schema, and the name of the last file."""
+def write_batches(spark: SparkSession, folder: str, batches: int) -> tuple[object, str]:
+    """Write one file of digits for each batch; returns their schema and the name of the last batch's folder."""
     data = load_digits()
     order = np.random.default_rng(SEED).permutation(len(data.target))
     for number, part in enumerate(np.array_split(order, batches)):
@@ -116,11 +116,11 @@ def build_model() -> keras.Model:
 
 
 def draw(accuracies: list[float]) -> Figure:
-    """How much of each batch was read rightly before the model had learned it."""
+    """The accuracy on each batch before the model trained on it."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(accuracies) + 1), accuracies, "o-", color=COLOUR)
-    axes.set(title="Digits read rightly when they arrived", xlabel="batch", ylabel="accuracy", ylim=(0, 1.02))
+    axes.set(title="Accuracy before training on each batch", xlabel="batch", ylabel="accuracy", ylim=(0, 1.02))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

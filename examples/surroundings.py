@@ -1,4 +1,4 @@
-"""What all examples need around what they show: a quiet terminal, and Spark."""
+"""Shared by all examples: a quiet terminal, and a Spark session."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep what TensorFlow and Java say on standard error off the terminal, unless something goes wrong."""
-    with tempfile.TemporaryFile() as said:
+    """Hide the messages of TensorFlow and Java on standard error, unless an exception is raised."""
+    with tempfile.TemporaryFile() as captured:
         terminal = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(0)
-            os.write(terminal, said.read())
+            captured.seek(0)
+            os.write(terminal, captured.read())
             raise
         finally:
             os.dup2(terminal, 2)
@@ -33,7 +33,7 @@ def hushed() -> Iterator[None]:
 
 
 def start_spark(master: str, *, remote: bool = False) -> SparkSession:
-    """A session on a master, or through Spark Connect; one on this machine runs the Python that has Keras."""
+    """Start a session on a master, or through Spark Connect; local workers run the current Python."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.appName("sparkkeras").master(master)
@@ -41,13 +41,13 @@ def start_spark(master: str, *, remote: bool = False) -> SparkSession:
         return builder.getOrCreate()
     if master.startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's name resolves to
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # whatever this machine's host name resolves to
     return (
         builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")  # small jobs are quicker so
-        .config("spark.python.daemon.module", "sparkkeras.spark.daemon")  # Keras is loaded once, and not by every worker
+        .config("spark.python.unix.domain.socket.enabled", "true")  # faster small jobs
+        .config("spark.python.daemon.module", "sparkkeras.spark.daemon")  # Keras is loaded once, not by every worker
         .getOrCreate()
     )

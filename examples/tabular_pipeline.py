@@ -1,10 +1,10 @@
-"""Tell benign from malignant tumours with a pipeline of Spark ML: scaling, a Keras model, a search, saving.
+"""Classify tumours with a Spark ML pipeline: scaling, a Keras model, tuning, saving.
 
 ::
 
     python examples/tabular_pipeline.py [--output DIR] [--epochs N] [--rates 0.001 0.01] [--master local[2]]
 
-The 569 tumours of the Wisconsin study, 30 measurements each, come with scikit-learn: nothing is downloaded.
+The Wisconsin breast cancer data (569 tumours, 30 measurements each) comes with scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
             estimator,
         ]
     )
-    area = BinaryClassificationEvaluator()  # of 0.5 to 1, under the ROC curve
+    area = BinaryClassificationEvaluator()  # area under the ROC curve: 0.5 is chance, 1 is perfect
     search = TrainValidationSplit(
         estimator=pipeline,
         estimatorParamMaps=ParamGridBuilder().addGrid(estimator.learning_rate, options.rates).build(),
@@ -61,7 +61,7 @@ def main() -> None:
         trainRatio=0.8,
         seed=SEED,
     )
-    print(f"Training on {train.count()} tumours, once for each learning rate, and once more with the best.\n")
+    print(f"Training on {train.count()} tumours, once for each learning rate, then again with the best one.\n")
     found = search.fit(train)
     for rate, metric in zip(options.rates, found.validationMetrics, strict=True):
         print(f"learning rate {rate:<8g} area under the curve {metric:.4f}")
@@ -73,26 +73,24 @@ def main() -> None:
     history = loaded.stages[-1].history
     draw(history["loss"], rows["label"].to_numpy(), rows["score"].to_numpy()).savefig(picture, dpi=150)
 
-    right = int((rows["label"] == rows["prediction"]).sum())
+    correct = int((rows["label"] == rows["prediction"]).sum())
     print(f"""
-Test        {right} of {len(rows)} unseen tumours classified correctly, area under the curve {area.evaluate(predicted):.4f}
-Pipeline    {folder}, loaded again for that
+Test        {correct} of {len(rows)} unseen tumours classified correctly, area under the curve {area.evaluate(predicted):.4f}
+Pipeline    saved to {folder} and loaded again for the test
 Picture     {picture}""")
     spark.stop()
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Tell tumours apart with a Keras model in a pipeline of Spark ML.")
+    parser = argparse.ArgumentParser(description="Classify tumours with a Keras model in a Spark ML pipeline.")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="where files go (default: %(default)s)"
+        "--output", type=Path, metavar="DIR", default=Path("artifacts"), help="output directory (default: %(default)s)"
     )
-    parser.add_argument(
-        "--epochs", type=int, metavar="N", default=15, help="how often training sees each tumour (default: %(default)s)"
-    )
+    parser.add_argument("--epochs", type=int, metavar="N", default=15, help="training epochs (default: %(default)s)")
     parser.add_argument(
         "--rates", type=float, nargs="+", metavar="RATE", default=[0.0003, 0.01], help="learning rates to try"
     )
-    parser.add_argument("--master", default="local[2]", help="the Spark to train on (default: %(default)s)")
+    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -111,11 +109,11 @@ def build_model(width: int) -> keras.Model:
 
 
 def draw(losses: list[float], labels: np.ndarray, scores: np.ndarray) -> Figure:
-    """The loss by epoch on the left; on the right how sure the model was of each unseen tumour."""
+    """The loss by epoch on the left; the predicted probabilities of unseen tumours on the right."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(range(1, len(losses) + 1), losses, "o-", color=FAINT, markersize=3)
-    left.set(title="Learning", xlabel="epoch", ylabel="loss")
+    left.set(title="Training loss", xlabel="epoch", ylabel="loss")
     left.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     bins = np.linspace(0, 1, 21)
     shares = [scores[labels == 0], scores[labels == 1]]

@@ -11,10 +11,10 @@ from tests.scripts import ROOT, SECONDS, Script, run_scripts
 EXAMPLES = ROOT / "examples"
 
 CASES = {
-    "quickstart.py": (["--epochs", "2"], r"Accuracy +\d+\.\d% of 450 digits", ["digits.png", "digits.keras"]),
+    "quickstart.py": (["--epochs", "2"], r"Accuracy +\d+\.\d% of 450 test digits", ["digits.png", "digits.keras"]),
     "asynchronous.py": (
         ["--epochs", "2", "--modes", "asynchronous"],
-        r"updates +\d+ taken up",
+        r"updates +\d+ applied",
         ["asynchronous.png"],
     ),
     "tabular_pipeline.py": (
@@ -48,7 +48,7 @@ CASES = {
         ["search.png", "ensemble.zip", "search/search.json"],
     ),
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
-    "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 digits", []),
+    "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
 """For each example: what it is called with, what it says, and what it leaves in its output folder."""
 
