@@ -1,5 +1,5 @@
-"""How calls travel between the driver and its workers: transports, the messages they carry and how these are signed.
+"""Remote procedure calls from workers to the driver: transports, the messages they carry and how messages are authenticated.
 
-A call is a name, a few fields that JSON can hold, and one body of bytes. What calls mean is up to the packages that make and
-serve them: the parameter server and the hyper-parameter search.
+A call is a name, a few fields that JSON supports, and one body of bytes. The packages that make and serve calls give them
+their meaning: the parameter server and the hyper-parameter search.
 """

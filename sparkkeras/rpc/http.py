@@ -1,9 +1,9 @@
-"""Calls over HTTP: a Flask application behind a production server, and clients whose connections last.
+"""The ``http`` transport: a Flask application on a production server, and clients with persistent connections.
 
-A conversation begins with ``POST /hello``. Every other route is the name of a call (``/parameters``, ``/update``,
-``/health``, ...): greeting and sealed head travel in the header ``Authorization``, the body as the request's body with its
-tag behind it; the answer's head is in the header ``X-Sparkkeras``. Who cannot greet or seal a head gets 403 without a byte
-of its body being read, so it cannot keep a thread waiting either.
+A session starts with ``POST /hello``. Every other route is the name of a call (``/parameters``, ``/update``, ``/health``,
+...). The handshake and the sealed message header travel in the HTTP header ``Authorization``, the body and its
+authentication tag in the request's body. The reply's message header is in the HTTP header ``X-Sparkkeras``. An
+unauthenticated request gets status 403 before a byte of its body is read, so it cannot block a thread either.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from sparkkeras.rpc.transport import (
     RefusedError,
     Reply,
     TransportError,
-    answered,
     check_size,
-    checked,
+    checked_fields,
     discard_body,
-    listener,
+    error_reply,
+    handle,
+    open_listener,
     read_body,
-    refusal,
 )
 from sparkkeras.rpc.wire import (
     HELLO_BYTES,
     TAG_BYTES,
+    Acceptor,
     Body,
     Fields,
-    Greeting,
-    Head,
-    Reception,
+    Handshake,
+    Header,
     Secret,
     Session,
     WireError,
@@ -53,40 +53,40 @@ if TYPE_CHECKING:
     from flask import Flask, Request, Response
 
 SCHEME = "Sparkkeras"
-ANSWER = "X-Sparkkeras"
-MOST_THREADS = 64
+REPLY_HEADER = "X-Sparkkeras"
+MAX_THREADS = 64
 
 _log = logging.getLogger(__name__)
 
 
 class HttpTransport:
-    """See the module's words."""
+    """The transport over HTTP; see the module docstring."""
 
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """As `Transport.serve`."""
+        """See `Transport.serve`."""
         from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
-        listener(endpoint).close()  # says it better than cheroot if nobody can listen here
-        application = _Application(handler, Reception(secret, endpoint.encrypt), 4 * endpoint.members)
-        threads = min(MOST_THREADS, 4 + 2 * endpoint.members)
+        open_listener(endpoint).close()  # if the server cannot listen here, this error says more than cheroot's
+        application = _Application(handler, Acceptor(secret, endpoint.encrypt), 4 * endpoint.members)
+        threads = min(MAX_THREADS, 4 + 2 * endpoint.members)
         context = serving(application.flask(), endpoint.listen, endpoint.port, threads, endpoint.timeout)
         try:
             port = context.__enter__()
         except OSError as error:
-            raise endpoint.taken(error) from error
+            raise endpoint.listen_error(error) from error
         try:
             yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
         finally:
             context.__exit__(None, None, None)
 
     def connect(self, address: Address) -> HttpCaller:
-        """As `Transport.connect`."""
+        """See `Transport.connect`."""
         return HttpCaller(address)
 
 
 class HttpCaller:
-    """As `Caller`, on one persistent connection."""
+    """The client's end, on one persistent connection; see `Caller`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -94,29 +94,29 @@ class HttpCaller:
         self._session: tuple[str, Session] | None = None
 
     def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """As `Caller.call`."""
+        """See `Caller.call`."""
         try:
             connection, identity, session = self._connected()
             size = sum(len(part) for part in body)
-            head = session.seal(Head(name, fields, size))
+            header = session.seal(Header(name, fields, size))
             connection.putrequest("POST", f"/{quote(name, safe='')}", skip_accept_encoding=True)
-            connection.putheader("Authorization", _authorization(head, identity))
+            connection.putheader("Authorization", _authorization(header, identity))
             connection.putheader("Content-Length", str(size + TAG_BYTES if size else 0))
             connection.endheaders()
             if size:
                 for chunk in session.outgoing(body):
                     connection.send(chunk)
-            answer, received = _received(connection.getresponse(), session, into)
+            reply, received = _received(connection.getresponse(), session, into)
         except (OSError, WireError, http.client.HTTPException) as error:
             self.close()
             raise TransportError(f"{self._address.told}: {error or type(error).__name__}") from error
         except BaseException:
-            self.close()  # half of an answer may be on its way
+            self.close()  # part of the reply may be in transit
             raise
-        return checked(answer.fields), received
+        return checked_fields(reply.fields), received
 
     def close(self) -> None:
-        """As `Caller.close`."""
+        """See `Caller.close`."""
         connection, self._connection, self._session = self._connection, None, None
         if connection is not None:
             connection.close()
@@ -125,34 +125,34 @@ class HttpCaller:
         address = self._address
         if self._connection is None or self._session is None:
             self._connection = http.client.HTTPConnection(address.host, address.port, timeout=address.timeout)
-            greeting = Greeting(address.secret, address.encrypt)
-            self._connection.request("POST", "/hello", headers={"Authorization": _authorization(greeting.hello())})
+            handshake = Handshake(address.secret, address.encrypt)
+            self._connection.request("POST", "/hello", headers={"Authorization": _authorization(handshake.hello())})
             response = self._connection.getresponse()
             answer = response.read(HELLO_BYTES)
             if response.status != 200:
-                raise WireError(f"the server answered {response.status} to a greeting")
-            self._session = _identity(answer), greeting.welcomed(answer)
+                raise WireError(f"the server rejected the handshake with status {response.status}")
+            self._session = _identity(answer), handshake.complete(answer)
         if self._connection.sock is None:
             self._connection.connect()
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._connection, *self._session
 
 
-def _received(response: http.client.HTTPResponse, session: Session, into: memoryview | None) -> tuple[Head, memoryview]:
-    """The answer, its body in place."""
-    sealed = response.getheader(ANSWER)
+def _received(response: http.client.HTTPResponse, session: Session, into: memoryview | None) -> tuple[Header, memoryview]:
+    """The reply's message header and body; the body is received in place."""
+    sealed = response.getheader(REPLY_HEADER)
     if response.status != 200 or sealed is None:
         response.read(HELLO_BYTES)
-        raise WireError(f"the server answered {response.status} {response.reason}")
-    head = session.open(_unwrapped(sealed))
-    body = into if into is not None and len(into) == head.body else memoryview(bytearray(head.body))
+        raise WireError(f"the server replied with status {response.status} {response.reason}")
+    header = session.open(_from_base64(sealed))
+    body = into if into is not None and len(into) == header.body else memoryview(bytearray(header.body))
     read_body(response.readinto, session, body)
-    response.read()  # to the end, so that the connection can be used again
-    return head, body
+    response.read()  # to the end, so that the connection can be reused
+    return header, body
 
 
-class _Conversation:
-    """A session on the server, and the peer that it stands for."""
+class _Peer:
+    """A session on the server; also the peer of its calls."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -160,16 +160,16 @@ class _Conversation:
 
 
 class _Application:
-    """The server's end. Flask routes requests to it."""
+    """The server's end, to which Flask routes requests."""
 
-    def __init__(self, handler: Handler, reception: Reception, most: int) -> None:
-        self._handler, self._reception, self._most = handler, reception, most
+    def __init__(self, handler: Handler, acceptor: Acceptor, max_sessions: int) -> None:
+        self._handler, self._acceptor, self._max_sessions = handler, acceptor, max_sessions
         self._lock = threading.Lock()
-        self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
         self._buffers: list[bytearray] = []
 
     def flask(self) -> Flask:
-        """The application."""
+        """The Flask application."""
         from flask import Flask
 
         application = Flask("sparkkeras", static_folder=None)
@@ -181,14 +181,14 @@ class _Application:
         from flask import Response, request
 
         try:
-            answer, session = self._reception.welcome(_authorized(request)[1])
+            answer, session = self._acceptor.accept(_authorized(request)[1])
         except WireError:
-            return _stranger()
+            return _forbidden()
         with self._lock:
-            self._conversations[_identity(answer)] = _Conversation(session)
-            gone = self._conversations.popitem(last=False)[1] if len(self._conversations) > self._most else None
-        if gone is not None:
-            self._handler.closed(gone)
+            self._peers[_identity(answer)] = _Peer(session)
+            evicted = self._peers.popitem(last=False)[1] if len(self._peers) > self._max_sessions else None
+        if evicted is not None:
+            self._handler.closed(evicted)
         return Response(answer, mimetype="application/octet-stream")
 
     def _call(self, name: str) -> Response:
@@ -197,42 +197,42 @@ class _Application:
         try:
             identity, sealed = _authorized(request)
         except WireError:
-            return _stranger()
+            return _forbidden()
         with self._lock:
-            conversation = self._conversations.get(identity)
-            if conversation is None:
-                return _stranger()
-            self._conversations.move_to_end(identity)
-        with conversation.lock:
-            session = conversation.session
+            peer = self._peers.get(identity)
+            if peer is None:
+                return _forbidden()
+            self._peers.move_to_end(identity)
+        with peer.lock:
+            session = peer.session
             try:
-                head = session.open(sealed)
-                if head.name != name or request.content_length != (head.body + TAG_BYTES if head.body else 0):
-                    raise WireError("a head that belongs to another request")
+                header = session.open(sealed)
+                if header.name != name or request.content_length != (header.body + TAG_BYTES if header.body else 0):
+                    raise WireError("a message header belongs to another request")
                 try:
-                    check_size(self._handler, head)
+                    check_size(self._handler, header)
                 except RefusedError as error:
-                    discard_body(_body_of(request), head.body)
-                    return _response(session, refusal(error))
-                buffer = self._borrow(head.body)
+                    discard_body(_body_reader(request), header.body)
+                    return _response(session, error_reply(error))
+                buffer = self._borrow(header.body)
                 try:
-                    body = memoryview(buffer)[: head.body]
-                    read_body(_body_of(request), session, body)
-                    reply = answered(self._handler, Call(name, head.fields, body, conversation))
+                    body = memoryview(buffer)[: header.body]
+                    read_body(_body_reader(request), session, body)
+                    reply = handle(self._handler, Call(name, header.fields, body, peer))
                     return _response(session, reply, lambda: self._give_back(buffer))
                 except BaseException:
                     self._give_back(buffer)
                     raise
             except (WireError, OSError) as error:
-                _log.debug("a request was refused: %s", error)
-                return _stranger()
+                _log.debug("rejected a request: %s", error)
+                return _forbidden()
 
     def _borrow(self, size: int) -> bytearray:
-        """A buffer for a body. As many are kept as there were calls at the same time, whatever connections come and go."""
+        """A buffer for a body. Buffers are pooled: their number is that of simultaneous calls, not of connections."""
         with self._lock:
-            for place, buffer in enumerate(self._buffers):
+            for index, buffer in enumerate(self._buffers):
                 if len(buffer) >= size > 0:
-                    return self._buffers.pop(place)
+                    return self._buffers.pop(index)
         return bytearray(size)
 
     def _give_back(self, buffer: bytearray) -> None:
@@ -242,13 +242,13 @@ class _Application:
 
 
 def _response(session: Session, reply: Reply, sent: Callable[[], None] | None = None) -> Response:
-    """An answer; ``sent`` is called when it is through, as the reply's own is."""
+    """A reply as an HTTP response. ``sent`` is called once it has been sent, after the reply's own ``sent``."""
     from flask import Response
     from werkzeug.wsgi import ClosingIterator
 
     size = sum(len(part) for part in reply.body)
     headers = {
-        ANSWER: base64.b64encode(session.seal(Head("", reply.fields, size))).decode(),
+        REPLY_HEADER: base64.b64encode(session.seal(Header("", reply.fields, size))).decode(),
         "Content-Length": str(size + TAG_BYTES if size else 0),
     }
     body: Any = session.outgoing(reply.body) if size else ()
@@ -256,40 +256,40 @@ def _response(session: Session, reply: Reply, sent: Callable[[], None] | None = 
     return Response(pieces, headers=headers, mimetype="application/octet-stream", direct_passthrough=True)
 
 
-def _stranger() -> Response:
+def _forbidden() -> Response:
+    """The response to an unauthenticated request."""
     from flask import Response
 
     return Response(status=403)
 
 
 def _authorization(sealed: bytes, identity: str = "-") -> str:
-    """What proves that a request comes from a member; a greeting has no identity yet."""
+    """The value of the HTTP header ``Authorization``. A handshake has no session identity yet."""
     return f"{SCHEME} {identity} {base64.b64encode(sealed).decode()}"
 
 
 def _authorized(request: Request) -> tuple[str, bytes]:
-    """The identity and what is sealed, out of a request's header."""
+    """The session identity and the sealed bytes, from a request's HTTP header."""
     scheme, identity, sealed = (request.headers.get("Authorization", "").split(" ", 2) + ["", "", ""])[:3]
     if scheme != SCHEME:
-        raise WireError("a request without authorization")
-    return identity, _unwrapped(sealed)
+        raise WireError("a request has no authorization")
+    return identity, _from_base64(sealed)
 
 
-def _unwrapped(sealed: str) -> bytes:
-    """The bytes of what travelled as text."""
+def _from_base64(text: str) -> bytes:
     try:
-        return base64.b64decode(sealed, validate=True)
+        return base64.b64decode(text, validate=True)
     except ValueError:
-        raise WireError("a head that is not base64") from None
+        raise WireError("a message header is not valid base64") from None
 
 
-def _body_of(request: Request) -> Readinto:
-    """What reads a request's body from its connection."""
+def _body_reader(request: Request) -> Readinto:
+    """A function that reads a request's body from its connection."""
     return lambda view: int(request.environ["wsgi.input"].readinto(view))
 
 
 def _identity(answer: bytes) -> str:
-    """The name of a conversation: the random number in the server's answer to the greeting."""
+    """The identity of a session: the random number in the server's answer of the handshake."""
     return answer[-TAG_BYTES - 16 : -TAG_BYTES].hex()
 
 

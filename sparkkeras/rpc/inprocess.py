@@ -1,6 +1,6 @@
-"""Calls within this process, without sockets: the plain twin of the other transports.
+"""The ``inprocess`` transport: the in-memory implementation, without sockets.
 
-Arguments and answers go through JSON and bodies are copied, as they would be on their way to another machine.
+Fields go through JSON and bodies are copied, as on the way to another machine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sparkkeras.rpc.transport import (
     Call,
     Endpoint,
     Handler,
-    RefusedError,
     TransportError,
-    answered,
-    checked,
+    checked_fields,
+    handle,
+    too_large,
 )
 from sparkkeras.rpc.wire import Body, Fields, Secret
 
@@ -26,11 +26,11 @@ _served: dict[bytes, Handler] = {}
 
 
 class InProcessTransport:
-    """See the module's words."""
+    """The transport within one process; see the module docstring."""
 
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """As `Transport.serve`. Who has the secret finds the handler; there is no port."""
+        """See `Transport.serve`. Callers find the handler by its secret; there is no port."""
         _served[secret.key] = handler
         try:
             yield Address("inprocess", endpoint.host, endpoint.port, secret, endpoint.encrypt, endpoint.timeout)
@@ -38,27 +38,28 @@ class InProcessTransport:
             del _served[secret.key]
 
     def connect(self, address: Address) -> InProcessCaller:
-        """As `Transport.connect`."""
+        """See `Transport.connect`."""
         return InProcessCaller(address)
 
 
 class InProcessCaller:
-    """As `Caller`."""
+    """The client's end; see `Caller`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._peer: object | None = None
 
     def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """As `Caller.call`."""
+        """See `Caller.call`."""
         handler = _served.get(self._address.secret.key)
         if handler is None:
-            raise TransportError("nobody answers in this process")
+            raise TransportError("no server with this secret runs in this process")
         self._peer = self._peer or object()
         size = sum(len(part) for part in body)
-        if size > handler.limit(name):
-            raise RefusedError("too large", f"{name!r} cannot have a body of {size} bytes.")
-        reply = answered(handler, Call(name, _copied(fields), memoryview(bytearray().join(body)), self._peer))
+        limit = handler.limit(name)
+        if size > limit:
+            raise too_large(name, limit, size)
+        reply = handle(handler, Call(name, _copied(fields), memoryview(bytearray().join(body)), self._peer))
         try:
             received = memoryview(bytearray().join(reply.body))
         finally:
@@ -66,10 +67,10 @@ class InProcessCaller:
         if into is not None and len(into) == len(received):
             into[:] = received
             received = into
-        return checked(_copied(reply.fields)), received
+        return checked_fields(_copied(reply.fields)), received
 
     def close(self) -> None:
-        """As `Caller.close`."""
+        """See `Caller.close`."""
         peer, self._peer = self._peer, None
         handler = _served.get(self._address.secret.key)
         if peer is not None and handler is not None:

@@ -1,4 +1,4 @@
-"""Settings of a server on the driver that workers call."""
+"""Settings of the server on the driver that workers connect to."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from sparkkeras.errors import ConfigurationError
 @known_fields
 @dataclass(frozen=True)
 class ServerOptions:
-    """Settings of the server on the driver that workers call: of hyper-parameter search, and of asynchronous training.
+    """Settings of the server on the driver that workers connect to in a hyper-parameter search.
+
+    Asynchronous training takes `ParameterServerOptions`, which has two settings more.
 
     Args:
-        host: The name or IP address by which workers reach the driver. ``None``: Spark's ``spark.driver.host``, and this
-            machine's own address (127.0.0.1) where the workers are on it (``local[...]``).
-        bind: The name or IP address to listen on. ``None``: ``spark.driver.bindAddress`` where that is set, else ``host``.
+        host: The host name or IP address by which workers reach the driver. ``None``, the default, takes
+            ``spark.driver.host``, and 127.0.0.1 with a master ``local[...]``, whose workers run on the driver's machine.
+        bind: The host name or IP address to listen on. ``None``, the default, takes ``spark.driver.bindAddress`` if it is
+            set, else ``host``.
         encrypt: Whether bodies (weights, updates, metric states) are encrypted in transit. All other fields of a call are
             always encrypted, and everything is authenticated.
-        lease_seconds: Seconds without a heartbeat after which a worker loses its partition or trial to another one that
-            asks for it.
-        timeout: Seconds that a worker tries to reach the server before its task fails, and that the server waits for the
-            rest of a message.
+        lease_seconds: Seconds without a heartbeat after which another worker that asks for a worker's partition or trial
+            takes it over.
+        timeout: Seconds that a worker retries a call before its task fails, and that the server waits for the rest of a
+            message.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -51,10 +54,14 @@ class ServerOptions:
 
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.%]+[0-9A-Za-z]*")
-_LONGEST = 1e6  # seconds, twelve days: beyond that operating systems lose count
+_MAX_SECONDS = 1e6  # twelve days; operating systems do not support much longer timeouts
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no positive number of seconds that a timer can wait."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value <= _LONGEST:
-        raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, {_LONGEST:,.0f} at most.")
+    """Check that a value is a positive number of seconds that a timer supports.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value <= _MAX_SECONDS:
+        raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds, {_MAX_SECONDS:,.0f} at most.")

@@ -1,7 +1,8 @@
-"""Calls over TCP: length-framed messages on connections that last.
+"""The ``socket`` transport: length-prefixed messages over persistent TCP connections.
 
-A message is the length of its sealed head (4 bytes, big-endian), the head, the body, and the body's tag where there is a
-body. Bodies are received in place: into the array that the client gave, into one buffer for each connection on the server.
+A message is the length of its sealed header (4 bytes, big-endian), the header, the body and, if there is a body, its
+authentication tag. Bodies are received in place: on the client into the array that the caller gave, on the server into one
+buffer for each connection.
 """
 
 from __future__ import annotations
@@ -22,63 +23,63 @@ from sparkkeras.rpc.transport import (
     RefusedError,
     Reply,
     TransportError,
-    answered,
     check_size,
-    checked,
+    checked_fields,
     discard_body,
-    fill,
-    listener,
+    error_reply,
+    handle,
+    open_listener,
     read_body,
-    refusal,
+    read_exactly,
 )
 from sparkkeras.rpc.wire import (
-    HEAD_BYTES,
     HELLO_BYTES,
+    MAX_HEADER_BYTES,
     TAG_BYTES,
+    Acceptor,
     Body,
     Fields,
-    Greeting,
-    Head,
-    Reception,
+    Handshake,
+    Header,
     Secret,
     Session,
     WireError,
 )
 
 HANDSHAKE_SECONDS = 5.0
-"""A stranger has this long to prove that it is none."""
+"""An unauthenticated client has this long to complete the handshake."""
 
-STRANGERS = 64
-"""So many may try at the same time; one more, and the one that has tried longest has to go."""
+MAX_UNAUTHENTICATED = 64
+"""The largest number of unauthenticated connections. One more, and the server closes the oldest of them."""
 
 ACCEPT_SECONDS = 0.5
-"""How often the server looks whether it shall close, where the system does not wake it."""
+"""How often the server checks whether it is closing, on systems where closing the listener does not wake `accept`."""
 
 CLOSE_SECONDS = 5.0
-"""How long closing waits for calls that are being answered."""
+"""How long closing waits for calls in progress."""
 
 _log = logging.getLogger(__name__)
 
 
 class SocketTransport:
-    """See the module's words."""
+    """The transport over TCP; see the module docstring."""
 
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
-        """As `Transport.serve`."""
-        server = _Server(handler, endpoint, Reception(secret, endpoint.encrypt))
+        """See `Transport.serve`."""
+        server = _Server(handler, endpoint, Acceptor(secret, endpoint.encrypt))
         try:
             yield Address("socket", endpoint.host, server.port, secret, endpoint.encrypt, endpoint.timeout)
         finally:
             server.close()
 
     def connect(self, address: Address) -> SocketCaller:
-        """As `Transport.connect`."""
+        """See `Transport.connect`."""
         return SocketCaller(address)
 
 
 class SocketCaller:
-    """As `Caller`, on one connection."""
+    """The client's end, on one connection; see `Caller`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -86,21 +87,21 @@ class SocketCaller:
         self._session: Session | None = None
 
     def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """As `Caller.call`."""
+        """See `Caller.call`."""
         try:
             connection, session = self._connected()
             _send(connection, session, name, fields, body)
-            answer, received = _receive(connection, session, into)
+            reply, received = _receive(connection, session, into)
         except (OSError, WireError) as error:
             self.close()
             raise TransportError(f"{self._address.told}: {error or type(error).__name__}") from error
         except BaseException:
-            self.close()  # half of an answer may be on its way
+            self.close()  # part of the reply may be in transit
             raise
-        return checked(answer.fields), received
+        return checked_fields(reply.fields), received
 
     def close(self) -> None:
-        """As `Caller.close`."""
+        """See `Caller.close`."""
         connection, self._connection, self._session = self._connection, None, None
         if connection is not None:
             connection.close()
@@ -110,98 +111,98 @@ class SocketCaller:
             address = self._address
             self._connection = socket.create_connection((address.host, address.port), address.timeout)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = Greeting(address.secret, address.encrypt)
-            self._connection.sendall(greeting.hello())
+            handshake = Handshake(address.secret, address.encrypt)
+            self._connection.sendall(handshake.hello())
             answer = bytearray(HELLO_BYTES)
-            _fill_until(self._connection, memoryview(answer), time.monotonic() + address.timeout)
+            _read_until(self._connection, memoryview(answer), time.monotonic() + address.timeout)
             self._connection.settimeout(address.timeout)
-            self._session = greeting.welcomed(bytes(answer))
+            self._session = handshake.complete(bytes(answer))
         return self._connection, self._session
 
 
 class _Server:
-    """A thread that accepts connections, and one for each connection."""
+    """The server's end: a thread that accepts connections, and one thread for each connection."""
 
-    def __init__(self, handler: Handler, endpoint: Endpoint, reception: Reception) -> None:
-        self._handler, self._endpoint, self._reception = handler, endpoint, reception
+    def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:
+        self._handler, self._endpoint, self._acceptor = handler, endpoint, acceptor
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}  # in the order in which they came
-        self._members: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # unauthenticated connections, the oldest first
+        self._members: set[socket.socket] = set()  # connections with a session
         self._threads: set[threading.Thread] = set()
         self._closing = False
-        self._listener = listener(endpoint)
+        self._listener = open_listener(endpoint)
         self._listener.settimeout(ACCEPT_SECONDS)
         self.port = int(self._listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept, name="sparkkeras-accept", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
-        """Hang up on everybody and wait until nothing is left."""
+        """Close all connections and wait for their threads to end."""
         with self._lock:
             self._closing = True
             connections = [*self._strangers, *self._members]
             threads = [*self._threads]
-        _hang_up(self._listener)
+        _shut_down(self._listener)
         self._accepting.join()
         for connection in connections:
-            _hang_up(connection)
+            _shut_down(connection)
         self._listener.close()
         for thread in threads:
-            thread.join(timeout=CLOSE_SECONDS)  # a call that is being answered may take a moment
+            thread.join(timeout=CLOSE_SECONDS)  # a call in progress may take a moment
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except TimeoutError:  # closing the listener does not wake this on every system
+            except TimeoutError:  # closing the listener does not wake `accept` on every system
                 if self._closing:
                     break
                 continue
             except OSError as error:
                 if self._closing:
                     break
-                _log.warning("the parameter server could not take a connection: %s", error)
-                time.sleep(0.1)  # out of file descriptors, perhaps for a moment
+                _log.warning("the server on the driver could not accept a connection: %s", error)
+                time.sleep(0.1)  # the process is out of file descriptors, perhaps for a moment
                 continue
             with self._lock:
                 if self._closing:
                     connection.close()
                     break
                 self._strangers[connection] = None
-                if len(self._strangers) > STRANGERS:
+                if len(self._strangers) > MAX_UNAUTHENTICATED:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
-                    _hang_up(oldest)
+                    _shut_down(oldest)
                 thread = threading.Thread(target=self._serve, args=(connection,), name="sparkkeras-serve", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:  # there are too many threads
-                    _log.warning("the parameter server could not take a connection: %s", error)
+                except RuntimeError as error:  # the process has too many threads
+                    _log.warning("the server on the driver could not accept a connection: %s", error)
                     del self._strangers[connection]
                     connection.close()
                 else:
-                    # A thread that took itself out of these might still be there when the server is closed.
+                    # Only finished threads go: one that removed itself could still be running when the server has closed.
                     self._threads = {each for each in self._threads if each.is_alive()} | {thread}
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            session = self._greeted(connection)
+            session = self._authenticated(connection)
             if session is not None:
-                self._converse(connection, session)
+                self._handle_calls(connection, session)
         except (OSError, WireError) as error:
             if not self._closing:
-                _log.debug("a connection to the parameter server ended: %s", error)
+                _log.debug("a connection to the server on the driver ended: %s", error)
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
                 self._members.discard(connection)
             connection.close()
 
-    def _greeted(self, connection: socket.socket) -> Session | None:
-        """The handshake; a conversation, or ``None`` where there are too many already."""
+    def _authenticated(self, connection: socket.socket) -> Session | None:
+        """Do the handshake. Returns the session, or ``None`` if there are too many sessions already."""
         hello = bytearray(HELLO_BYTES)
-        _fill_until(connection, memoryview(hello), time.monotonic() + HANDSHAKE_SECONDS)
-        answer, session = self._reception.welcome(bytes(hello))
+        _read_until(connection, memoryview(hello), time.monotonic() + HANDSHAKE_SECONDS)
+        answer, session = self._acceptor.accept(bytes(hello))
         with self._lock:
             self._strangers.pop(connection, None)
             if self._closing or len(self._members) >= 4 * self._endpoint.members:
@@ -213,10 +214,10 @@ class _Server:
         connection.sendall(answer)
         return session
 
-    def _converse(self, connection: socket.socket, session: Session) -> None:
+    def _handle_calls(self, connection: socket.socket, session: Session) -> None:
         peer = object()
         buffer = memoryview(bytearray(0))
-        # Who has greeted goes on at once. Later a member may be silent for as long as an epoch takes.
+        # The first call follows the handshake at once. Later a peer may be silent for as long as an epoch takes.
         silence: float | None = HANDSHAKE_SECONDS
         try:
             while True:
@@ -224,23 +225,23 @@ class _Server:
                 length = _length(connection)
                 silence = None
                 connection.settimeout(self._endpoint.timeout)
-                head = _head(connection, session, length)
+                header = _header(connection, session, length)
                 try:
-                    check_size(self._handler, head)
+                    check_size(self._handler, header)
                 except RefusedError as error:
-                    discard_body(connection.recv_into, head.body)
-                    _answer(connection, session, refusal(error))
+                    discard_body(connection.recv_into, header.body)
+                    _reply(connection, session, error_reply(error))
                     continue
-                if head.body > len(buffer):
-                    buffer = memoryview(bytearray(head.body))
-                body = buffer[: head.body]
+                if header.body > len(buffer):
+                    buffer = memoryview(bytearray(header.body))
+                body = buffer[: header.body]
                 read_body(connection.recv_into, session, body)
-                _answer(connection, session, answered(self._handler, Call(head.name, head.fields, body, peer)))
+                _reply(connection, session, handle(self._handler, Call(header.name, header.fields, body, peer)))
         finally:
             self._handler.closed(peer)
 
 
-def _answer(connection: socket.socket, session: Session, reply: Reply) -> None:
+def _reply(connection: socket.socket, session: Session, reply: Reply) -> None:
     try:
         _send(connection, session, "", reply.fields, reply.body)
     finally:
@@ -249,54 +250,56 @@ def _answer(connection: socket.socket, session: Session, reply: Reply) -> None:
 
 def _send(connection: socket.socket, session: Session, name: str, fields: Fields, body: Body) -> None:
     size = sum(len(part) for part in body)
-    head = session.seal(Head(name, fields, size))
-    connection.sendall(len(head).to_bytes(4, "big") + head)
+    header = session.seal(Header(name, fields, size))
+    connection.sendall(len(header).to_bytes(4, "big") + header)
     if size:
         for chunk in session.outgoing(body):
             connection.sendall(chunk)
 
 
-def _receive(connection: socket.socket, session: Session, into: memoryview | None) -> tuple[Head, memoryview]:
-    head = _head(connection, session, _length(connection))
-    body = into if into is not None and len(into) == head.body else memoryview(bytearray(head.body))
+def _receive(connection: socket.socket, session: Session, into: memoryview | None) -> tuple[Header, memoryview]:
+    header = _header(connection, session, _length(connection))
+    body = into if into is not None and len(into) == header.body else memoryview(bytearray(header.body))
     read_body(connection.recv_into, session, body)
-    return head, body
+    return header, body
 
 
 def _length(connection: socket.socket) -> int:
     length = bytearray(4)
-    fill(connection.recv_into, memoryview(length))
+    read_exactly(connection.recv_into, memoryview(length))
     return int.from_bytes(length, "big")
 
 
-def _head(connection: socket.socket, session: Session, length: int) -> Head:
-    if not TAG_BYTES < length <= HEAD_BYTES:
-        raise WireError(f"a head of {length} bytes")
+def _header(connection: socket.socket, session: Session, length: int) -> Header:
+    if not TAG_BYTES < length <= MAX_HEADER_BYTES:
+        raise WireError(
+            f"a message header has {length} bytes; expected more than {TAG_BYTES} and at most {MAX_HEADER_BYTES}"
+        )
     sealed = bytearray(length)
-    fill(connection.recv_into, memoryview(sealed))
+    read_exactly(connection.recv_into, memoryview(sealed))
     return session.open(sealed)
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the system find out within a minute or two if the other machine is gone."""
+    """Have the operating system detect within two minutes that the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # not every system has them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _fill_until(connection: socket.socket, view: memoryview, deadline: float) -> None:
-    """Fill a buffer before a moment of `time.monotonic`, however slowly the bytes drip."""
+def _read_until(connection: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fill a buffer before a deadline of `time.monotonic`, however slowly the bytes arrive."""
 
     def readinto(rest: memoryview) -> int:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         return connection.recv_into(rest)
 
-    fill(readinto, view)
+    read_exactly(readinto, view)
 
 
-def _hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread is waiting on; that thread closes it."""
+def _shut_down(connection: socket.socket) -> None:
+    """Shut down a connection that another thread waits on; that thread closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

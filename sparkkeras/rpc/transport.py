@@ -1,10 +1,10 @@
-"""How calls travel: what a transport is, and the names of those there are.
+"""The interface of transports: how calls travel between the driver and its workers, and the names of the transports.
 
-A transport knows calls, not parameters: a name, a few fields, one body. Both of its ends are in one file, `inprocess`,
-`http` or `socket`, and a new one is a new file and a line in `TRANSPORTS`.
+A transport knows calls, not parameters: a call is a name, a few fields and one body. Both ends of a transport are in one
+file: `inprocess`, `http` or `socket`. To add a transport, add such a file and its name to `TRANSPORTS`.
 
-Who owns what: the handler owns the meaning of calls and says how large a body each may have, before it is read. The
-transport owns connections, buffers and signatures, and gives the handler only what this run's members sent.
+Who owns what: the handler gives calls their meaning, and says how large the body of each may be before it is read. The
+transport owns connections, buffers and authentication, and passes on only what authenticated peers sent.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from sparkkeras.rpc.wire import (
     TAG_BYTES,
     Body,
     Fields,
-    Head,
+    Header,
     Secret,
     Session,
     WireError,
-    encoded,
+    encode_header,
 )
 
 _log = logging.getLogger(__name__)
 
 TRANSPORTS = ("http", "socket", "inprocess")
-"""The transports; each is the module of that name beside this one."""
+"""The names of the transports; each is a module of this package."""
 
 
 class TransportError(Exception):
-    """A call that got no answer: the other side cannot be reached, hung up, or did not answer in time.
+    """A call got no reply: the other side is unreachable, closed the connection, or did not reply in time.
 
-    Whether it was carried out is not known. The next call on the same caller connects anew.
+    The call may or may not have been executed. The next call on the same caller opens a new connection.
     """
 
 
 class RefusedError(Exception):
-    """The other side answered that it will not do it.
+    """The other side rejected the call.
 
     Attributes:
-        kind: A short name of the reason, for programs.
+        kind: A short name of the reason, for code that handles the error.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -58,15 +58,15 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is and what it takes to talk to it. It travels to the workers in their task.
+    """What a client needs to connect to a server. It travels to the workers in their task.
 
     Attributes:
-        transport: Which one.
-        host: The name or number that workers dial.
+        transport: The name of the transport.
+        host: The host name or IP address that workers connect to.
         port: The port.
-        secret: The run's.
+        secret: The run's secret.
         encrypt: Whether bodies are encrypted.
-        timeout: Seconds that one call waits for the other side, each time that it waits.
+        timeout: Seconds that each read or write of a call may wait for the other side.
     """
 
     transport: str
@@ -78,22 +78,22 @@ class Address:
 
     @property
     def told(self) -> str:
-        """The address in words."""
+        """The address as a URL, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.transport}://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is to be.
+    """Where a server listens, and how workers reach it.
 
     Attributes:
-        host: The name or number that workers dial.
-        listen: The name or number to listen on.
+        host: The host name or IP address that workers connect to.
+        listen: The host name or IP address to listen on.
         port: The port; 0 lets the system choose.
         encrypt: Whether bodies are encrypted.
-        timeout: Seconds to wait for the rest of what a member has begun to send.
-        members: How many conversations are to be expected at the same time.
+        timeout: Seconds to wait for the rest of a message that an authenticated peer has begun to send.
+        members: The expected number of simultaneous sessions.
     """
 
     host: str
@@ -103,34 +103,35 @@ class Endpoint:
     timeout: float = 30.0
     members: int = 16
 
-    def taken(self, error: OSError) -> ConfigurationError:
-        """The error that says why nobody can listen here."""
+    def listen_error(self, error: OSError) -> ConfigurationError:
+        """The error to raise where the server cannot listen here."""
         if isinstance(error, socket.gaierror):
             return ConfigurationError(
-                f"{self.listen!r} is no name or address that this machine knows ({error.strerror}): look at "
-                "host= and bind= of server_options, spark.driver.host and spark.driver.bindAddress."
+                f"the server on the driver cannot listen on {self.listen!r}, which this machine cannot resolve "
+                f"({error.strerror}). Check host= and bind= of server_options, spark.driver.host and "
+                "spark.driver.bindAddress."
             )
         if self.port:
             return ConfigurationError(
                 f"the server on the driver cannot listen on port {self.port} of {self.listen}: {error.strerror or error}. "
-                "Give another port=, or port=0 for any that is free."
+                "Give another port=, or port=0 for any free port."
             )
         return ConfigurationError(
-            f"the server on the driver cannot listen on {self.listen}: {error.strerror or error}. The address must be "
-            "one of this machine: set bind= of server_options, for instance bind='0.0.0.0' where workers reach the driver "
-            "by another address than its own."
+            f"the server on the driver cannot listen on {self.listen}: {error.strerror or error}. The address has to be "
+            "one of this machine's. Set bind= of server_options, for example bind='0.0.0.0' if workers reach the driver by "
+            "an address that this machine does not have."
         )
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a member asks.
+    """A request of an authenticated peer.
 
     Attributes:
-        name: Of what.
-        fields: With which arguments.
-        body: The body, writable, and good until the answer is sent.
-        peer: Who asks; calls on one connection have one peer.
+        name: The name of the call.
+        fields: Its arguments.
+        body: Its body; writable, and valid until the reply is sent.
+        peer: The peer; all calls on one connection have the same one.
     """
 
     name: str
@@ -145,12 +146,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the handler answers.
+    """The handler's reply to a call.
 
     Attributes:
-        fields: Names and values that JSON knows.
+        fields: Names and values that JSON supports.
         body: Buffers to send.
-        sent: Called when the buffers are no longer needed, however that came.
+        sent: Called once the buffers are no longer needed, whether sending succeeded or failed.
     """
 
     fields: Fields
@@ -158,15 +159,15 @@ class Reply:
     sent: Callable[[], None] = _nothing
 
 
-DISCARDED_BYTES = 1 << 30
-"""A body of a member that is refused is read and thrown away up to this size, so that the member hears why."""
+MAX_DISCARDED_BYTES = 1 << 30
+"""A rejected body of up to this size is read and discarded, so that its sender receives the reason."""
 
 
 class Handler(Protocol):
-    """What answers calls, from several threads at a time."""
+    """Handles calls, from several threads at the same time."""
 
     def limit(self, name: str) -> int:
-        """The bytes that the body of a call may have.
+        """The largest body of a call, in bytes.
 
         Raises:
             RefusedError: There is no such call.
@@ -174,62 +175,65 @@ class Handler(Protocol):
         ...
 
     def __call__(self, call: Call) -> Reply:
-        """Answer.
+        """Handle a call.
 
         Raises:
-            RefusedError: Reported to the one that asked.
+            RefusedError: The call is rejected; the client receives the reason.
         """
         ...
 
     def closed(self, peer: Hashable) -> None:
-        """A peer's connection has ended, where a transport notices."""
+        """Called when the connection of a peer has closed, by transports that notice it."""
         ...
 
 
 class Caller(Protocol):
-    """The client's end, for one thread at a time. It connects when it is first called."""
+    """The client's end of a transport. Not thread-safe. It connects at its first call."""
 
     def call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
-        """Ask, and wait for the answer.
+        """Send a request and wait for the reply.
 
         Args:
-            name: For what.
-            fields: Arguments that JSON knows.
+            name: The name of the call.
+            fields: Its arguments; values that JSON supports.
             body: Buffers to send.
-            into: Where the answer's body goes, if it has that length; otherwise it gets memory of its own.
+            into: A buffer for the reply's body. It is used if it has exactly the body's length; otherwise new memory is.
+
+        Returns:
+            The fields and the body of the reply.
 
         Raises:
-            TransportError: There was no answer.
-            RefusedError: The other side will not do it.
+            TransportError: There was no reply.
+            RefusedError: The other side rejected the call.
         """
         ...
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         ...
 
 
 class Transport(Protocol):
-    """A way for calls to travel."""
+    """Serves calls, and connects callers to a server."""
 
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> AbstractContextManager[Address]:
-        """Have a handler answer until the context ends; then no port, connection or thread is left.
+        """Serve a handler until the context ends; then no port, connection or thread is left.
 
         Raises:
-            ConfigurationError: The endpoint cannot be listened on.
+            ConfigurationError: The server cannot listen on the endpoint.
         """
         ...
 
     def connect(self, address: Address) -> Caller:
-        """A caller."""
+        """A caller for the server at an address."""
         ...
 
 
 def make_transport(name: str) -> Transport:
-    """The transport of a name.
+    """The transport with a given name.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is none with this name.
     """
     if name not in TRANSPORTS:
         raise ConfigurationError(f"parameter_server_mode={name!r} is not known. {known_names(name, TRANSPORTS)}")
@@ -238,82 +242,85 @@ def make_transport(name: str) -> Transport:
 
 
 def connect(address: Address) -> Caller:
-    """A caller for an address."""
+    """A caller for an address, with the transport that the address names."""
     return make_transport(address.transport).connect(address)
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
-"""Seconds between two questions of a member that waits."""
+MIN_DELAY, MAX_DELAY = 0.002, 0.1
+"""Seconds between two requests of a client that polls or retries: at first, and at most."""
 
 
-def pauses() -> Iterator[float]:
-    """Seconds to wait before one asks again; they grow."""
-    pause = FIRST_PAUSE
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each retry: exponential, up to `MAX_DELAY`."""
+    delay = MIN_DELAY
     while True:
-        yield pause
-        pause = min(pause * 1.5, LONGEST_PAUSE)
+        yield delay
+        delay = min(delay * 1.5, MAX_DELAY)
 
 
 def insist(
     caller: Caller, seconds: float, name: str, fields: Fields, body: Body = (), into: memoryview | None = None
 ) -> tuple[Fields, memoryview]:
-    """Make a call that may be repeated without harm, again and again where there is no answer.
+    """Make an idempotent call, and retry it until there is a reply.
 
     Args:
-        caller: How to call.
-        seconds: For how long.
-        name: As in `Caller.call`.
-        fields: Likewise.
-        body: Likewise.
-        into: Likewise.
+        caller: The caller to use.
+        seconds: How long to retry, in seconds.
+        name: The name of the call; this and the rest as in `Caller.call`.
+        fields: Its arguments.
+        body: Buffers to send.
+        into: A buffer for the reply's body.
+
+    Returns:
+        The fields and the body of the reply.
 
     Raises:
-        TransportError: There was no answer in that time.
-        RefusedError: The other side will not do it.
+        TransportError: There was no reply in that time.
+        RefusedError: The other side rejected the call.
     """
     deadline = time.monotonic() + seconds
-    for pause in pauses():
+    for delay in backoff():
         try:
             return caller.call(name, fields, body, into)
         except TransportError:
-            if time.monotonic() + pause >= deadline:
+            if time.monotonic() + delay >= deadline:
                 raise
-            time.sleep(pause)
-    raise AssertionError("pauses do not end")
+            time.sleep(delay)
+    raise AssertionError("backoff does not end")
 
 
-def listener(endpoint: Endpoint) -> socket.socket:
+def open_listener(endpoint: Endpoint) -> socket.socket:
     """A listening socket at an endpoint.
 
     Raises:
-        ConfigurationError: The address is not this machine's, or the port is taken.
+        ConfigurationError: The address is not one of this machine's, or the port is in use.
     """
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             endpoint.listen, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a minute ago is free
-            listening.bind(where)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+            listening.bind(address)
             listening.listen(256)
         except BaseException:
             listening.close()
             raise
     except OSError as error:
-        raise endpoint.taken(error) from error
+        raise endpoint.listen_error(error) from error
     return listening
 
 
 Readinto = Callable[[memoryview], int]
-"""Fills a part of a buffer with what comes next, and says how much; 0 is the end."""
+"""Reads the next bytes into the beginning of a buffer and returns their number; 0 at the end of the stream."""
 
 
 def read_body(readinto: Readinto, session: Session, body: memoryview) -> None:
-    """Receive the body that the last opened head announced, in place, and check it.
+    """Receive the body of the last opened header in place, and authenticate it.
 
     Raises:
-        WireError: It is not the one that was sent, or ends early.
+        WireError: It is not the body that was sent, or it ends early.
     """
     if not len(body):
         return
@@ -322,89 +329,95 @@ def read_body(readinto: Readinto, session: Session, body: memoryview) -> None:
     while start < len(body):
         count = readinto(body[start : start + CHUNK_BYTES])
         if not count:
-            raise WireError("the other side hung up in the middle of a body")
+            raise WireError("the other side closed the connection in the middle of a body")
         incoming.take(body[start : start + count])  # while it is still in the processor's cache
         start += count
     tag = bytearray(TAG_BYTES)
-    fill(readinto, memoryview(tag))
+    read_exactly(readinto, memoryview(tag))
     incoming.finish(tag)
 
 
 def discard_body(readinto: Readinto, size: int) -> None:
-    """Receive a body and its tag for nothing.
+    """Receive and discard a body and its tag.
 
     Raises:
-        WireError: It is too large even for that, or ends early.
+        WireError: It is larger than `MAX_DISCARDED_BYTES`, or it ends early.
     """
-    if size > DISCARDED_BYTES:
-        raise WireError(f"a body of {size} bytes")
+    if size > MAX_DISCARDED_BYTES:
+        raise WireError(f"a rejected body has {size} bytes; at most {MAX_DISCARDED_BYTES} are read to discard it")
     scratch = memoryview(bytearray(min(size + TAG_BYTES, CHUNK_BYTES)))
     left = size + TAG_BYTES if size else 0
     while left:
         count = min(left, len(scratch))
-        fill(readinto, scratch[:count])
+        read_exactly(readinto, scratch[:count])
         left -= count
 
 
-def fill(readinto: Readinto, view: memoryview) -> None:
+def read_exactly(readinto: Readinto, view: memoryview) -> None:
     """Fill a buffer.
 
     Raises:
-        WireError: There is not that much.
+        WireError: The stream ends before the buffer is full.
     """
     while len(view):
         count = readinto(view)
         if not count:
-            raise WireError("the other side hung up")
+            raise WireError("the other side closed the connection")
         view = view[count:]
 
 
-def check_size(handler: Handler, head: Head) -> None:
-    """See whether a call may have the body that it announces, before a byte of that is kept.
+def too_large(name: str, limit: int, size: int) -> RefusedError:
+    """The error of a call whose body is too large; sizes in bytes."""
+    return RefusedError("too large", f"the call {name!r} takes a body of at most {limit} bytes, received {size}.")
+
+
+def check_size(handler: Handler, header: Header) -> None:
+    """Check the announced length of a body before any of it is stored.
 
     Raises:
         RefusedError: There is no such call, or the body is too large for it.
     """
-    if head.body > handler.limit(head.name):
-        raise RefusedError("too large", f"{head.name!r} cannot have a body of {head.body} bytes.")
+    limit = handler.limit(header.name)
+    if header.body > limit:
+        raise too_large(header.name, limit, header.body)
 
 
-REFUSAL = "refused"
-"""The field of an answer that says why there is none."""
+REFUSED_FIELD = "refused"
+"""The field of a reply that holds the kind and the message of a rejection."""
 
-REFUSAL_LENGTH = 4000
-"""A longer reason is cut off, since it has to fit into a head."""
-
-
-def refusal(error: RefusedError) -> Reply:
-    """A refusal as an answer."""
-    return Reply({REFUSAL: [error.kind, str(error)[:REFUSAL_LENGTH]]})
+MAX_REASON_LENGTH = 4000
+"""Longer messages are cut off, since a reply's fields have to fit into a header."""
 
 
-def checked(fields: Fields) -> Fields:
-    """The fields of an answer.
+def error_reply(error: RefusedError) -> Reply:
+    """The reply that reports a rejected call."""
+    return Reply({REFUSED_FIELD: [error.kind, str(error)[:MAX_REASON_LENGTH]]})
+
+
+def checked_fields(fields: Fields) -> Fields:
+    """The fields of a reply.
 
     Raises:
-        RefusedError: It is a refusal.
+        RefusedError: The reply reports a rejected call.
     """
-    if REFUSAL in fields:
-        kind, message = fields[REFUSAL]
+    if REFUSED_FIELD in fields:
+        kind, message = fields[REFUSED_FIELD]
         raise RefusedError(kind, message)
     return fields
 
 
-def answered(handler: Handler, call: Call) -> Reply:
-    """What a handler answers; whatever goes wrong in it is reported to the one that asked, and ends no connection."""
+def handle(handler: Handler, call: Call) -> Reply:
+    """The handler's reply. Its errors are reported to the client and leave the connection open."""
     try:
         reply = handler(call)
         try:
-            encoded(Head("", reply.fields, 0))
+            encode_header(Header("", reply.fields, 0))
         except (TypeError, ValueError):
             reply.sent()
             raise
         return reply
     except RefusedError as error:
-        return refusal(error)
+        return error_reply(error)
     except Exception as error:
         _log.exception("the call %r failed", call.name)
-        return refusal(RefusedError("failed", f"the call {call.name!r} failed: {type(error).__name__}: {error}"))
+        return error_reply(RefusedError("failed", f"the call {call.name!r} failed: {type(error).__name__}: {error}"))

@@ -1,16 +1,16 @@
-"""Calls as signed bytes: a name, a few fields, and one body of any size.
+"""The wire format: authenticated messages of a name, a few fields and one body of any size.
 
-Every message is sealed with AES-256-GCM (NIST SP 800-38D). The head, which names the call and the length of its body, is
-encrypted and has a tag of its own, so nobody without the run's key can make the other side read a single byte of a body.
-The body goes through the cipher as associated data, which signs it at the speed of memory; with ``encrypt`` it is
-encrypted as well.
+Every message is sealed with AES-256-GCM (NIST SP 800-38D). The header, which holds the name of the call and the length of
+the body, is encrypted and has its own authentication tag, so a peer without the run's secret cannot make the other side read
+a single byte of a body. The body passes through the cipher as associated data, which authenticates it at memory speed; with
+``encrypt=True`` it is encrypted as well.
 
-A conversation begins with a handshake that proves, on both sides, the possession of the run's secret, and derives from it
-and from both sides' random numbers a key for each direction (HKDF, RFC 5869). Messages in a direction are numbered, and the
-number is the nonce: one that comes twice, out of turn, from another conversation or from another run does not open.
+A session starts with a handshake. Both sides prove that they have the run's secret, and derive one key for each direction
+from the secret and from both sides' random numbers (HKDF, RFC 5869). The messages of a direction are numbered, and the
+number is the nonce: a message that is repeated, out of order, from another session or from another run fails authentication.
 
-Nothing is pickled and nothing is decompressed: a head is JSON, a body is the bytes of arrays whose shapes the receiver
-knows.
+Nothing is pickled and nothing is decompressed: a header is JSON, and a body is the bytes of arrays whose shapes the receiver
+already knows.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Fields = Mapping[str, Any]
 Body = Sequence[memoryview]
-"""Buffers of bytes, which are sent one after the other without being joined."""
+"""Buffers of bytes, sent one after the other without being joined."""
 
 TAG_BYTES = 16
-"""What is appended to a head and to a body."""
+"""The length of the authentication tag that follows a header and a body."""
 
-HEAD_BYTES = 48 * 1024
-"""A sealed head has this many bytes at most: in base64, what Python's HTTP client takes for a line."""
+MAX_HEADER_BYTES = 48 * 1024
+"""The largest sealed header. In base64 it still fits into the longest header line that Python's HTTP client accepts."""
 
 CHUNK_BYTES = 256 * 1024
-"""A body is signed and sent in chunks of this size, so that it goes through the processor's cache once."""
+"""Bodies are authenticated and sent in chunks of this size, so that each byte enters the processor's cache once."""
 
 _MAGIC = b"sparkkeras/1"
 _RANDOM_BYTES = 16
 HELLO_BYTES = len(_MAGIC) + _RANDOM_BYTES + TAG_BYTES
-"""The length of a greeting, and of the answer to it."""
+"""The length of the client's handshake message, and of the server's answer to it."""
 
 
 class WireError(Exception):
-    """What came is no message of the peer that this conversation is with."""
+    """The received bytes are not a valid message of this session."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What the members of one run know and nobody else does. It shows in no repr.
+    """The key that the driver and the workers of one run share. It appears in no ``repr``.
 
     Attributes:
         key: 32 random bytes.
@@ -63,7 +63,7 @@ class Secret:
 
     @classmethod
     def fresh(cls) -> Secret:
-        """A new one."""
+        """A new random secret."""
         return cls(secrets.token_bytes(32))
 
     def __str__(self) -> str:
@@ -71,12 +71,12 @@ class Secret:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What a message says before its body.
+class Header:
+    """The part of a message before its body.
 
     Attributes:
-        name: What is called for; empty in an answer.
-        fields: Names and values that JSON knows.
+        name: The name of the call; empty in an answer.
+        fields: Names and values that JSON supports.
         body: The length of the body in bytes.
     """
 
@@ -85,31 +85,31 @@ class Head:
     body: int
 
 
-def encoded(head: Head) -> bytes:
-    """A head as JSON.
+def encode_header(header: Header) -> bytes:
+    """A header as JSON.
 
     Raises:
-        TypeError: JSON does not know something in it.
-        ValueError: It is too long.
+        TypeError: JSON does not support the type of a field.
+        ValueError: The header is too long.
     """
-    plain = json.dumps([head.name, head.body, dict(head.fields)], separators=(",", ":")).encode()
-    if len(plain) + TAG_BYTES > HEAD_BYTES:
-        raise ValueError(f"{len(plain)} bytes of fields, where {HEAD_BYTES - TAG_BYTES} are possible")
+    plain = json.dumps([header.name, header.body, dict(header.fields)], separators=(",", ":")).encode()
+    if len(plain) + TAG_BYTES > MAX_HEADER_BYTES:
+        raise ValueError(f"the fields take {len(plain)} bytes; at most {MAX_HEADER_BYTES - TAG_BYTES} are possible")
     return plain
 
 
-def _decoded(plain: bytes) -> Head:
+def _decode_header(plain: bytes) -> Header:
     try:
         name, body, fields = json.loads(plain)
     except (ValueError, TypeError, RecursionError):
-        raise WireError("a head that is no head") from None
+        raise WireError("a message header is not valid JSON of the expected form") from None
     if not isinstance(name, str) or type(body) is not int or body < 0 or not isinstance(fields, dict):
-        raise WireError("a head of another form")
-    return Head(name, fields, body)
+        raise WireError("a message header has fields of unexpected types")
+    return Header(name, fields, body)
 
 
 class Session:
-    """One side of a conversation. Not for two threads at a time."""
+    """One side of an authenticated connection. Not thread-safe."""
 
     def __init__(self, send: bytes, receive: bytes, encrypt: bool) -> None:
         self._sealing, self._opening = AESGCM(send), AESGCM(receive)
@@ -117,32 +117,34 @@ class Session:
         self._sent = self._received = 0
         self._encrypt = encrypt
 
-    def seal(self, head: Head) -> bytes:
-        """The next head to send, encrypted; the body that it announces is sent through `outgoing` before the next one."""
-        plain = encoded(head)
+    def seal(self, header: Header) -> bytes:
+        """Encrypt the next header to send. Send its body through `outgoing` before sealing the next header."""
+        plain = encode_header(header)
         self._sent += 2
         return self._sealing.encrypt(_nonce(self._sent), plain, None)
 
-    def open(self, sealed: bytes | bytearray) -> Head:
-        """The head that came next; its body is received through `incoming` before the next one.
+    def open(self, sealed: bytes | bytearray) -> Header:
+        """Decrypt the next received header. Receive its body through `incoming` before opening the next header.
 
         Raises:
-            WireError: It is not the next head of this conversation.
+            WireError: It is not the next header of this session.
         """
         number = self._received + 2
         try:
             plain = self._opening.decrypt(_nonce(number), bytes(sealed), None)
         except InvalidTag:
-            raise WireError("a head that does not open: another run's, repeated, or damaged on its way") from None
-        self._received = number  # only now: a stranger's head must not put the conversation out of step
-        return _decoded(plain)
+            raise WireError(
+                "a message header fails authentication: it is from another run, repeated, or damaged in transit"
+            ) from None
+        self._received = number  # only now: a header that is not authentic must not advance the sequence number
+        return _decode_header(plain)
 
     def outgoing(self, body: Body) -> Iterator[memoryview]:
-        """What to send for the body that the last sealed head announced: its chunks, and a tag at the end.
+        """The chunks to send for the body of the last sealed header, and the authentication tag at the end.
 
-        Each is good until the next is asked for.
+        A chunk is valid until the next one is requested.
         """
-        return self._chunks(body, _nonce(self._sent + 1))  # now, not when the first chunk is asked for
+        return self._chunks(body, _nonce(self._sent + 1))  # now, not when the first chunk is requested
 
     def _chunks(self, body: Body, nonce: bytes) -> Iterator[memoryview]:
         cipher = Cipher(self._send, modes.GCM(nonce)).encryptor()
@@ -158,27 +160,27 @@ class Session:
         cipher.finalize()
         yield memoryview(cipher.tag)
 
-    def incoming(self) -> Incoming:
-        """What takes the body that the last opened head announced."""
-        return Incoming(self._receive, _nonce(self._received + 1), self._encrypt)
+    def incoming(self) -> IncomingBody:
+        """The receiver of the body of the last opened header."""
+        return IncomingBody(self._receive, _nonce(self._received + 1), self._encrypt)
 
 
-class Incoming:
-    """A body on its way in."""
+class IncomingBody:
+    """Authenticates, and where needed decrypts, a body while it arrives."""
 
     def __init__(self, key: algorithms.AES, nonce: bytes, encrypt: bool) -> None:
         self._cipher = Cipher(key, modes.GCM(nonce)).decryptor()
         self._encrypt = encrypt
 
     def take(self, chunk: memoryview) -> None:
-        """Check a chunk that has come, and decrypt it where it lies."""
+        """Authenticate a received chunk, and decrypt it in place."""
         if self._encrypt:
             self._cipher.update_into(chunk, chunk)
         else:
             self._cipher.authenticate_additional_data(chunk)
 
     def finish(self, tag: bytes | bytearray) -> None:
-        """The end of the body. Before this nothing that came may be used.
+        """Verify the whole body. Nothing that was received may be used before this.
 
         Raises:
             WireError: The body is not the one that was sent.
@@ -186,49 +188,49 @@ class Incoming:
         try:
             self._cipher.finalize_with_tag(bytes(tag))
         except (InvalidTag, ValueError):  # the latter for a tag of another length
-            raise WireError("a body that is not the one that was sent") from None
+            raise WireError("a message body fails authentication: it is not the one that was sent") from None
 
 
-class Greeting:
-    """The client's side of the handshake."""
+class Handshake:
+    """The client's side of one handshake."""
 
     def __init__(self, secret: Secret, encrypt: bool) -> None:
         self._secret, self._encrypt = secret, encrypt
         self._random = secrets.token_bytes(_RANDOM_BYTES)
 
     def hello(self) -> bytes:
-        """What to send first."""
+        """The first message, which the client sends."""
         return _signed(self._secret, b"hello", self._random)
 
-    def welcomed(self, answer: bytes) -> Session:
-        """The conversation, once the server has answered.
+    def complete(self, answer: bytes) -> Session:
+        """The session, from the server's answer to `hello`.
 
         Raises:
-            WireError: The one that answered does not have the secret.
+            WireError: The answer does not prove that the server has the secret.
         """
-        theirs = _checked(self._secret, b"welcome" + self._random, answer)
+        theirs = _verified(self._secret, b"welcome" + self._random, answer)
         there, back = _keys(self._secret, self._random, theirs)
         return Session(there, back, self._encrypt)
 
 
-class Reception:
-    """The server's side of all handshakes of one run. A greeting is good once."""
+class Acceptor:
+    """The server's side of all handshakes of one run. It accepts each client's hello once."""
 
     def __init__(self, secret: Secret, encrypt: bool) -> None:
         self._secret, self._encrypt = secret, encrypt
         self._seen: set[bytes] = set()
         self._lock = threading.Lock()
 
-    def welcome(self, hello: bytes) -> tuple[bytes, Session]:
-        """The answer to a greeting, and the conversation that begins with it.
+    def accept(self, hello: bytes) -> tuple[bytes, Session]:
+        """The answer to a client's hello, and the session that starts with it.
 
         Raises:
-            WireError: It is no greeting of this run, or one that was here before.
+            WireError: The hello does not prove that the client has this run's secret, or it was used before.
         """
-        random = _checked(self._secret, b"hello", hello)
+        random = _verified(self._secret, b"hello", hello)
         with self._lock:
             if random in self._seen:
-                raise WireError("a greeting that was here before")
+                raise WireError("a handshake message was used before")
             self._seen.add(random)
         mine = secrets.token_bytes(_RANDOM_BYTES)
         there, back = _keys(self._secret, random, mine)
@@ -236,29 +238,31 @@ class Reception:
 
 
 def _signed(secret: Secret, purpose: bytes, random: bytes) -> bytes:
-    """Magic, random, tag. The key is a new one for each random, so the nonce may be constant."""
+    """Magic, random number, tag. The key is a new one for each random number, so the nonce may be constant."""
     tag = AESGCM(_derived(secret, random, purpose, 32)).encrypt(_nonce(0), b"", _MAGIC + random)
     return _MAGIC + random + tag
 
 
-def _checked(secret: Secret, purpose: bytes, message: bytes) -> bytes:
+def _verified(secret: Secret, purpose: bytes, message: bytes) -> bytes:
+    """The random number of a handshake message whose tag is valid."""
     random = message[len(_MAGIC) : -TAG_BYTES]
     if len(message) != HELLO_BYTES or not message.startswith(_MAGIC):
-        raise WireError("no greeting of sparkkeras")
+        raise WireError("the received bytes are not a handshake message of sparkkeras")
     try:
         AESGCM(_derived(secret, random, purpose, 32)).decrypt(_nonce(0), message[-TAG_BYTES:], _MAGIC + random)
     except InvalidTag:
-        raise WireError("a greeting that does not have this run's secret") from None
+        raise WireError("a handshake message was made without this run's secret") from None
     return random
 
 
 def _keys(secret: Secret, client: bytes, server: bytes) -> tuple[bytes, bytes]:
-    """The keys from the client to the server and back."""
+    """The key from the client to the server, and the key back."""
     both = _derived(secret, client + server, b"session", 64)
     return both[:32], both[32:]
 
 
 def _derived(secret: Secret, salt: bytes, purpose: bytes, length: int) -> bytes:
+    """A key derived from the secret by HKDF."""
     return HKDF(SHA256(), length, salt, _MAGIC + b" " + purpose).derive(secret.key)
 
 

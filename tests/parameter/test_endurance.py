@@ -1,4 +1,4 @@
-"""What wears a parameter server out: load, lines that break, damaged bytes, and connections that do nothing."""
+"""The parameter server under load, over breaking connections, damaged bytes and idle connections."""
 
 import contextlib
 import logging
@@ -19,11 +19,11 @@ from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.socket import _head, _length
+from sparkkeras.rpc.socket import _header, _length
 from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport, read_body
-from sparkkeras.rpc.wire import HEAD_BYTES, HELLO_BYTES, Greeting, Head, Reception, Secret, Session, WireError
+from sparkkeras.rpc.wire import HELLO_BYTES, MAX_HEADER_BYTES, Acceptor, Handshake, Header, Secret, Session, WireError
 from sparkkeras.weights import Flat
-from tests.rpc.test_transports import MB, Last, Relay, answer_to, calling, encrypts, eventually, over_tcp, patient
+from tests.rpc.test_transports import MB, LastBytes, Relay, calling, encrypts, eventually, over_tcp, patient, raw_response
 
 FLOATS = MB // 4
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """A parameter server of so many zeros, to which integers are added."""
+    """A parameter server whose weights are zeros, to which updates add integers."""
 
     def __init__(self, size, workers, pushes):
         weights = Flat(np.zeros(size, np.float32))
@@ -51,14 +51,14 @@ class Server:
         self.service = ParameterService(self.store, self.ledger, self.contents)
 
     @contextmanager
-    def at(self, name, **where):
-        where = {"host": "127.0.0.1", "listen": "127.0.0.1", "timeout": 30.0, "members": 16} | where
-        with make_transport(name).serve(self.service, Endpoint(**where), Secret.fresh()) as address:
+    def at(self, name, **endpoint):
+        endpoint = {"host": "127.0.0.1", "listen": "127.0.0.1", "timeout": 30.0, "members": 16} | endpoint
+        with make_transport(name).serve(self.service, Endpoint(**endpoint), Secret.fresh()) as address:
             yield address
 
     @property
     def state(self):
-        """The version, and what all weights are; they are the same, since each update adds the same to all."""
+        """The version, and the value of all weights: each update adds the same number to all of them."""
         with self.store.snapshot() as snapshot:
             vector = snapshot.weights.vector
             assert vector.min() == vector.max()
@@ -72,12 +72,12 @@ class Server:
 def push(client, size, value, base, batch, last=False):
     ended = {"logs": {"loss": 0.5}, "seconds": 1.0, "learning_rate": 0.1} if last else None
     sent = np.full(size, value, np.float32)
-    told = {"epoch": 0, "batch": batch, "steps": 1, "rows": 32, "learning_rate": 0.1, "ended": ended}
-    return client.push([sent], (), (), base=base, **told)
+    fields = {"epoch": 0, "batch": batch, "steps": 1, "rows": 32, "learning_rate": 0.1, "ended": ended}
+    return client.push([sent], (), (), base=base, **fields)
 
 
 def train(address, size, worker, pushes):
-    """A worker's part: pull, look whether what came is of one piece, push. The sum of what it pushed."""
+    """Train as a worker: pull, check that the weights are consistent, push. Returns the sum of the pushed values."""
     draw, total, version = random.Random(worker), 0, -1
     contents = Contents(size, "float32", Arrays(()), Arrays(()))
     with ParameterClient(address, contents, worker, 100 + worker) as client:
@@ -94,8 +94,8 @@ def train(address, size, worker, pushes):
     return total
 
 
-def look_on(address, size, stop):
-    """Pull until there is no more to see; how often something new came."""
+def read_weights(address, size, stop):
+    """Pull until ``stop`` is set; the number of different versions."""
     seen = []
     contents = Contents(size, "float32", Arrays(()), Arrays(()))
     with ParameterClient(address, contents, 0, 99) as client:
@@ -114,15 +114,15 @@ def spawned(workers):
 
 @pytest.fixture(scope="module")
 def three():
-    """Processes for all transports, since each takes seconds to begin."""
+    """Processes for the tests of all transports, since each takes seconds to start."""
     with spawned(3) as processes:
         yield processes
 
 
-def check_load(name, processes, workers, pushes, size, encrypt=False, onlookers=0):
+def check_load(name, processes, workers, pushes, size, encrypt=False, readers=0):
     server, stop = Server(size, workers, pushes), threading.Event()
     with server.at(name, members=workers, encrypt=encrypt) as address, ThreadPoolExecutor(8) as threads:
-        watching = [threads.submit(look_on, address, size, stop) for _ in range(onlookers)]
+        reading = [threads.submit(read_weights, address, size, stop) for _ in range(readers)]
         started = time.monotonic()
         try:
             training = [processes.submit(train, address, size, worker, pushes) for worker in range(workers)]
@@ -130,7 +130,7 @@ def check_load(name, processes, workers, pushes, size, encrypt=False, onlookers=
         finally:
             stop.set()
         seconds = time.monotonic() - started
-        assert all(done.result() > 1 for done in watching)
+        assert all(done.result() > 1 for done in reading)
     stats = server.service.stats(name)
     assert server.value == expected < 2**24
     assert (server.store.version, stats.pushes, stats.duplicates, stats.rejected_requests) == (
@@ -149,8 +149,8 @@ def check_load(name, processes, workers, pushes, size, encrypt=False, onlookers=
 
 
 @over_tcp
-def test_updates_of_many_processes_count_once_each(name, three):
-    check_load(name, three, 3, 10, 2 * FLOATS, onlookers=1)
+def test_updates_of_many_processes_are_applied_once_each(name, three):
+    check_load(name, three, 3, 10, 2 * FLOATS, readers=1)
 
 
 @encrypts
@@ -163,38 +163,38 @@ def test_8_processes_push_10_mb_a_hundred_times(name, encrypt):
 
 @pytest.mark.soak
 @over_tcp
-def test_32_processes_push_1_mb_two_hundred_times_while_others_look_on(name):
+def test_32_processes_push_1_mb_two_hundred_times_beside_readers(name):
     with spawned(32) as processes:
-        check_load(name, processes, 32, 200, FLOATS, onlookers=4)
+        check_load(name, processes, 32, 200, FLOATS, readers=4)
 
 
 @pytest.mark.parametrize("pushes", [30, pytest.param(300, marks=pytest.mark.soak)])
 @over_tcp
-def test_updates_count_once_over_a_line_that_keeps_breaking(name, pushes):
-    """Questions and answers are lost, whole or in part: what was applied before its answer was lost is sent again."""
+def test_updates_are_applied_once_over_connections_that_keep_breaking(name, pushes):
+    """Requests and replies are lost, whole or in part: an update whose reply was lost is sent again."""
     workers, size = 3, 50_000
     server, draw = Server(size, workers, pushes), random.Random(0)
 
     def change(way, before, data):
-        often = 0.2 if way == "back" and len(data) < 1000 else 0.1  # answers to pushes are short
-        return Last(data[: draw.randrange(len(data))]) if draw.random() < often else data
+        rate = 0.2 if way == "back" and len(data) < 1000 else 0.1  # replies to pushes are short
+        return LastBytes(data[: draw.randrange(len(data))]) if draw.random() < rate else data
 
     with server.at(name, timeout=30.0) as address, Relay(address, change) as relay, ThreadPoolExecutor(workers) as threads:
         training = [threads.submit(train, relay.address, size, worker, pushes) for worker in range(workers)]
         assert sum(done.result() for done in training) == server.value
     stats = server.service.stats(name)
     assert (stats.pushes, stats.rejected_requests) == (workers * pushes, {})
-    assert stats.duplicates > 0  # otherwise no answer was lost, and this showed little
-    _log.info("%s: %d pushes, %d came again", name, stats.pushes, stats.duplicates)
+    assert stats.duplicates > 0  # otherwise no reply was lost, and the test shows little
+    _log.info("%s: %d pushes, %d duplicates", name, stats.pushes, stats.duplicates)
 
 
 # Damaged bytes
 
-LENGTHS = [0, 1, 15, 16, 17, 255, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, 2**31 - 1, 2**31, 2**32 - 1]
+LENGTHS = [0, 1, 15, 16, 17, 255, MAX_HEADER_BYTES - 1, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1, 2**31 - 1, 2**31, 2**32 - 1]
 
 
-def mutated(draw, data):
-    """Bytes with a few bits flipped, pieces cut, put in or repeated, and numbers put where a length may be."""
+def mutate(draw, data):
+    """The bytes with a few bits flipped, pieces removed, inserted or repeated, and numbers written over possible lengths."""
     changed = bytearray(data)
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(changed) + 1)
@@ -219,19 +219,19 @@ def mutated(draw, data):
     return bytes(changed)
 
 
-def recorded(session, messages):
-    """What travels of messages."""
+def message_bytes(session, messages):
+    """The bytes of messages."""
     line = b""
-    for head, body in messages:
-        sealed = session.seal(head)
+    for header, body in messages:
+        sealed = session.seal(header)
         line += len(sealed).to_bytes(4, "big") + sealed
-        if head.body:
+        if header.body:
             line += b"".join(bytes(chunk) for chunk in session.outgoing([memoryview(body)]))
     return line
 
 
-def parsed(data, secret, session):
-    """The messages in what comes over a connection, up to the first that is none."""
+def parse(data, secret, session):
+    """The messages in the bytes of a connection, up to the first invalid one."""
     ours, theirs = socket.socketpair()
     messages = []
     with ours, theirs:
@@ -242,38 +242,38 @@ def parsed(data, secret, session):
             hello = bytearray(HELLO_BYTES)
             if ours.recv_into(hello, HELLO_BYTES, socket.MSG_WAITALL) < HELLO_BYTES:
                 return messages
-            Reception(secret, False).welcome(bytes(hello))
+            Acceptor(secret, False).accept(bytes(hello))
             while True:
-                head = _head(ours, session, _length(ours))
-                if head.body > 10_000:
+                header = _header(ours, session, _length(ours))
+                if header.body > 10_000:
                     break
-                body = memoryview(bytearray(head.body))
+                body = memoryview(bytearray(header.body))
                 read_body(ours.recv_into, session, body)
-                messages.append((head, bytes(body)))
+                messages.append((header, bytes(body)))
     return messages
 
 
 @pytest.mark.parametrize("cases", [1000, pytest.param(100_000, marks=pytest.mark.soak)])
 @encrypts
-def test_of_damaged_bytes_comes_a_beginning_of_what_was_sent_or_nothing(encrypt, cases):
+def test_damaged_bytes_yield_a_prefix_of_the_messages_or_nothing(encrypt, cases):
     draw, secret = random.Random(1), Secret(bytes(range(32)))
     there, back = draw.randbytes(32), draw.randbytes(32)
-    sent = [(Head("lease", {"worker": 3, "attempt": 7}, 0), b"")]
+    sent = [(Header("lease", {"worker": 3, "attempt": 7}, 0), b"")]
     for sequence, size in enumerate([1, 3000, 0, 500]):
-        sent.append((Head("update", {"worker": 3, "sequence": sequence, "ended": None}, size), draw.randbytes(size)))
-    line = recorded(Session(there, back, encrypt), sent)
-    line = Greeting(secret, encrypt).hello() + line
-    assert parsed(line, secret, Session(back, there, encrypt)) == sent
+        sent.append((Header("update", {"worker": 3, "sequence": sequence, "ended": None}, size), draw.randbytes(size)))
+    line = message_bytes(Session(there, back, encrypt), sent)
+    line = Handshake(secret, encrypt).hello() + line
+    assert parse(line, secret, Session(back, there, encrypt)) == sent
     lengths = []
     for _ in range(cases):
-        got = parsed(mutated(draw, line), secret, Session(back, there, encrypt))
+        got = parse(mutate(draw, line), secret, Session(back, there, encrypt))
         assert got == sent[: len(got)]
         lengths.append(len(got))
-    assert set(lengths) == set(range(len(sent) + 1))  # all depths were reached
+    assert set(lengths) == set(range(len(sent) + 1))  # the damage hit every message
 
 
 def direct_push(caller, server):
-    """Add one to all weights, as the worker that holds the lease."""
+    """Add one to all weights, as the worker with the lease."""
     version = server.store.version
     fields = {"worker": 0, "lease": 1, "sequence": version + 1, "base": version, "epoch": 0}
     fields |= {"batch": 1, "steps": 1, "rows": 32, "learning_rate": 0.1, "ended": None}
@@ -282,19 +282,19 @@ def direct_push(caller, server):
 
 
 @contextmanager
-def open_to_fuzz(name):
-    """A server with a lease, its address, and a check that nothing has happened to it."""
+def fuzzed_server(name):
+    """A server with a granted lease, its address, and a check that it is intact."""
     server = Server(1000, 1, 10)
     with server.at(name, timeout=1.0, members=4) as address, calling(patient(address)) as caller:
         assert caller.call("lease", {"worker": 0, "attempt": 1})[0]["lease"] == 1
 
         def check():
-            time.sleep(0.05)  # what was cut off may still be taken up
+            time.sleep(0.05)  # an update whose connection broke may still be applied
             before, value = server.state
             assert value == before
             started = time.monotonic()
             for _ in range(2):
-                with contextlib.suppress(TransportError):  # its own connection may be the one that had to go
+                with contextlib.suppress(TransportError):  # the server may have closed its connection for a newer one
                     direct_push(caller, server)
                     break
             assert server.state == (before + 1, before + 1)
@@ -306,10 +306,10 @@ def open_to_fuzz(name):
 
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.soak)])
 @over_tcp
-def test_damaged_bytes_of_a_stranger_change_nothing(name, cases):
-    """It has heard a member talk, and says that again with changes."""
+def test_damaged_bytes_of_an_unauthenticated_client_change_nothing(name, cases):
+    """The client replays an authenticated session with changes."""
     draw = random.Random(2)
-    with open_to_fuzz(name) as (server, address, check):
+    with fuzzed_server(name) as (server, address, check):
         with Relay(address) as relay, calling(patient(relay.address)) as caller:
             caller.call("health", {})
             direct_push(caller, server)
@@ -319,14 +319,14 @@ def test_damaged_bytes_of_a_stranger_change_nothing(name, cases):
         version, started = server.store.version, time.monotonic()
         for case in range(1, cases + 1):
             if case % 3:
-                answer_to(address, mutated(draw, line))
-            else:  # a greeting of nobody, which is not the one that was here before
-                answer_to(address, mutated(draw, line[:12] + draw.randbytes(16) + line[28:]))
+                raw_response(address, mutate(draw, line))
+            else:  # a hello that was not used before, made without the secret
+                raw_response(address, mutate(draw, line[:12] + draw.randbytes(16) + line[28:]))
             assert server.store.version == version
             if case % 50 == 0:
                 check()
                 version = server.store.version
-        _log.info("%s: %d strangers in %.1f s", name, cases, time.monotonic() - started)
+        _log.info("%s: %d clients in %.1f s", name, cases, time.monotonic() - started)
         assert len(threads_later(threads)) <= threads + 1
         assert psutil.Process().num_fds() <= files + 2
 
@@ -340,16 +340,16 @@ def threads_later(count, seconds=5):
 
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.soak)])
 @over_tcp
-def test_damaged_bytes_of_a_member_are_no_updates(name, cases):
-    """Somebody on the line changes what members say and what they are told."""
+def test_damaged_bytes_of_an_authenticated_peer_are_not_applied(name, cases):
+    """Requests and replies are changed in transit."""
     draw, plan = random.Random(3), {}
 
     def change(way, before, data):
         if way == plan["way"] and before <= plan["at"] < before + len(data):
-            return Last(mutated(draw, data))
+            return LastBytes(mutate(draw, data))
         return data
 
-    with open_to_fuzz(name) as (server, address, check), Relay(address, change) as relay:
+    with fuzzed_server(name) as (server, address, check), Relay(address, change) as relay:
         plan.update(way="there", at=2**40)
         with calling(patient(relay.address)) as caller:
             direct_push(caller, server)
@@ -366,19 +366,19 @@ def test_damaged_bytes_of_a_member_are_no_updates(name, cases):
                     failures += 1
             version, value = server.state
             assert value == version
-            assert before <= version <= before + 2  # the one before may have been taken up late
+            assert before <= version <= before + 2  # the update before may have been applied late
             if case % 50 == 0:
                 check()
         assert failures > cases // 2
-        _log.info("%s: %d damaged conversations in %.1f s, %d failed", name, cases, time.monotonic() - started, failures)
+        _log.info("%s: %d damaged sessions in %.1f s, %d failed", name, cases, time.monotonic() - started, failures)
 
 
-# Connections that do nothing
+# Idle and slow connections
 
 
 @contextmanager
-def room_for(files):
-    """Let this process have so many more files open."""
+def open_file_limit(files):
+    """Let this process open ``files`` more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = psutil.Process().num_fds() + files + 100
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -392,25 +392,25 @@ def room_for(files):
 
 
 class Drip:
-    """Strangers that say a member's words, one byte every 0.2 seconds, and come again when they are hung up on."""
+    """Clients that send the bytes of a session at one byte every 0.2 seconds, and reconnect when the server closes."""
 
-    def __init__(self, address, words, count):
-        self._where, self._words = (address.host, address.port), words
+    def __init__(self, address, data, count):
+        self._address, self._data = (address.host, address.port), data
         self._connections = {self._connected(): 0 for _ in range(count)}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drip", daemon=True)
-        self.again = 0
+        self.reconnects = 0
 
     def _connected(self):
-        connection = socket.create_connection(self._where, 5)
+        connection = socket.create_connection(self._address, 5)
         connection.setblocking(False)
         return connection
 
     def _run(self):
         while not self._stop.wait(0.2):
-            for connection, said in [*self._connections.items()]:
+            for connection, sent in [*self._connections.items()]:
                 try:
-                    connection.send(self._words[said : said + 1] or b"\0")
+                    connection.send(self._data[sent : sent + 1] or b"\0")
                     with contextlib.suppress(BlockingIOError):
                         if not connection.recv(100):
                             raise ConnectionResetError
@@ -419,7 +419,7 @@ class Drip:
                     del self._connections[connection]
                     connection.close()
                     self._connections[self._connected()] = 0
-                    self.again += 1
+                    self.reconnects += 1
 
     def __enter__(self):
         self._thread.start()
@@ -434,13 +434,13 @@ class Drip:
 
 @pytest.mark.parametrize(("idle", "slow", "seconds"), [(100, 20, 1), pytest.param(500, 100, 15, marks=pytest.mark.soak)])
 @over_tcp
-def test_members_are_served_beside_idle_and_slow_connections(name, idle, slow, seconds):
-    """Of the idle ones every second is a member that has nothing to say."""
+def test_workers_are_served_beside_idle_and_slow_connections(name, idle, slow, seconds):
+    """Every second idle connection is an authenticated one."""
     server = Server(FLOATS, 1, 1000)
-    with room_for(2 * (idle + slow) + 50), server.at(name, members=idle) as address, contextlib.ExitStack() as stack:
+    with open_file_limit(2 * (idle + slow) + 50), server.at(name, members=idle) as address, contextlib.ExitStack() as stack:
         with Relay(address) as relay, calling(relay.address) as caller:
             caller.call("health", {})
-            words = bytes(relay.carried["there"])
+            data = bytes(relay.carried["there"])
         client = stack.enter_context(ParameterClient(address, server.contents, 0, 1))
         client.lease()
         pushes = 0
@@ -460,29 +460,29 @@ def test_members_are_served_beside_idle_and_slow_connections(name, idle, slow, s
                 connection = socket.create_connection((address.host, address.port), 5)
                 stack.callback(connection.close)
                 if number % 4 == 1:
-                    connection.sendall(words[:10])
+                    connection.sendall(data[:10])
             else:
-                member = stack.enter_context(calling(address))
-                member.call("health", {})
-        took, most_threads, grown = [], 0, 0
-        with Drip(address, words, slow) as drip:
+                caller = stack.enter_context(calling(address))
+                caller.call("health", {})
+        durations, most_threads, grown = [], 0, 0
+        with Drip(address, data, slow) as drip:
             until = time.monotonic() + seconds
-            while time.monotonic() < until or not took:
+            while time.monotonic() < until or not durations:
                 time.sleep(0.05)
-                took.append(exchange())
+                durations.append(exchange())
                 most_threads = max(most_threads, threading.active_count() - threads)
                 grown = max(grown, process.memory_info().rss - memory)
-            # Somebody new is let in too.
+            # The server still accepts a new client.
             started = time.monotonic()
             with calling(address) as another:
                 another.call("health", {})
             entered = time.monotonic() - started
         assert server.value == pushes
         _log.info(
-            "%s: %d idle, %d slow: slowest exchange %.3f s, entered in %.3f s, %d threads, %.1f MB more, %d came again",
-            name, idle, slow, max(took), entered, most_threads, grown / MB, drip.again,
+            "%s: %d idle, %d slow: slowest exchange %.3f s, entered in %.3f s, %d threads, %.1f MB more, %d reconnects",
+            name, idle, slow, max(durations), entered, most_threads, grown / MB, drip.reconnects,
         )  # fmt: skip
-        assert max(took) < 20
+        assert max(durations) < 20
         assert entered < 20
         assert grown < 100 * MB
         assert most_threads < idle // 2 + 150
@@ -490,17 +490,17 @@ def test_members_are_served_beside_idle_and_slow_connections(name, idle, slow, s
 
 @pytest.mark.soak
 @over_tcp
-def test_slow_strangers_are_hung_up_on(name):
-    """However steadily they go on talking."""
+def test_the_connection_of_a_slow_unauthenticated_client_is_closed(name):
+    """However steadily it sends."""
     server = Server(10, 1, 10)
     with server.at(name) as address:
         with Relay(address) as relay, calling(relay.address) as caller:
             caller.call("health", {})
-            words = bytes(relay.carried["there"])
+            data = bytes(relay.carried["there"])
         started = time.monotonic()
         with socket.create_connection((address.host, address.port), 5) as connection:
             with contextlib.suppress(ConnectionError):
-                for byte in words:
+                for byte in data:
                     connection.sendall(bytes([byte]))
                     connection.settimeout(0.2)
                     with contextlib.suppress(TimeoutError):
@@ -511,20 +511,20 @@ def test_slow_strangers_are_hung_up_on(name):
 
 @pytest.mark.parametrize("turns", [4, pytest.param(20, marks=pytest.mark.soak)])
 @over_tcp
-def test_a_flood_of_connections_that_come_and_go(name, turns):
+def test_the_server_withstands_a_flood_of_connections(name, turns):
     server = Server(FLOATS, 1, 10)
-    with room_for(1000), server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
+    with open_file_limit(1000), server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
         client.lease()
         threads, files = threading.active_count(), psutil.Process().num_fds()
         most = 0
         for turn in range(turns):
-            strangers = [socket.create_connection((address.host, address.port), 5) for _ in range(200)]
+            connections = [socket.create_connection((address.host, address.port), 5) for _ in range(200)]
             most = max(most, len(threads_later(threads + 100, 2)) - threads)
             started = time.monotonic()
             push(client, FLOATS, 1, client.pull().version, turn + 1)
             assert time.monotonic() - started < 20
-            for stranger in strangers:
-                stranger.close()
+            for connection in connections:
+                connection.close()
         _log.info("%s: %d threads more", name, most)
         assert most < 150
         assert eventually(lambda: threading.active_count() <= threads)
@@ -533,12 +533,12 @@ def test_a_flood_of_connections_that_come_and_go(name, turns):
 
 
 @over_tcp
-def test_a_server_that_had_no_files_left_goes_on_when_there_are_some(name):
+def test_the_server_recovers_from_a_lack_of_open_file_limit(name):
     server = Server(FLOATS, 1, 10)
     with server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
         client.lease()
         push(client, FLOATS, 1, 0, 1)
-        strangers = [socket.socket() for _ in range(30)]
+        connections = [socket.socket() for _ in range(30)]
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as next_free:
             lowest = next_free.fileno()
@@ -546,15 +546,15 @@ def test_a_server_that_had_no_files_left_goes_on_when_there_are_some(name):
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 socket.socket()
-            for stranger in strangers:
-                stranger.settimeout(5)
-                stranger.connect((address.host, address.port))
+            for connection in connections:
+                connection.settimeout(5)
+                connection.connect((address.host, address.port))
             time.sleep(0.3)
             push(client, FLOATS, 1, client.pull().version, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for stranger in strangers:
-                stranger.close()
+            for connection in connections:
+                connection.close()
         started = time.monotonic()
         with ParameterClient(address, server.contents, 0, 1) as another:
             another.lease()

@@ -1,4 +1,4 @@
-"""The signed messages: what goes through comes out as it went in, and nothing else goes through."""
+"""The wire format: authentic messages arrive unchanged, and everything else is rejected."""
 
 import json
 import pickle
@@ -12,12 +12,12 @@ from sparkkeras.rpc import wire
 from sparkkeras.rpc.transport import Address, Endpoint
 from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
-    HEAD_BYTES,
     HELLO_BYTES,
+    MAX_HEADER_BYTES,
     TAG_BYTES,
-    Greeting,
-    Head,
-    Reception,
+    Acceptor,
+    Handshake,
+    Header,
     Secret,
     Session,
     WireError,
@@ -27,34 +27,34 @@ SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 
 
 FIELDS = {"worker": 3, "rate": 0.1, "ended": None, "missing": True, "logs": {"loss": [1e-30, -2.5]}, "ä": "‰ \"' \n"}
 
-HEAD = Head("update", FIELDS, 64)
+HEADER = Header("update", FIELDS, 64)
 BODY = bytes(range(64))
 
 encrypts = pytest.mark.parametrize("encrypt", [False, True], ids=["signed", "encrypted"])
 
 
-def conversation(encrypt=False, secret=None):
-    """Both sides of one: the client's session and the server's."""
+def sessions(encrypt=False, secret=None):
+    """Both sides of a session: the client's and the server's."""
     secret = secret or Secret.fresh()
-    greeting = Greeting(secret, encrypt)
-    answer, server = Reception(secret, encrypt).welcome(greeting.hello())
-    return greeting.welcomed(answer), server
+    handshake = Handshake(secret, encrypt)
+    answer, server = Acceptor(secret, encrypt).accept(handshake.hello())
+    return handshake.complete(answer), server
 
 
-def drawn(size, seed=0):
+def random_bytes(size, seed=0):
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
 
 
 def sent(session, name="update", fields=FIELDS, body=(BODY,)):
-    """What travels of a message: the sealed head, then the body and its tag."""
+    """The bytes of a message: the sealed header, and the body with its tag."""
     parts = [memoryview(part) for part in body]
-    head = session.seal(Head(name, fields, sum(len(part) for part in parts)))
-    return head, b"".join(bytes(chunk) for chunk in session.outgoing(parts))
+    header = session.seal(Header(name, fields, sum(len(part) for part in parts)))
+    return header, b"".join(bytes(chunk) for chunk in session.outgoing(parts))
 
 
-def received(session, head, rest, step=CHUNK_BYTES):
-    """The head and the body that come out, the body taken in steps, as they may come from a network."""
-    opened = session.open(head)
+def received(session, header, rest, step=CHUNK_BYTES):
+    """The header and the body of a message; the body arrives in steps, as from a network."""
+    opened = session.open(header)
     incoming, body = session.incoming(), bytearray(rest[:-TAG_BYTES])
     for start in range(0, len(body), step):
         incoming.take(memoryview(body)[start : start + step])
@@ -72,24 +72,24 @@ def bits(data):
     return st.integers(0, 8 * len(data) - 1)
 
 
-# What goes through
+# Messages that arrive
 
 
 @encrypts
 @pytest.mark.parametrize("size", SIZES)
-def test_a_message_comes_out_as_it_went_in(encrypt, size):
-    client, server = conversation(encrypt)
-    body = drawn(size)
+def test_a_message_arrives_unchanged(encrypt, size):
+    client, server = sessions(encrypt)
+    body = random_bytes(size)
     opened, taken = received(server, *sent(client, body=[body]))
-    assert opened == Head("update", FIELDS, size)
+    assert opened == Header("update", FIELDS, size)
     assert taken == body
 
 
 @encrypts
 @pytest.mark.parametrize("sizes", [(0, 0), (1, 0, 2), (7, CHUNK_BYTES, 3), (CHUNK_BYTES + 1, CHUNK_BYTES - 1), (5,) * 9])
-def test_parts_come_out_as_one_body(encrypt, sizes):
-    client, server = conversation(encrypt)
-    parts = [drawn(size, seed) for seed, size in enumerate(sizes)]
+def test_parts_arrive_as_one_body(encrypt, sizes):
+    client, server = sessions(encrypt)
+    parts = [random_bytes(size, seed) for seed, size in enumerate(sizes)]
     opened, taken = received(server, *sent(client, body=parts))
     assert opened.body == sum(sizes)
     assert taken == b"".join(parts)
@@ -97,16 +97,16 @@ def test_parts_come_out_as_one_body(encrypt, sizes):
 
 @encrypts
 @pytest.mark.parametrize("step", [1, 15, 16, 17, 4096, 65537])
-def test_a_body_may_come_in_pieces_of_any_size(encrypt, step):
-    client, server = conversation(encrypt)
-    body = drawn(5000 if step == 1 else CHUNK_BYTES + 77)
+def test_a_body_may_arrive_in_pieces_of_any_size(encrypt, step):
+    client, server = sessions(encrypt)
+    body = random_bytes(5000 if step == 1 else CHUNK_BYTES + 77)
     assert received(server, *sent(client, body=[body]), step)[1] == body
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.booleans(), st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 400))
-def test_any_parts_in_any_pieces(encrypt, parts, step):
-    client, server = conversation(encrypt)
+def test_any_parts_arrive_in_any_pieces(encrypt, parts, step):
+    client, server = sessions(encrypt)
     assert received(server, *sent(client, body=parts), step)[1] == b"".join(parts)
 
 
@@ -119,56 +119,55 @@ json_values = st.recursive(
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=10), json_values, max_size=4))
-def test_any_head(name, fields):
-    client, server = conversation()
-    assert server.open(client.seal(Head(name, fields, 7))) == Head(name, fields, 7)
+def test_any_header_arrives_unchanged(name, fields):
+    client, server = sessions()
+    assert server.open(client.seal(Header(name, fields, 7))) == Header(name, fields, 7)
 
 
-def test_figures_that_are_not_finite_travel_too():
-    client, server = conversation()
-    fields = server.open(client.seal(Head("", {"loss": float("nan"), "rate": float("-inf")}, 0))).fields
+def test_fields_may_be_nan_or_infinite():
+    client, server = sessions()
+    fields = server.open(client.seal(Header("", {"loss": float("nan"), "rate": float("-inf")}, 0))).fields
     assert np.isnan(fields["loss"])
     assert fields["rate"] == float("-inf")
 
 
 @encrypts
-def test_many_messages_both_ways_out_of_step(encrypt):
-    """Each direction counts for itself."""
-    client, server = conversation(encrypt)
+def test_each_direction_numbers_its_own_messages(encrypt):
+    client, server = sessions(encrypt)
     for number in range(20):
         for _ in range(number % 3 + 1):
             assert received(server, *sent(client, fields={"number": number}))[0].fields == {"number": number}
-        opened, body = received(client, *sent(server, "", {}, [drawn(number, number)]))
-        assert (opened.name, body) == ("", drawn(number, number))
+        opened, body = received(client, *sent(server, "", {}, [random_bytes(number, number)]))
+        assert (opened.name, body) == ("", random_bytes(number, number))
 
 
 @encrypts
 def test_a_message_without_a_body_needs_no_tag(encrypt):
-    client, server = conversation(encrypt)
+    client, server = sessions(encrypt)
     for _ in range(3):
-        assert server.open(client.seal(Head("renew", {}, 0))) == Head("renew", {}, 0)
+        assert server.open(client.seal(Header("renew", {}, 0))) == Header("renew", {}, 0)
     assert received(server, *sent(client))[1] == BODY
 
 
 @encrypts
-def test_sending_leaves_a_body_as_it_is_and_copies_it_only_to_encrypt(encrypt):
-    client, _ = conversation(encrypt)
+def test_sending_does_not_change_a_body_and_copies_it_only_to_encrypt(encrypt):
+    client, _ = sessions(encrypt)
     array = np.arange(1000, dtype=np.float32)
     view = array.data.cast("B")
-    client.seal(Head("update", {}, len(view)))
+    client.seal(Header("update", {}, len(view)))
     *chunks, _ = client.outgoing([view])
     assert array.tolist() == list(range(1000))
     shared = [np.shares_memory(np.frombuffer(chunk, np.uint8), array) for chunk in chunks]
     assert shared == [not encrypt]
 
 
-# What can be read on the way
+# What is readable in transit
 
 
 @encrypts
-def test_a_body_is_readable_on_the_way_unless_it_is_encrypted(encrypt):
-    client, _ = conversation(encrypt)
-    body = drawn(2 * CHUNK_BYTES + 100)
+def test_a_body_is_readable_in_transit_unless_it_is_encrypted(encrypt):
+    client, _ = sessions(encrypt)
+    body = random_bytes(2 * CHUNK_BYTES + 100)
     _, rest = sent(client, body=[body])
     assert len(rest) == len(body) + TAG_BYTES
     for start in (0, CHUNK_BYTES - 8, len(body) - 16):
@@ -176,15 +175,15 @@ def test_a_body_is_readable_on_the_way_unless_it_is_encrypted(encrypt):
 
 
 @encrypts
-def test_a_head_is_never_readable(encrypt):
-    client, _ = conversation(encrypt)
-    head, rest = sent(client, "shibboleth", {"password": "xyzzy-plugh"}, [])
-    assert all(word not in head + rest for word in (b"shibboleth", b"password", b"xyzzy"))
+def test_a_header_is_never_readable(encrypt):
+    client, _ = sessions(encrypt)
+    header, rest = sent(client, "shibboleth", {"password": "xyzzy-plugh"}, [])
+    assert all(word not in header + rest for word in (b"shibboleth", b"password", b"xyzzy"))
 
 
 @encrypts
-def test_zeros_look_like_noise_where_they_are_encrypted(encrypt):
-    client, _ = conversation(encrypt)
+def test_encrypted_zeros_look_like_noise(encrypt):
+    client, _ = sessions(encrypt)
     _, rest = sent(client, body=[bytes(4096)])
     assert (len(set(rest[:4096])) > 200) == encrypt
 
@@ -193,24 +192,24 @@ def test_zeros_look_like_noise_where_they_are_encrypted(encrypt):
 
 
 def keystreams(encrypt):
-    """The first bytes that plain text was combined with, in many messages: they tell which (key, nonce) pair it was."""
+    """The first bytes of the key stream of many messages, which identify the pair of key and nonce."""
     secret, seen = Secret.fresh(), []
     for _ in range(10):
-        client, server = conversation(encrypt, secret)
+        client, server = sessions(encrypt, secret)
         for sender in (client, server):
             for _ in range(200):
                 plain = json.dumps(["push", 12, {}], separators=(",", ":")).encode()
-                head, rest = sent(sender, "push", {}, [b"twelve bytes"])
-                assert len(head) == len(plain) + TAG_BYTES
-                seen.append(bytes(a ^ b for a, b in zip(head[:12], plain, strict=False)))
+                header, rest = sent(sender, "push", {}, [b"twelve bytes"])
+                assert len(header) == len(plain) + TAG_BYTES
+                seen.append(bytes(a ^ b for a, b in zip(header[:12], plain, strict=False)))
                 if encrypt:
                     seen.append(bytes(a ^ b for a, b in zip(rest[:12], b"twelve bytes", strict=True)))
     return seen
 
 
 @encrypts
-def test_no_pair_of_key_and_nonce_is_used_twice(encrypt):
-    """Neither for two messages, nor for a head and a body, the two directions, or two conversations of a run."""
+def test_no_pair_of_key_and_nonce_is_reused(encrypt):
+    """For no two messages, nor for a header and a body, the two directions, or two sessions of a run."""
     seen = keystreams(encrypt)
     assert len(seen) == (8000 if encrypt else 4000)
     assert len(set(seen)) == len(seen)
@@ -221,91 +220,91 @@ def test_equal_bodies_have_different_tags(encrypt):
     """A tag of equal bytes differs if and only if the nonce does."""
     secret, tags = Secret.fresh(), []
     for _ in range(10):
-        for sender in conversation(encrypt, secret):
+        for sender in sessions(encrypt, secret):
             tags += [sent(sender)[1][-TAG_BYTES:] for _ in range(200)]
     assert len(set(tags)) == len(tags) == 4000
 
 
-def test_greetings_differ():
+def test_hello_messages_differ():
     secret = Secret.fresh()
-    hellos = [Greeting(secret, False).hello() for _ in range(200)]
+    hellos = [Handshake(secret, False).hello() for _ in range(200)]
     assert len(set(hellos)) == 200
     assert {len(hello) for hello in hellos} == {HELLO_BYTES}
     assert len({hello[-TAG_BYTES:] for hello in hellos}) == 200
 
 
-def test_a_greeting_says_nothing_of_the_secret():
+def test_a_handshake_does_not_contain_the_secret():
     secret = Secret.fresh()
-    greeting = Greeting(secret, False)
-    answer, _ = Reception(secret, False).welcome(greeting.hello())
-    assert all(secret.key[start : start + 4] not in greeting.hello() + answer for start in range(29))
+    handshake = Handshake(secret, False)
+    answer, _ = Acceptor(secret, False).accept(handshake.hello())
+    assert all(secret.key[start : start + 4] not in handshake.hello() + answer for start in range(29))
 
 
-def test_secrets_are_32_fresh_bytes():
+def test_a_secret_is_32_random_bytes():
     keys = {Secret.fresh().key for _ in range(100)}
     assert len(keys) == 100
     assert {len(key) for key in keys} == {32}
 
 
-# What does not go through
+# Messages that are rejected
 
 
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(st.data())
-def test_a_flipped_bit_in_a_head_is_refused(data):
-    client, server = conversation()
-    head, _ = sent(client)
-    with pytest.raises(WireError, match="a head that does not open"):
-        server.open(flipped(head, data.draw(bits(head))))
+def test_a_flipped_bit_in_a_header_is_rejected(data):
+    client, server = sessions()
+    header, _ = sent(client)
+    with pytest.raises(WireError, match="a message header fails authentication"):
+        server.open(flipped(header, data.draw(bits(header))))
 
 
-def test_a_head_that_is_refused_does_not_spend_the_number_of_the_true_one():
-    client, server = conversation()
-    head, rest = sent(client)
+def test_a_rejected_header_does_not_use_up_the_sequence_number():
+    client, server = sessions()
+    header, rest = sent(client)
     with pytest.raises(WireError):
-        server.open(flipped(head, 0))
-    assert received(server, head, rest) == (HEAD, BODY)
+        server.open(flipped(header, 0))
+    assert received(server, header, rest) == (HEADER, BODY)
 
 
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(st.booleans(), st.data())
-def test_a_flipped_bit_in_a_body_or_its_tag_is_refused(encrypt, data):
-    client, server = conversation(encrypt)
-    head, rest = sent(client)
-    with pytest.raises(WireError, match="a body that is not the one that was sent"):
-        received(server, head, flipped(rest, data.draw(bits(rest))))
+def test_a_flipped_bit_in_a_body_or_its_tag_is_rejected(encrypt, data):
+    client, server = sessions(encrypt)
+    header, rest = sent(client)
+    with pytest.raises(WireError, match="a message body fails authentication"):
+        received(server, header, flipped(rest, data.draw(bits(rest))))
 
 
 @encrypts
 @pytest.mark.parametrize("where", [0, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 4, 3 * CHUNK_BYTES + 5, -1])
-def test_a_flipped_bit_in_any_chunk_of_a_large_body_is_refused(encrypt, where):
-    client, server = conversation(encrypt)
-    head, rest = sent(client, body=[drawn(3 * CHUNK_BYTES + 5)])
+def test_a_flipped_bit_in_any_chunk_of_a_large_body_is_rejected(encrypt, where):
+    client, server = sessions(encrypt)
+    header, rest = sent(client, body=[random_bytes(3 * CHUNK_BYTES + 5)])
     with pytest.raises(WireError):
-        received(server, head, flipped(rest, 8 * (where % len(rest))))
+        received(server, header, flipped(rest, 8 * (where % len(rest))))
 
 
 @encrypts
-def test_a_body_that_is_cut_or_longer_or_in_another_order_is_refused(encrypt):
+def test_a_truncated_or_extended_or_reordered_body_is_rejected(encrypt):
     for changed in (lambda b: b[1:], lambda b: b[:32], lambda b: b + b"\0", lambda b: b"", lambda b: b[32:] + b[:32]):
-        client, server = conversation(encrypt)
-        head, rest = sent(client)
+        client, server = sessions(encrypt)
+        header, rest = sent(client)
         with pytest.raises(WireError):
-            received(server, head, changed(rest[:-TAG_BYTES]) + rest[-TAG_BYTES:])
+            received(server, header, changed(rest[:-TAG_BYTES]) + rest[-TAG_BYTES:])
 
 
 @pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1, TAG_BYTES, TAG_BYTES + 1])
-def test_a_head_that_is_cut_is_refused(length):
-    client, server = conversation()
+def test_a_truncated_header_is_rejected(length):
+    client, server = sessions()
     with pytest.raises(WireError):
         server.open(sent(client)[0][:length])
 
 
 @pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1])
-def test_a_tag_that_is_cut_is_refused(length):
-    client, server = conversation()
-    head, rest = sent(client)
-    server.open(head)
+def test_a_truncated_tag_is_rejected(length):
+    client, server = sessions()
+    header, rest = sent(client)
+    server.open(header)
     incoming = server.incoming()
     incoming.take(memoryview(bytearray(BODY)))
     with pytest.raises(WireError):
@@ -313,8 +312,8 @@ def test_a_tag_that_is_cut_is_refused(length):
 
 
 @encrypts
-def test_a_message_that_comes_again_is_refused(encrypt):
-    client, server = conversation(encrypt)
+def test_a_repeated_message_is_rejected(encrypt):
+    client, server = sessions(encrypt)
     message = sent(client)
     received(server, *message)
     with pytest.raises(WireError):
@@ -322,8 +321,8 @@ def test_a_message_that_comes_again_is_refused(encrypt):
 
 
 @encrypts
-def test_a_message_that_comes_much_later_is_refused(encrypt):
-    client, server = conversation(encrypt)
+def test_a_message_repeated_much_later_is_rejected(encrypt):
+    client, server = sessions(encrypt)
     first = sent(client)
     received(server, *first)
     for _ in range(300):
@@ -332,8 +331,8 @@ def test_a_message_that_comes_much_later_is_refused(encrypt):
         received(server, *first)
 
 
-def test_messages_in_another_order_are_refused():
-    client, server = conversation()
+def test_messages_out_of_order_are_rejected():
+    client, server = sessions()
     sent(client)
     second = sent(client)
     with pytest.raises(WireError):
@@ -341,8 +340,8 @@ def test_messages_in_another_order_are_refused():
 
 
 @encrypts
-def test_the_body_of_another_message_is_refused(encrypt):
-    client, server = conversation(encrypt)
+def test_the_body_of_another_message_is_rejected(encrypt):
+    client, server = sessions(encrypt)
     (first, one), (second, other) = sent(client), sent(client)
     with pytest.raises(WireError):
         received(server, first, other)
@@ -350,8 +349,8 @@ def test_the_body_of_another_message_is_refused(encrypt):
         received(server, second, one)
 
 
-def test_a_head_is_no_body_and_a_body_is_no_head():
-    client, server = conversation(encrypt=True)
+def test_a_body_is_not_accepted_as_a_header():
+    client, server = sessions(encrypt=True)
     plain = json.dumps(["finish", 0, {}]).encode()
     _, rest = sent(client, body=[plain])
     with pytest.raises(WireError):
@@ -359,36 +358,36 @@ def test_a_head_is_no_body_and_a_body_is_no_head():
 
 
 @encrypts
-def test_a_message_of_another_conversation_is_refused(encrypt):
+def test_a_message_of_another_session_is_rejected(encrypt):
     secret = Secret.fresh()
-    client, _ = conversation(encrypt, secret)
-    _, server = conversation(encrypt, secret)
+    client, _ = sessions(encrypt, secret)
+    _, server = sessions(encrypt, secret)
     with pytest.raises(WireError):
         received(server, *sent(client))
 
 
 @encrypts
-def test_a_message_of_another_run_is_refused(encrypt):
-    client, _ = conversation(encrypt)
-    _, server = conversation(encrypt)
+def test_a_message_of_another_run_is_rejected(encrypt):
+    client, _ = sessions(encrypt)
+    _, server = sessions(encrypt)
     with pytest.raises(WireError):
         received(server, *sent(client))
 
 
 @encrypts
-def test_an_answer_is_not_taken_for_a_request_nor_the_other_way_round(encrypt):
-    client, server = conversation(encrypt)
+def test_a_reply_is_not_accepted_as_a_request_nor_the_reverse(encrypt):
+    client, server = sessions(encrypt)
     for one in (client, server):
         with pytest.raises(WireError):
             received(one, *sent(one))
 
 
-def test_who_encrypts_and_who_does_not_cannot_mistake_each_other():
+def test_sides_with_different_encrypt_settings_reject_each_other():
     secret = Secret.fresh()
     for encrypt in (False, True):
-        greeting = Greeting(secret, encrypt)
-        answer, server = Reception(secret, not encrypt).welcome(greeting.hello())
-        client = greeting.welcomed(answer)
+        handshake = Handshake(secret, encrypt)
+        answer, server = Acceptor(secret, not encrypt).accept(handshake.hello())
+        client = handshake.complete(answer)
         with pytest.raises(WireError):
             received(server, *sent(client))
 
@@ -396,110 +395,110 @@ def test_who_encrypts_and_who_does_not_cannot_mistake_each_other():
 # Handshakes
 
 
-def test_a_greeting_is_good_once():
+def test_a_hello_is_accepted_once():
     secret = Secret.fresh()
-    reception, greeting = Reception(secret, False), Greeting(secret, False)
-    reception.welcome(greeting.hello())
-    with pytest.raises(WireError, match="was here before"):
-        reception.welcome(greeting.hello())
-    reception.welcome(Greeting(secret, False).hello())
+    acceptor, handshake = Acceptor(secret, False), Handshake(secret, False)
+    acceptor.accept(handshake.hello())
+    with pytest.raises(WireError, match="was used before"):
+        acceptor.accept(handshake.hello())
+    acceptor.accept(Handshake(secret, False).hello())
 
 
-def test_a_greeting_is_remembered_for_the_whole_run():
+def test_used_hello_messages_are_remembered_for_the_whole_run():
     secret = Secret.fresh()
-    reception = Reception(secret, False)
-    hellos = [Greeting(secret, False).hello() for _ in range(500)]
+    acceptor = Acceptor(secret, False)
+    hellos = [Handshake(secret, False).hello() for _ in range(500)]
     for hello in hellos:
-        reception.welcome(hello)
+        acceptor.accept(hello)
     for hello in hellos[::50]:
-        with pytest.raises(WireError, match="was here before"):
-            reception.welcome(hello)
+        with pytest.raises(WireError, match="was used before"):
+            acceptor.accept(hello)
 
 
-def test_a_greeting_of_another_run_is_refused():
-    with pytest.raises(WireError, match="does not have this run's secret"):
-        Reception(Secret.fresh(), False).welcome(Greeting(Secret.fresh(), False).hello())
+def test_a_hello_of_another_run_is_rejected():
+    with pytest.raises(WireError, match="made without this run's secret"):
+        Acceptor(Secret.fresh(), False).accept(Handshake(Secret.fresh(), False).hello())
 
 
-def test_a_server_without_the_secret_is_refused():
-    greeting = Greeting(Secret.fresh(), False)
+def test_a_server_without_the_secret_is_rejected():
+    handshake = Handshake(Secret.fresh(), False)
     other = Secret.fresh()
-    answer, _ = Reception(other, False).welcome(Greeting(other, False).hello())
+    answer, _ = Acceptor(other, False).accept(Handshake(other, False).hello())
     with pytest.raises(WireError):
-        greeting.welcomed(answer)
+        handshake.complete(answer)
 
 
-def test_the_answer_to_another_greeting_is_refused():
+def test_the_answer_to_another_hello_is_rejected():
     secret = Secret.fresh()
-    answer, _ = Reception(secret, False).welcome(Greeting(secret, False).hello())
+    answer, _ = Acceptor(secret, False).accept(Handshake(secret, False).hello())
     with pytest.raises(WireError):
-        Greeting(secret, False).welcomed(answer)
+        Handshake(secret, False).complete(answer)
 
 
-def test_a_greeting_is_no_answer_to_itself_or_another():
-    """Nobody can pose as the server by sending back what came, or what another member sent."""
+def test_a_hello_is_not_accepted_as_an_answer():
+    """A peer cannot impersonate the server by sending back the client's hello or another client's."""
     secret = Secret.fresh()
-    greeting = Greeting(secret, False)
-    for hello in (greeting.hello(), Greeting(secret, False).hello()):
+    handshake = Handshake(secret, False)
+    for hello in (handshake.hello(), Handshake(secret, False).hello()):
         with pytest.raises(WireError):
-            greeting.welcomed(hello)
+            handshake.complete(hello)
 
 
-def test_an_answer_is_no_greeting():
+def test_an_answer_is_not_accepted_as_a_hello():
     secret = Secret.fresh()
-    reception = Reception(secret, False)
-    answer, _ = reception.welcome(Greeting(secret, False).hello())
+    acceptor = Acceptor(secret, False)
+    answer, _ = acceptor.accept(Handshake(secret, False).hello())
     with pytest.raises(WireError):
-        reception.welcome(answer)
+        acceptor.accept(answer)
 
 
-def test_a_refused_greeting_does_not_spend_the_true_one():
-    """Who damages a greeting on its way does not lock its sender out."""
+def test_a_rejected_hello_does_not_use_up_the_original():
+    """Damaging a hello in transit does not lock its sender out."""
     secret = Secret.fresh()
-    reception, greeting = Reception(secret, False), Greeting(secret, False)
+    acceptor, handshake = Acceptor(secret, False), Handshake(secret, False)
     for bit in (8 * 12, 8 * HELLO_BYTES - 1):
         with pytest.raises(WireError):
-            reception.welcome(flipped(greeting.hello(), bit))
-    reception.welcome(greeting.hello())
+            acceptor.accept(flipped(handshake.hello(), bit))
+    acceptor.accept(handshake.hello())
 
 
-def test_a_flipped_bit_in_a_handshake_is_refused():
+def test_a_flipped_bit_in_a_handshake_is_rejected():
     secret = Secret.fresh()
     for bit in range(8 * HELLO_BYTES):
-        greeting, reception = Greeting(secret, False), Reception(secret, False)
+        handshake, acceptor = Handshake(secret, False), Acceptor(secret, False)
         with pytest.raises(WireError):
-            reception.welcome(flipped(greeting.hello(), bit))
-        answer, _ = reception.welcome(greeting.hello())
+            acceptor.accept(flipped(handshake.hello(), bit))
+        answer, _ = acceptor.accept(handshake.hello())
         with pytest.raises(WireError):
-            greeting.welcomed(flipped(answer, bit))
+            handshake.complete(flipped(answer, bit))
 
 
-# Anything at all
+# Arbitrary bytes
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(st.binary(max_size=200))
-def test_nothing_but_a_wire_error_comes_of_bytes_that_are_no_head(junk):
+def test_any_bytes_but_a_header_raise_a_wire_error(junk):
     with pytest.raises(WireError):
-        conversation()[1].open(junk)
+        sessions()[1].open(junk)
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(st.binary(max_size=80) | st.binary(min_size=HELLO_BYTES - 12, max_size=HELLO_BYTES - 12).map(b"sparkkeras/1".__add__))
-def test_nothing_but_a_wire_error_comes_of_bytes_that_are_no_greeting(junk):
+def test_any_bytes_but_a_handshake_raise_a_wire_error(junk):
     secret = Secret.fresh()
     with pytest.raises(WireError):
-        Reception(secret, False).welcome(junk)
+        Acceptor(secret, False).accept(junk)
     with pytest.raises(WireError):
-        Greeting(secret, False).welcomed(junk)
+        Handshake(secret, False).complete(junk)
 
 
-def test_heads_as_large_as_they_may_be_do_not_open_either():
+def test_the_largest_header_of_zeros_is_rejected():
     with pytest.raises(WireError):
-        conversation()[1].open(bytes(HEAD_BYTES))
+        sessions()[1].open(bytes(MAX_HEADER_BYTES))
 
 
-NO_HEADS = [
+INVALID_HEADERS = [
     b"", b"\xff\xfe", b"[", b"null", b"1", b"{}", b"[]", b'["push"]', b'["push",1]', b'["push",1,{},0]', b'"abc"',
     b'{"a":1,"b":2,"c":3}', b'[1,1,{}]', b'[["push"],1,{}]', b'[null,1,{}]', b'["push",-1,{}]', b'["push",1.5,{}]',
     b'["push","1",{}]', b'["push",null,{}]', b'["push",true,{}]', b'["push",NaN,{}]', b'["push",1,[]]', b'["push",1,null]',
@@ -507,10 +506,10 @@ NO_HEADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("plain", NO_HEADS, ids=lambda plain: plain[:20].decode("latin1"))
-def test_a_well_signed_head_of_another_form_is_a_wire_error(plain):
-    """As from a member that runs another version."""
-    client, server = conversation()
+@pytest.mark.parametrize("plain", INVALID_HEADERS, ids=lambda plain: plain[:20].decode("latin1"))
+def test_an_authentic_header_of_another_form_raises_a_wire_error(plain):
+    """As from an authenticated peer that runs another version."""
+    client, server = sessions()
     sealed = client._sealing.encrypt(wire._nonce(2), plain, None)
     with pytest.raises(WireError):
         server.open(sealed)
@@ -518,45 +517,45 @@ def test_a_well_signed_head_of_another_form_is_a_wire_error(plain):
 
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(json_values)
-def test_well_signed_json_is_a_head_or_a_wire_error(value):
-    client, server = conversation()
+def test_authentic_json_is_a_header_or_raises_a_wire_error(value):
+    client, server = sessions()
     try:
-        head = server.open(client._sealing.encrypt(wire._nonce(2), json.dumps(value).encode(), None))
+        header = server.open(client._sealing.encrypt(wire._nonce(2), json.dumps(value).encode(), None))
     except WireError:
         return
-    assert isinstance(head.name, str)
-    assert isinstance(head.body, int)
-    assert head.body >= 0
-    assert isinstance(head.fields, dict)
+    assert isinstance(header.name, str)
+    assert isinstance(header.body, int)
+    assert header.body >= 0
+    assert isinstance(header.fields, dict)
 
 
-# What shows
+# No key is shown
 
 
-def shown(secret):
-    """Things that know a secret."""
+def objects_with(secret):
+    """Objects that hold a secret."""
     return [
         secret,
         Address("socket", "driver", 4000, secret, True, 3.0),
-        Greeting(secret, False),
-        Reception(secret, False),
-        *conversation(False, secret),
+        Handshake(secret, False),
+        Acceptor(secret, False),
+        *sessions(False, secret),
     ]
 
 
-def test_no_key_shows_in_words():
+def test_no_repr_shows_a_key():
     secret = Secret(b"0123456789abcdefghijklmnopqrstuv")
     traces = ["0123456789", "efghij", secret.key.hex()[:12], str(list(secret.key))[1:12]]
-    for thing in shown(secret):
-        for words in (repr(thing), str(thing), f"{thing}", f"{thing!r:>5}", "%s %r" % (thing, thing), repr([thing])):  # noqa: UP031
-            assert not any(trace in words for trace in traces), words
-    assert "driver" in repr(shown(secret)[1])
+    for thing in objects_with(secret):
+        for text in (repr(thing), str(thing), f"{thing}", f"{thing!r:>5}", "%s %r" % (thing, thing), repr([thing])):  # noqa: UP031
+            assert not any(trace in text for trace in traces), text
+    assert "driver" in repr(objects_with(secret)[1])
 
 
-def test_no_key_shows_in_errors():
+def test_no_error_shows_a_key():
     secret = Secret(b"0123456789abcdefghijklmnopqrstuv")
     with pytest.raises(WireError) as caught:
-        Reception(secret, False).welcome(Greeting(Secret.fresh(), False).hello())
+        Acceptor(secret, False).accept(Handshake(Secret.fresh(), False).hello())
     assert "0123456789" not in repr(caught.value)
     with pytest.raises(AttributeError) as frozen:
         secret.key = b""
@@ -564,7 +563,7 @@ def test_no_key_shows_in_errors():
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_what_travels_to_the_workers_comes_back_from_a_pickle(protocol):
+def test_what_travels_to_the_workers_can_be_pickled(protocol):
     secret = Secret.fresh()
     for thing in (
         secret,
@@ -573,13 +572,13 @@ def test_what_travels_to_the_workers_comes_back_from_a_pickle(protocol):
     ):
         assert pickle.loads(pickle.dumps(thing, protocol)) == thing
     address = pickle.loads(pickle.dumps(Address("http", "driver", 4000, secret), protocol))
-    client = Greeting(address.secret, address.encrypt)
-    client.welcomed(Reception(secret, False).welcome(client.hello())[0])
+    client = Handshake(address.secret, address.encrypt)
+    client.complete(Acceptor(secret, False).accept(client.hello())[0])
 
 
-def test_a_session_stays_where_it_is():
-    """A copy would use its nonces again."""
-    for session in conversation():
+def test_a_session_cannot_be_pickled():
+    """A copy would reuse its nonces."""
+    for session in sessions():
         assert isinstance(session, Session)
         with pytest.raises(TypeError):
             pickle.dumps(session)
