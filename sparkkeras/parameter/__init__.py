@@ -1,1 +1,1 @@
-"""The parameter server: update rules, the shared weights, who may update them, and the service that workers call."""
+"""The parameter server: update rules, the shared weights, the leases of workers, and the service that workers call."""

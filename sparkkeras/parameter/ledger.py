@@ -1,17 +1,17 @@
-"""Who may push for which partition, how far each has come, and when an epoch is over.
+"""The ledger: which attempt may push for a partition, how far each partition is, and when an epoch is complete.
 
-Spark may run a partition's task again, twice at the same time, or long after it gave the task up. So that every update is
-applied exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence
-number:
+Spark may run a partition's task again, twice at the same time, or long after it gave the task up. To apply every update
+exactly once, a task takes a *lease* on its partition, and every push carries the lease's number and a sequence number:
 
-- A partition has one lease at a time. A second attempt waits while the first one's lease lives, and is answered so when the
-  first one has finished.
-- A lease lives on the server's clock and is renewed by every call that carries it. One that ran out, or whose connection
-  has ended, is taken away only when another attempt asks for it. From then on whoever comes with the old one is refused.
-- A push whose sequence number was applied before is acknowledged and not applied again, so a lost answer does no harm.
-- A new attempt is sent how far the partition came, and goes on from there.
+- A partition has one lease at a time. A second attempt waits while the first one's lease is valid, and gets the reply
+  ``"done"`` if the first one has finished.
+- A lease expires by the server's clock; every call that carries it renews it. An expired lease, or one whose connection has
+  closed, is taken over only when another attempt asks for it. From then on all calls with the old lease are rejected.
+- A push with a sequence number that was already applied is acknowledged and not applied again, so that a client can retry
+  after a lost reply.
+- A new attempt receives the partition's progress, and continues from there.
 
-The ledger decides; it does no I/O and holds no weights. All of its methods may be called from any thread.
+The ledger only decides: it does no I/O and holds no weights. All of its methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from sparkkeras.rpc.transport import RefusedError
 from sparkkeras.weights import Array
 
 LEASE_LOST = "lease lost"
-"""The kind of a refusal: the lease was taken over."""
+"""The kind of `RefusedError` for a lease that was taken over."""
 
 BACKLOG = 4
-"""With more epochs than this that the driver has not dealt with yet, workers wait: each holds a copy of the weights."""
+"""The number of completed epochs that may wait for the driver before workers wait too: each holds a copy of the weights."""
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """What is planned for a partition.
+    """The plan of a partition.
 
     Attributes:
-        batches: The batches of its epoch; 0 where it has no rows to train on.
-        validates: Whether it has rows to validate on.
+        batches: The number of batches per epoch; 0 if the partition has no training rows.
+        validates: Whether the partition has validation rows.
     """
 
     batches: int
@@ -49,17 +49,17 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one worker saw in an epoch.
+    """The report of one worker on an epoch.
 
     Attributes:
-        worker: Which worker.
-        epoch: Which epoch.
-        rows: The rows that were applied.
-        steps: The optimizer steps that were applied.
-        seconds: How long the epoch took; of a worker that was replaced, the last attempt's part of it.
-        learning_rate: The optimizer's learning rate at the end.
+        worker: The index of the worker.
+        epoch: The index of the epoch.
+        rows: The number of rows in the applied updates.
+        steps: The number of applied optimizer steps.
+        seconds: The duration of the epoch in seconds; if the worker was replaced, of the last attempt's part of it.
+        learning_rate: The optimizer's learning rate at the end of the epoch.
         metrics: The state of the metrics over these rows.
-        logs: The figures of this worker alone.
+        logs: The logs of this worker alone.
     """
 
     worker: int
@@ -77,11 +77,11 @@ class EpochEnd:
     """An epoch that all workers have reported.
 
     Attributes:
-        epoch: Which.
-        reports: What each worker saw, in the order of the workers.
+        epoch: The index of the epoch.
+        reports: The reports of the workers, in the order of the workers.
         validation: The metric states over the validation rows, in the order of the workers.
-        held: What was given by ``on_epoch`` when the last worker reported.
-        absent: How many workers with validation rows had left before the epoch ended.
+        held: The result of ``on_epoch``, which is called when the last worker reports.
+        absent: The number of workers with validation rows that had left before the epoch ended.
     """
 
     epoch: int
@@ -93,16 +93,17 @@ class EpochEnd:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """How far a partition has come, as sent to an attempt that takes it up.
+    """The progress of a partition, as sent to an attempt that takes its lease.
 
     Attributes:
         lease: The number of the lease.
-        sequence: The pushes that were applied.
-        epoch: The epoch to go on in.
-        batch: The batches of it that are behind.
+        sequence: The number of applied pushes.
+        epoch: The epoch to continue with.
+        batch: The number of finished batches of that epoch.
         steps: The optimizer steps of the partition in this run.
-        metrics: The metric state of this epoch so far; empty at its beginning.
-        learning_rate: A learning rate that was set, and how many were set before it and with it.
+        metrics: The metric state of that epoch so far; empty at its beginning.
+        learning_rate: The last learning rate that the driver set, after the number of times that it set one; ``None`` if
+            it set none.
     """
 
     lease: int
@@ -116,14 +117,15 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class Directive:
-    """What a worker is sent in every answer.
+    """The server's instructions to a worker, part of the replies to its calls.
 
     Attributes:
-        stop: Training is over: leave.
-        wait: Do not go on yet; ask again.
-        stay: There will be something to validate; ask again, and do not finish.
-        evaluate: Epochs whose weights this worker shall evaluate.
-        learning_rate: A learning rate that was set, and how many were set before it.
+        stop: Training is over; end the task.
+        wait: Do not train on yet; poll again.
+        stay: There will be epochs to validate; poll again, and do not finish.
+        evaluate: The epochs whose weights this worker has to evaluate.
+        learning_rate: The last learning rate that the driver set, after the number of times that it set one; ``None`` if
+            it set none.
     """
 
     stop: bool = False
@@ -142,7 +144,7 @@ class _Lease:
 
 @dataclass
 class _Partition:
-    """Where a partition stands. ``lock`` lets in one of its calls at a time, the application of its update included."""
+    """The state of a partition. ``lock`` serializes the calls of the partition, including the application of an update."""
 
     worker: int
     plan: PartitionPlan
@@ -161,41 +163,41 @@ class _Partition:
     to_evaluate: set[int] = field(default_factory=set)
 
     def is_held(self, now: float) -> bool:
-        """Whether an attempt has a lease that lives."""
+        """Whether an attempt has a lease that has not expired."""
         return self.lease is not None and self.lease.expires > now
 
-    def is_awaited(self, now: float, patience: float) -> bool:
-        """Whether an attempt was lost so lately that the next one may be on its way to the same slot."""
+    def may_return(self, now: float, patience: float) -> bool:
+        """Whether the lease is valid, or expired so recently that the next attempt may be about to take the same slot."""
         return self.lease is not None and self.lease.expires + patience > now
 
-    def need_not_begin(self, now: float) -> bool:
-        """Whether nobody need wait for its first push: it came, or whoever was to send it is gone."""
+    def is_past_warmup(self, now: float) -> bool:
+        """Whether others need not wait for its first push: the push was applied, or the attempt was lost."""
         lost = self.started and not self.is_held(now)
         return self.plan.batches > 0 and (self.sequence > 0 or self.done or lost)
 
-    def behind(self, epoch: int) -> int:
-        """The batches of an epoch that need not be waited for."""
+    def finished_batches(self, epoch: int) -> int:
+        """The number of batches of an epoch that are finished, or will never be."""
         if self.done or self.epoch > epoch:
             return self.plan.batches
         return self.batch if self.epoch == epoch else 0
 
 
 class Ledger:
-    """See the module's words.
+    """Leases, sequence numbers, epochs and directives of the workers; see the module docstring.
 
     Args:
-        plans: What is planned for each partition.
-        epochs: The epochs to go through.
-        at_once: How many partitions train at the same time. After its first push a worker waits for those of so many, since
-            some have the backend to load and the model to trace when others have long begun.
-        validates: Whether an epoch is to be validated.
-        max_staleness: By how many exchanges a worker may be ahead of the slowest one that is alive and has not finished;
-            ``None`` is no bound. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
-            server, 2013.
-        lease_seconds: How long a lease lives without a call.
-        warmup_timeout: How long after the first lease they wait for that.
-        on_epoch: Called when the last worker has reported an epoch; what it returns is kept with the epoch.
-        clock: Seconds that never go back.
+        plans: The plan of each partition.
+        epochs: The epochs to train.
+        at_once: The number of partitions that train at the same time. After its first push a worker waits for the first
+            pushes of this many partitions, since some still load the backend and trace the model.
+        validates: Whether an epoch is validated.
+        max_staleness: Bounded staleness: the number of exchanges by which a worker may be ahead of the slowest one that is
+            alive and has not finished; ``None`` is no bound. Ho et al., More effective distributed ML via a stale
+            synchronous parallel parameter server, 2013.
+        lease_seconds: Seconds without a call after which a lease expires.
+        warmup_timeout: Seconds after the first lease for which workers wait for the first pushes of others.
+        on_epoch: Called when the last worker has reported an epoch; its result is kept with the epoch.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -228,24 +230,24 @@ class Ledger:
         self._learning_rates: list[float] = []
         self._next_epoch = epochs.start
         self._reports: dict[int, dict[int, EpochReport]] = {}
-        self._open: dict[int, EpochEnd] = {}
+        self._evaluating: dict[int, EpochEnd] = {}
         self._evaluations: dict[int, dict[int, tuple[Array, ...]]] = {}
         self._ended: list[EpochEnd] = []
         self.duplicates = self.takeovers = 0
         self.missing: list[int] = []
 
-    # --- What workers ask --------------------------------------------------------------------------------------------
+    # --- Calls of workers --------------------------------------------------------------------------------------------
 
     def lease(self, worker: int, attempt: int) -> ResumePoint | str:
-        """Take the lease of a partition; ``"wait"`` while another attempt holds it, ``"done"`` if there is nothing left.
+        """Take the lease of a partition; ``"wait"`` while another attempt has it, ``"done"`` if there is nothing left to do.
 
         Raises:
-            RefusedError: The attempt had a lease and lost it.
+            RefusedError: The attempt had the lease, and another attempt has taken it over.
         """
         partition = self._partition(worker)
         with partition.lock, self._lock:
             if attempt in self._fenced:
-                raise RefusedError(LEASE_LOST, _lost(worker))
+                raise RefusedError(LEASE_LOST, _lease_lost(worker))
             if partition.done or self._stopped:
                 return "done"
             now = self._clock()
@@ -272,29 +274,29 @@ class Ledger:
             )
 
     def directive(self, worker: int, lease: int) -> Directive:
-        """What a worker is to do; renews its lease.
+        """The next directive for a worker; renews its lease.
 
         Raises:
             RefusedError: The lease was taken over.
         """
         with self._lock:
-            partition = self._held(worker, lease)
+            partition = self._renewed(worker, lease)
             return self._directive(partition)
 
     @contextmanager
     def pushing(self, worker: int, lease: int, sequence: int) -> Iterator[bool]:
-        """While a push is applied; whether it is to be applied at all. Nothing else happens to the partition meanwhile.
+        """The context in which a push is applied; yields whether to apply it. Other calls of the partition wait meanwhile.
 
         Raises:
-            RefusedError: The lease was taken over, or a push is missing before this one.
+            RefusedError: The lease was taken over, or an earlier push is missing.
         """
         partition = self._partition(worker)
         with partition.lock:
             with self._lock:
-                self._held(worker, lease)
+                self._renewed(worker, lease)
                 if sequence > partition.sequence + 1:
                     raise RefusedError(
-                        "out of turn", f"worker {worker} pushed {sequence} where {partition.sequence + 1} was due."
+                        "out of turn", f"worker {worker} sent push {sequence}; expected push {partition.sequence + 1}."
                     )
                 new = sequence == partition.sequence + 1
                 self.duplicates += not new
@@ -311,16 +313,16 @@ class Ledger:
         metrics: tuple[Array, ...],
         ended: Mapping[str, Any] | None,
     ) -> None:
-        """Note a push that was applied, inside of `pushing`.
+        """Record an applied push; call it within `pushing`.
 
         Args:
-            worker: Whose.
-            epoch: In which epoch.
-            batch: The batches of the epoch that are behind now.
-            steps: The optimizer steps that were applied.
-            rows: The rows that they saw.
+            worker: The index of the worker.
+            epoch: The epoch of the update.
+            batch: The number of batches of the epoch that are finished now.
+            steps: The optimizer steps of the update.
+            rows: The rows of these steps.
             metrics: The metric state of the epoch so far.
-            ended: Where the epoch is over for this worker, its ``logs``, ``seconds`` and ``learning_rate``.
+            ended: If the epoch is finished for this worker, its ``logs``, ``seconds`` and ``learning_rate``; else ``None``.
         """
         partition = self._partition(worker)
         with self._lock:
@@ -340,13 +342,13 @@ class Ledger:
                 self._close_epochs()
 
     def evaluated(self, worker: int, lease: int, epoch: int, metrics: tuple[Array, ...]) -> None:
-        """Note the metric state of a worker's validation rows under the weights of an epoch. Twice is as good as once.
+        """Record the metric state of a worker's validation rows for the weights of an epoch. Idempotent.
 
         Raises:
             RefusedError: The lease was taken over.
         """
         with self._lock:
-            partition = self._held(worker, lease)
+            partition = self._renewed(worker, lease)
             if epoch in partition.to_evaluate:
                 partition.to_evaluate.discard(epoch)
                 if metrics:
@@ -354,7 +356,7 @@ class Ledger:
                 self._deliver()
 
     def finish(self, worker: int, lease: int) -> None:
-        """A worker has nothing left to do. Twice is as good as once.
+        """End a partition whose worker has nothing left to do. Idempotent.
 
         Raises:
             RefusedError: The lease was taken over.
@@ -363,19 +365,19 @@ class Ledger:
         with partition.lock, self._lock:
             if partition.done and partition.lease is not None and partition.lease.number == lease:
                 return
-            self._held(worker, lease)
+            self._renewed(worker, lease)
             partition.done = True
             partition.to_evaluate.clear()
             self._close_epochs()
             self._deliver()
 
     def release(self, worker: int, lease: int, missing: bool = False) -> None:
-        """A worker gives its partition up unfinished; another attempt may have it at once.
+        """Release the lease of an unfinished partition; another attempt may take it at once.
 
         Args:
-            worker: Which worker.
-            lease: The number of its lease; one that was taken over is given up already.
-            missing: Whether it found no rows where it ran, so that the driver must have them read again.
+            worker: The index of the worker.
+            lease: The number of its lease; nothing happens if it was taken over.
+            missing: Whether the worker did not find its rows where it ran, so that the driver must have them read again.
         """
         partition = self._partition(worker)
         with partition.lock, self._lock:
@@ -385,28 +387,28 @@ class Ledger:
                     self.missing.append(worker)
                 self._lock.notify_all()
 
-    def doubt(self, worker: int, lease: int) -> None:
-        """The connection of a lease's holder has ended: another attempt may take it, unless the holder calls again."""
+    def expire(self, worker: int, lease: int) -> None:
+        """Expire a lease whose connection has closed: another attempt may take it, unless the holder calls before."""
         with self._lock:
             partition = self._partition(worker)
             if partition.lease is not None and partition.lease.number == lease:
                 partition.lease.expires = self._clock()
 
-    # --- What the driver asks ----------------------------------------------------------------------------------------
+    # --- Calls of the driver -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Have all workers leave at their next call."""
+        """Stop all workers at their next call."""
         with self._lock:
             self._stopped = True
             self._lock.notify_all()
 
     def set_learning_rate(self, value: float) -> None:
-        """Have all workers go on with another learning rate from their next exchange."""
+        """Set the learning rate of all workers, from their next exchange on."""
         with self._lock:
             self._learning_rates.append(float(value))
 
     def wait(self, seconds: float) -> EpochEnd | None:
-        """The next epoch that is over and validated; ``None`` if there is none within ``seconds``."""
+        """Wait for the next epoch that is complete and validated; ``None`` if there is none within ``seconds``."""
         with self._lock:
             if not self._ended:
                 self._lock.wait(seconds)
@@ -415,10 +417,10 @@ class Ledger:
             return self._ended.pop(0)
 
     def drain(self, seconds: float) -> None:
-        """Wait until no worker trains any more that is alive, or so many seconds have passed."""
+        """Wait at most ``seconds`` until no live worker trains any more."""
         until = self._clock() + seconds
         with self._lock:
-            while (now := self._clock()) < until and any(True for _ in self._at_work(now)):
+            while (now := self._clock()) < until and any(True for _ in self._active(now)):
                 self._lock.wait(min(0.05, until - now))
 
     def wake(self) -> None:
@@ -427,47 +429,47 @@ class Ledger:
             self._lock.notify_all()
 
     def undelivered(self) -> list[EpochEnd]:
-        """What is held for epochs that nobody will wait for any more."""
+        """The epochs that were not returned by `wait`, to release what they hold."""
         with self._lock:
-            return [*self._ended, *self._open.values()]
+            return [*self._ended, *self._evaluating.values()]
 
     def take_missing(self) -> list[int]:
-        """Partitions whose rows were not found where their task ran, since the last time."""
+        """The partitions whose rows were not found where their task ran, since the last call."""
         with self._lock:
-            found, self.missing = self.missing, []
-            return found
+            missing, self.missing = self.missing, []
+            return missing
 
     def held(self, epoch: int) -> Any:
-        """What `on_epoch` returned for an epoch that is being evaluated.
+        """The result of ``on_epoch`` for an epoch that is being evaluated.
 
         Raises:
-            RefusedError: It is not.
+            RefusedError: The epoch is not being evaluated.
         """
         with self._lock:
-            if epoch not in self._open:
+            if epoch not in self._evaluating:
                 raise RefusedError("gone", f"epoch {epoch} is not being evaluated.")
-            return self._open[epoch].held
+            return self._evaluating[epoch].held
 
     @property
     def rows(self) -> int:
-        """The rows that were applied in all epochs."""
+        """The number of rows in all applied updates."""
         with self._lock:
             return sum(partition.rows for partition in self._partitions.values())
 
     @property
     def steps(self) -> dict[int, int]:
-        """The optimizer steps that were applied, by partition."""
+        """The number of applied optimizer steps, by partition."""
         with self._lock:
             return {worker: partition.steps for worker, partition in self._partitions.items() if partition.plan.batches}
 
     def progress(self, epoch: int) -> float:
-        """How much of an epoch is behind, from 0 to 1."""
+        """The finished fraction of an epoch, from 0 to 1."""
         with self._lock:
             total = sum(partition.plan.batches for partition in self._partitions.values())
-            behind = sum(partition.behind(epoch) for partition in self._partitions.values())
-            return behind / max(1, total)
+            finished = sum(partition.finished_batches(epoch) for partition in self._partitions.values())
+            return finished / max(1, total)
 
-    # --- Inside, under the lock --------------------------------------------------------------------------------------
+    # --- Internal methods, called under the lock ---------------------------------------------------------------------
 
     @property
     def _learning_rate(self) -> tuple[int, float] | None:
@@ -478,11 +480,11 @@ class Ledger:
             raise RefusedError("unknown", f"there is no worker {worker}.")
         return self._partitions[worker]
 
-    def _held(self, worker: int, lease: int) -> _Partition:
-        """The partition, whose lease is renewed."""
+    def _renewed(self, worker: int, lease: int) -> _Partition:
+        """The partition of a valid lease, which is renewed."""
         partition = self._partition(worker)
         if partition.done or partition.lease is None or partition.lease.number != lease:
-            raise RefusedError(LEASE_LOST, _lost(worker))
+            raise RefusedError(LEASE_LOST, _lease_lost(worker))
         partition.lease.expires = self._clock() + self._lease_seconds
         return partition
 
@@ -500,36 +502,36 @@ class Ledger:
     def _must_wait(self, partition: _Partition) -> bool:
         now = self._clock()
         beginning = self._first_start is not None and now < self._first_start + self._warmup_timeout
-        begun = sum(other.need_not_begin(now) for other in self._partitions.values())
+        begun = sum(other.is_past_warmup(now) for other in self._partitions.values())
         if partition.sequence and beginning and begun < self._at_once:
             return True
         if len(self._ended) > BACKLOG:
             return True
         if self._max_staleness is None:
             return False
-        training = (other.sequence for other in self._at_work(now) if other.epoch < self._epochs.stop)
+        training = (other.sequence for other in self._active(now) if other.epoch < self._epochs.stop)
         slowest = min(training, default=partition.sequence)
         return partition.sequence - slowest > self._max_staleness
 
     def _must_stay(self, partition: _Partition) -> bool:
-        """Whether epochs are still to come that this worker will have to evaluate, and nobody needs its slot."""
+        """Whether this worker will have more epochs to evaluate, and no other partition needs its slot."""
         if not partition.plan.validates:
             return False
         if partition.to_evaluate:
             return True
         now = self._clock()
-        if any(not p.done and not p.is_awaited(now, self._lease_seconds) for p in self._partitions.values()):
-            return False  # its next attempt needs a slot
+        if any(not p.done and not p.may_return(now, self._lease_seconds) for p in self._partitions.values()):
+            return False  # the next attempt of that partition needs a slot
         return any(self._validates(epoch) for epoch in range(self._next_epoch, self._epochs.stop))
 
-    def _at_work(self, now: float) -> Iterator[_Partition]:
-        """Those that are not done and have a lease that lives."""
+    def _active(self, now: float) -> Iterator[_Partition]:
+        """The unfinished partitions with a valid lease."""
         for partition in self._partitions.values():
             if not partition.done and partition.is_held(now):
                 yield partition
 
     def _close_epochs(self) -> None:
-        """Close every epoch that all workers have reported which will."""
+        """Close the epochs that all workers have reported, without those that have left."""
         while self._next_epoch < self._epochs.stop and not self._stopped:
             epoch = self._next_epoch
             reports = self._reports.get(epoch, {})
@@ -538,7 +540,7 @@ class Ledger:
             ordered = tuple(reports[worker] for worker in sorted(reports))
             validating = [p for p in self._partitions.values() if p.plan.validates and self._validates(epoch)]
             absent = sum(partition.done for partition in validating)
-            self._open[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), absent)
+            self._evaluating[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), absent)
             self._next_epoch += 1
             del self._reports[epoch]
             for partition in validating:
@@ -547,19 +549,19 @@ class Ledger:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Hand over the epochs that are closed and evaluated, in their order."""
-        for epoch in sorted(self._open):
+        """Move the epochs that are closed and evaluated to `wait`, in their order."""
+        for epoch in sorted(self._evaluating):
             if any(epoch in partition.to_evaluate for partition in self._partitions.values()):
                 return
-            end = self._open.pop(epoch)
-            found = self._evaluations.pop(epoch, {})
-            validation = tuple(found[worker] for worker in sorted(found))
+            end = self._evaluating.pop(epoch)
+            states = self._evaluations.pop(epoch, {})
+            validation = tuple(states[worker] for worker in sorted(states))
             self._ended.append(dataclasses.replace(end, validation=validation))
             self._lock.notify_all()
 
 
-def _lost(worker: int) -> str:
+def _lease_lost(worker: int) -> str:
     return (
-        f"the lease of worker {worker} was taken over by another attempt of its task, which goes on from where the last "
-        "accepted update stood. What this attempt sends now is not wanted."
+        f"the lease of worker {worker} was taken over by another attempt of its task, which continues from the last applied "
+        "update. The server rejects all further calls of this attempt."
     )

@@ -11,17 +11,17 @@ from sparkkeras.rpc.options import ServerOptions, check_seconds
 @known_fields
 @dataclass(frozen=True)
 class ParameterServerOptions(ServerOptions):
-    """Settings of the parameter server of asynchronous and hogwild training: those of `ServerOptions`, and two more.
+    """Settings of the parameter server of the asynchronous and hogwild modes: those of `ServerOptions`, and two more.
 
     Args:
-        host: The name or IP address by which workers reach the driver; see `ServerOptions`.
-        bind: The name or IP address to listen on; see `ServerOptions`.
+        host: The host name or IP address by which workers reach the driver; see `ServerOptions`.
+        bind: The host name or IP address to listen on; see `ServerOptions`.
         encrypt: Whether bodies (weights, updates, metric states) are encrypted in transit; see `ServerOptions`.
         lease_seconds: Seconds without a heartbeat after which another attempt takes over a worker's partition.
-        timeout: Seconds that a worker tries to reach the server before its task fails; see `ServerOptions`.
-        max_staleness: By how many exchanges a worker may be ahead of the slowest one; it waits for it then. 0 is lock-step,
-            ``None`` is no bound. Stale synchronous parallel, Ho et al., 2013.
-        warmup_timeout: Seconds that workers wait, after their first exchange, for those that still load Keras or trace
+        timeout: Seconds that a worker retries a call before its task fails; see `ServerOptions`.
+        max_staleness: The number of exchanges by which a worker may be ahead of the slowest worker before it waits for it.
+            0 is lockstep; ``None``, the default, is no bound. Stale synchronous parallel, Ho et al., 2013.
+        warmup_timeout: Seconds that workers wait after their first exchange for workers that still load Keras or trace
             the model.
 
     Raises:

@@ -1,15 +1,15 @@
-"""Update rules: what becomes of the center when workers' weights come back.
+"""Update rules: how the workers' weights change the center, the shared weights of a training.
 
-Notation: ``C`` the center, ``lr`` the learning rate of the workers' optimizer. In synchronous mode ``W`` is the mean of the
-workers' weights, weighted by the rows that each has seen. In the asynchronous modes ``W`` is one worker's weights now, ``B``
-what it went on from after its last exchange (its base), ``k`` the optimizer steps since then, ``n`` the number of workers,
-and ``s`` the staleness of what it sends.
+Notation: ``C`` is the center and ``lr`` the learning rate of the workers' optimizer. In synchronous mode ``W`` is the
+mean of the workers' weights, weighted by their numbers of rows. In the asynchronous modes ``W`` is the current weights
+of one worker, ``B`` its base (the weights that it has trained from since its last exchange), ``k`` the optimizer steps
+since then, ``n`` the number of workers, and ``s`` the staleness of its update.
 
-A synchronous rule applies the mean to the center once a round. An asynchronous rule has two halves: `exchange` on the worker
-makes what is sent, and `apply` on the server takes it up. A rule sees the trainable weights only; statistics are averaged
-whatever the rule.
+A synchronous rule applies the mean to the center once per round. An asynchronous rule has two halves: `exchange` on the
+worker computes what to send, and `apply` on the server applies it to the center. A rule sees only the trainable weights;
+statistics are averaged with every rule.
 
-An own rule is a frozen dataclass with `modes`, `init` and `apply`, and with `exchange` for the asynchronous modes; see
+A custom rule is a frozen dataclass with `modes`, `init` and `apply`, and with `exchange` for the asynchronous modes; see
 `UpdateRule` and `AsynchronousRule`.
 """
 
@@ -27,7 +27,7 @@ from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.weights import Array
 
 State = dict[str, Array]
-"""What a rule remembers from one update to the next: named vectors of the center's length."""
+"""The state of a rule between updates: vectors of the center's length, by name."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class ExchangeWindow:
     """The training between two exchanges of a worker.
 
     Attributes:
-        steps: The optimizer steps in it.
-        rows: The rows in it.
+        steps: The number of optimizer steps.
+        rows: The number of rows.
         learning_rate: The learning rate of the worker's optimizer at the last of these steps.
-        num_workers: How many workers take part in the training.
+        num_workers: The number of workers that take part in the training.
     """
 
     steps: int
@@ -49,14 +49,14 @@ class ExchangeWindow:
 
 @dataclass(frozen=True)
 class WorkerUpdate(ExchangeWindow):
-    """What came of a window, as it reaches the center.
+    """The result of an exchange window, which a rule applies to the center.
 
-    In synchronous mode the window is the round: `steps` are those of the busiest worker, `rows` those of all workers,
-    `learning_rate` is the workers' mean, and `num_workers` counts those that had rows.
+    In synchronous mode the window is the round: `steps` is the largest number of steps of a worker, `rows` is the sum over
+    all workers, `learning_rate` is the workers' mean, and `num_workers` is the number of workers that had rows.
 
     Attributes:
-        sent: What the workers sent, float32 or float64, shape (parameters,): in synchronous mode the row-weighted mean of
-            their trainable weights, in the asynchronous modes what the worker's `exchange` gave to send.
+        sent: float32 or float64, shape (parameters,). In synchronous mode, the mean of the workers' trainable weights,
+            weighted by rows; in the asynchronous modes, the first result of the worker's `exchange`.
     """
 
     sent: Array
@@ -64,10 +64,10 @@ class WorkerUpdate(ExchangeWindow):
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """How the center takes up an update.
+    """How an update changes the center.
 
-    This is all of a synchronous rule, and the server's half of an `AsynchronousRule`. Implement it as a frozen dataclass,
-    whose fields are the rule's hyper-parameters, so that it is saved with the model::
+    This is the whole of a synchronous rule, and the server's half of an `AsynchronousRule`. Implement it as a frozen
+    dataclass whose fields are the rule's hyper-parameters, so that it can be saved with the model::
 
         @dataclass(frozen=True)
         class Damped:
@@ -80,17 +80,24 @@ class UpdateRule(Protocol):
             def apply(self, center, state, update, staleness):
                 center += self.share * (update.sent - center)
 
-    A rule may have a method ``check_optimizer(optimizer)`` too. It is called on the driver before training, with the model's
-    optimizer, and raises `ConfigurationError` if the rule does not work with that one; see `EAMSGD`.
+    A rule may also have a method ``check_optimizer(optimizer)``. It is called on the driver before training, with the
+    model's optimizer, and raises `ConfigurationError` if the rule does not work with this optimizer; see `EAMSGD`.
     """
 
     @property
     def modes(self) -> frozenset[str]:
-        """The training modes that the rule fits."""
+        """The training modes that the rule supports: ``"synchronous"``, ``"asynchronous"``, ``"hogwild"``."""
         ...
 
     def init(self, center: Array) -> State:
-        """The state before the first update. ``center``: shape (parameters,)."""
+        """The state before the first update.
+
+        Args:
+            center: The trainable weights, shape (parameters,).
+
+        Returns:
+            Vectors of the center's length, by name; ``{}`` for a rule without a state.
+        """
         ...
 
     def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
@@ -98,21 +105,21 @@ class UpdateRule(Protocol):
 
         Args:
             center: The trainable weights, shape (parameters,).
-            state: What `init` made, as the last update left it.
-            update: What came in.
-            staleness: How many updates of other workers were applied since the pull that this worker's base came from. 0 in
-                synchronous mode.
+            state: The state that `init` returned, with the changes of all updates since.
+            update: The update to apply.
+            staleness: The number of updates of other workers that were applied since the pull that the worker's base came
+                from; 0 in synchronous mode.
         """
         ...
 
 
 @runtime_checkable
 class AsynchronousRule(UpdateRule, Protocol):
-    """How a worker and the center meet in the asynchronous modes.
+    """How a worker and the center exchange weights in the asynchronous modes.
 
-    An exchange is always pull, exchange, push: the worker pulls the center, calls `exchange`, goes on from the second thing
-    that it returns, and pushes the first one, which the server gives to `apply`. Both halves see the trainable weights only;
-    statistics are averaged by the store. A rule of one's own::
+    An exchange is always pull, exchange, push: the worker pulls the center and calls `exchange`. It continues training from
+    the second result, and pushes the first result, which the server passes to `apply`. Both halves see only the trainable
+    weights; the server averages the statistics. A custom rule::
 
         @dataclass(frozen=True)
         class Clipped:
@@ -132,18 +139,21 @@ class AsynchronousRule(UpdateRule, Protocol):
     """
 
     def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
-        """What the worker sends, and the weights that it goes on from. On the worker; nothing given is changed.
+        """Compute what the worker sends, and the weights that it continues from. Runs on the worker.
+
+        Must not change its arguments.
 
         Args:
-            local: The worker's weights now, shape (parameters,).
-            base: What the worker went on from after its last exchange, shape (parameters,); at first, the center that it
-                began with. It is not the center that it pulled then: ``local`` minus that one would hold what the worker has
-                already sent.
+            local: The worker's current weights, shape (parameters,).
+            base: The weights that the worker has trained from since its last exchange, shape (parameters,); before the first
+                exchange, the center that it started with. This is not the center that it pulled at its last exchange:
+                ``local`` minus that center would contain what the worker has already sent.
             center: The server's weights as just pulled, shape (parameters,).
             window: The training since the last exchange.
 
         Returns:
-            Two new arrays, shape (parameters,), in the dtype of ``local``.
+            What to send, and the weights to continue from: two new arrays, shape (parameters,), with the dtype of
+            ``local``.
         """
         ...
 
@@ -155,7 +165,7 @@ _ANY_ASYNCHRONOUS = frozenset({"asynchronous", "hogwild"})
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of the replicas becomes the center: ``C = W``.
+    """Replaces the center by the mean of the workers' weights: ``C = W``.
 
     McDonald et al., Distributed training strategies for the structured perceptron, 2010; McMahan et al.,
     Communication-efficient learning of deep networks (FedAvg), 2017.
@@ -175,14 +185,14 @@ class Average:
 @known_fields
 @dataclass(frozen=True)
 class SlowMo:
-    """Slow momentum over rounds: ``u = b*u + (C - W)/lr``, then ``C = C - a*lr*u``.
+    """Applies slow momentum over rounds: ``u = b*u + (C - W)/lr``, then ``C = C - a*lr*u``.
 
-    With ``momentum=0`` and ``alpha=1`` it is `Average`. Wang et al., SlowMo: Improving communication-efficient
-    distributed SGD with slow momentum, 2020, arXiv 1910.00643, algorithm 1. The paper finds 0.5 to 0.7 good.
+    With ``momentum=0`` and ``alpha=1`` it equals `Average`. Wang et al., SlowMo: Improving communication-efficient
+    distributed SGD with slow momentum, 2020, arXiv 1910.00643, algorithm 1.
 
     Args:
-        momentum: ``b``, in [0, 1).
-        alpha: ``a``, the slow learning rate, positive.
+        momentum: ``b``, in [0, 1); default 0.6. The paper recommends 0.5 to 0.7.
+        alpha: ``a``, the slow learning rate, positive; default 1.
     """
 
     momentum: float = 0.6
@@ -198,7 +208,7 @@ class SlowMo:
         return {"momentum": np.zeros_like(center)}
 
     def apply(self, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
-        """``u = b*u + (C - W)/lr``, ``C -= a*lr*u``. A learning rate of 0 moved nothing, and nothing is applied."""
+        """``u = b*u + (C - W)/lr``, ``C -= a*lr*u``. With a learning rate of 0 the workers changed nothing: no-op."""
         if update.learning_rate <= 0:
             return
         slow = state["momentum"]
@@ -210,14 +220,14 @@ class SlowMo:
 @known_fields
 @dataclass(frozen=True)
 class DiLoCo:
-    """An outer SGD with Nesterov momentum on ``g = C - W``: ``u = b*u + g``, then ``C = C - lr_out*(g + b*u)``.
+    """Applies an outer SGD with Nesterov momentum to ``g = C - W``: ``u = b*u + g``, then ``C = C - lr_out*(g + b*u)``.
 
-    Made for AdamW inside and many steps (hundreds) between rounds. Douillard et al., DiLoCo: Distributed
+    Designed for AdamW as the workers' optimizer and hundreds of steps between rounds. Douillard et al., DiLoCo: Distributed
     low-communication training of language models, 2023, arXiv 2311.08105.
 
     Args:
-        learning_rate: ``lr_out``, positive.
-        momentum: ``b``, in [0, 1).
+        learning_rate: ``lr_out``, positive; default 0.7.
+        momentum: ``b``, in [0, 1); default 0.9.
     """
 
     learning_rate: float = 0.7
@@ -242,8 +252,8 @@ class DiLoCo:
 
 
 @dataclass(frozen=True)
-class _Summed:
-    """The server's half that most asynchronous rules share: ``C += sent``, without a state."""
+class _AdditiveRule:
+    """The server's half of most asynchronous rules: ``C += sent``, without a state."""
 
     def init(self, center: Array) -> State:
         """No state."""
@@ -255,11 +265,11 @@ class _Summed:
 
 
 @dataclass(frozen=True)
-class Downpour(_Summed):
-    """The server sums what the workers learn: ``d = W - B`` is sent, ``C += d``, and the worker goes on from ``C + d``.
+class Downpour(_AdditiveRule):
+    """Adds up the workers' progress: a worker sends ``d = W - B``, ``C += d``, and the worker continues from ``C + d``.
 
-    Dean et al., Large scale distributed deep networks, 2012. The sum makes the step grow with the number of workers: with
-    many of them take a smaller learning rate, or another rule.
+    Dean et al., Large scale distributed deep networks, 2012. The sum makes the step grow with the number of workers: for
+    many workers, take a smaller learning rate or another rule.
     """
 
     modes: ClassVar[frozenset[str]] = _ANY_ASYNCHRONOUS
@@ -271,10 +281,10 @@ class Downpour(_Summed):
 
 
 @dataclass(frozen=True)
-class AGN(_Summed):
-    """Accumulated gradient normalization: ``d = (W - B)/k`` is sent, ``C += d``, and the worker goes on from ``C + d``.
+class AGN(_AdditiveRule):
+    """Accumulated gradient normalization: a worker sends ``d = (W - B)/k``, ``C += d``, and continues from ``C + d``.
 
-    A worker explores for k steps and sends their mean, so that a longer window makes a better step, not a larger one.
+    A worker sends the mean progress of its k steps, so that a longer window makes the update better, not larger.
     Hermans, Spanakis, Möckel, Accumulated gradient normalization, 2017, arXiv 1710.02368.
     """
 
@@ -289,7 +299,7 @@ class AGN(_Summed):
 
 @dataclass(frozen=True)
 class DynSGD(Downpour):
-    """`Downpour` in which stale updates count less: ``C += d/(s + 1)``.
+    """`Downpour` with smaller weights for stale updates: ``C += d/(s + 1)``.
 
     Jiang et al., Heterogeneity-aware distributed parameter servers, 2017 (SIGMOD); Zhang et al., Staleness-aware async-SGD
     for distributed deep learning, 2016, arXiv 1511.05950.
@@ -304,14 +314,15 @@ class DynSGD(Downpour):
 
 @known_fields
 @dataclass(frozen=True)
-class EASGD(_Summed):
-    """Elastic averaging: ``E = a*(W - C)`` is sent, ``C += E``, and the worker goes on from ``W - E``.
+class EASGD(_AdditiveRule):
+    """Elastic averaging: a worker sends ``E = a*(W - C)``, ``C += E``, and the worker continues from ``W - E``.
 
-    Worker and center draw each other together, and workers explore apart. Zhang, Choromanska, LeCun, Deep learning with
-    elastic averaging SGD, 2015, arXiv 1412.6651, algorithm 1.
+    The elastic force pulls worker and center together, while the workers explore independently. Zhang, Choromanska, LeCun,
+    Deep learning with elastic averaging SGD, 2015, arXiv 1412.6651, algorithm 1.
 
     Args:
-        alpha: ``a``, in (0, 1]. ``None`` is ``0.9/n``, the paper's; a fixed one is unstable with many workers.
+        alpha: ``a``, in (0, 1]. ``None``, the default, takes the paper's ``0.9/n``; a fixed value is unstable with many
+            workers.
     """
 
     alpha: float | None = None
@@ -335,18 +346,19 @@ class EASGD(_Summed):
 class EAMSGD(EASGD):
     """`EASGD` over workers with Nesterov momentum.
 
-    The momentum ``v = b*v - lr*g(W + b*v)``, ``W = W + v`` is the optimizer's, and stays in the worker; the exchange is
-    EASGD's. So the rule only asks for such an optimizer. Zhang, Choromanska, LeCun, 2015, arXiv 1412.6651, algorithm 2.
+    The worker's optimizer computes the momentum ``v = b*v - lr*g(W + b*v)``, ``W = W + v`` and keeps it; the exchange is
+    that of EASGD. So the rule only checks for such an optimizer. Zhang, Choromanska, LeCun, 2015, arXiv 1412.6651,
+    algorithm 2.
 
     Args:
-        alpha: As in `EASGD`.
+        alpha: ``a``, in (0, 1]; see `EASGD`.
     """
 
     def check_optimizer(self, optimizer: Any) -> None:
-        """Refuse an optimizer without Nesterov momentum.
+        """Check that an optimizer has Nesterov momentum.
 
         Raises:
-            ConfigurationError: It is neither ``Nadam`` nor has ``nesterov`` and a positive ``momentum``.
+            ConfigurationError: It is not ``Nadam``, and does not have ``nesterov=True`` and a positive ``momentum``.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)  # Keras's LossScaleOptimizer wraps another one
         if any(kind.__name__ == "Nadam" for kind in type(inner).__mro__):
@@ -354,25 +366,25 @@ class EAMSGD(EASGD):
         nesterov, momentum = getattr(inner, "nesterov", False), getattr(inner, "momentum", 0.0)
         if not (nesterov and momentum and momentum > 0):
             raise ConfigurationError(
-                f"the rule 'eamsgd' needs an optimizer with Nesterov momentum, and got {type(inner).__name__} with "
-                f"nesterov={nesterov} and momentum={momentum}: compile the model with "
-                "keras.optimizers.SGD(..., momentum=0.9, nesterov=True) or keras.optimizers.Nadam, or take rule='easgd'."
+                f"the rule 'eamsgd' needs an optimizer with Nesterov momentum, received {type(inner).__name__} with "
+                f"nesterov={nesterov} and momentum={momentum}. Compile the model with "
+                "keras.optimizers.SGD(..., momentum=0.9, nesterov=True) or keras.optimizers.Nadam, or use rule='easgd'."
             )
 
 
 @known_fields
 @dataclass(frozen=True)
-class DCASGD(_Summed):
+class DCASGD(_AdditiveRule):
     """Delay compensation: `Downpour` with ``d' = d - l*d*d*(C - B)/(k*lr)`` for ``d``.
 
-    While the worker trained from ``B`` on, others moved the center to ``C``, where the gradient is about ``g + H*(C - B)``.
-    The paper takes ``l*g*g`` for the diagonal of the Hessian ``H``, and one step of plain SGD, ``g = -d/lr``. Over k steps
-    ``g = -d/(k*lr)`` is their mean gradient, and each is compensated; for k = 1 that is the paper's formula. Zheng et al.,
-    Asynchronous stochastic gradient descent with delay compensation, 2017, arXiv 1609.08326.
+    While the worker trained from ``B``, others moved the center to ``C``, where the gradient is about ``g + H*(C - B)``. The
+    paper approximates the diagonal of the Hessian ``H`` by ``l*g*g``, for one step of plain SGD, ``g = -d/lr``. Over k
+    steps the mean gradient is ``g = -d/(k*lr)``, and each step is compensated; for k = 1 that is the paper's formula.
+    Zheng et al., Asynchronous stochastic gradient descent with delay compensation, 2017, arXiv 1609.08326.
 
     Args:
-        compensation: ``l``, the paper's lambda; 0 is `Downpour`. 0.04 is what the paper takes for CIFAR-10 where lambda is
-            constant (DC-ASGD-c).
+        compensation: ``l``, the paper's lambda, at least 0; 0 is `Downpour`. The default 0.04 is the paper's value for
+            CIFAR-10 with a constant lambda (DC-ASGD-c).
     """
 
     compensation: float = 0.04
@@ -380,14 +392,14 @@ class DCASGD(_Summed):
 
     def __post_init__(self) -> None:
         if not _is_number(self.compensation) or not 0 <= self.compensation < float("inf"):
-            raise ConfigurationError(f"DCASGD(compensation={self.compensation!r}): expected a number from 0 on.")
+            raise ConfigurationError(f"DCASGD(compensation={self.compensation!r}): expected a finite number of at least 0.")
 
     def exchange(self, local: Array, base: Array, center: Array, window: ExchangeWindow) -> tuple[Array, Array]:
-        """``d'``, and ``C + d'``. At a learning rate of 0 nothing is compensated."""
+        """``d'``, and ``C + d'``; without compensation if the learning rate is 0."""
         sent = local - base
         if window.learning_rate > 0:
             drift = center - base
-            # In this order nothing overflows where the learning rate is tiny: sent is as small.
+            # In this order nothing overflows with a tiny learning rate, since sent is as small.
             drift *= sent
             drift /= window.learning_rate * max(1, window.steps)
             drift *= sent
@@ -407,36 +419,36 @@ RULES: dict[str, type[Any]] = {
     "eamsgd": EAMSGD,
     "dcasgd": DCASGD,
 }
-"""The rules that go by a name."""
+"""The built-in rules by name."""
 
-_OF_DIST_KERAS = {"adag": "agn", "aeasgd": "easgd", "averaging": "average"}
-"""Trainers of dist-keras, in lower case, and the rules that they are here where the name is another one."""
+_DIST_KERAS_NAMES = {"adag": "agn", "aeasgd": "easgd", "averaging": "average"}
+"""Trainers of dist-keras in lower case, and the names of the same rules in this package where they differ."""
 
 _DEFAULTS = {"synchronous": "average", "asynchronous": "downpour", "hogwild": "downpour"}
 
 
 def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
-    """The rule that a person asked for, by name or as an object.
+    """A rule from its name; a rule object is returned unchanged.
 
     Args:
         rule: The name or the object.
-        mode: The mode whose rules a message names; ``None`` names those of all modes.
+        mode: The mode whose rules an error message lists; ``None``, the default, lists those of all modes.
 
     Raises:
-        ConfigurationError: The name is unknown, or the object is no rule.
+        ConfigurationError: The name is unknown, or the object is not an update rule.
     """
     if isinstance(rule, str):
         if rule not in RULES:
-            known, whose = (list(RULES), "") if mode is None else (_fitting(mode), f" for mode={mode!r}")
-            here = _OF_DIST_KERAS.get(rule.lower().removesuffix("trainer"))
+            known, which = (list(RULES), "") if mode is None else (_names_for(mode), f" for mode={mode!r}")
+            name = _DIST_KERAS_NAMES.get(rule.lower().removesuffix("trainer"))
             hint = ""
-            if here is not None:
-                modes = " or ".join(f"mode={each!r}" for each in sorted(RULES[here].modes))
-                hint = f"dist-keras's {rule} is rule={here!r} here, with {modes}. "
-            raise ConfigurationError(f"rule={rule!r} is not known{whose}. {hint}{known_names(here or rule, known)}")
+            if name is not None:
+                modes = " or ".join(f"mode={each!r}" for each in sorted(RULES[name].modes))
+                hint = f"The {rule} of dist-keras is rule={name!r} in sparkkeras, with {modes}. "
+            raise ConfigurationError(f"rule={rule!r} is not known{which}. {hint}{known_names(name or rule, known)}")
         rule = RULES[rule]()
     if isinstance(rule, type):
-        raise ConfigurationError(f"rule is the class {rule.__name__}: make an object of it, rule={rule.__name__}().")
+        raise ConfigurationError(f"rule={rule.__name__} is a class; expected an object: rule={rule.__name__}().")
     if not isinstance(rule, UpdateRule):
         raise ConfigurationError(
             f"rule={rule!r} is not an update rule: expected one of {sorted(RULES)} or an object with modes, init(center) "
@@ -446,33 +458,37 @@ def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
 
 
 def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
-    """As `as_rule`, for a mode; ``None`` is the mode's plain rule.
+    """A rule for a mode, from its name or an object; ``None`` is the mode's default rule.
 
     Raises:
-        ConfigurationError: The name is unknown, the object is no rule, it does not fit ``mode``, or it lacks the half that
-            ``mode`` needs on the workers.
+        ConfigurationError: The name is unknown, the object is not an update rule, it does not support ``mode``, or it lacks
+            the method ``exchange``, which the asynchronous modes need.
     """
     rule = as_rule(_DEFAULTS[mode] if rule is None else rule, mode)
     if mode not in rule.modes:
         raise ConfigurationError(
             f"rule {rule_name(rule)!r} does not fit mode={mode!r}: it is made for {', '.join(sorted(rule.modes))}. "
-            f"For mode={mode!r} there are {', '.join(repr(name) for name in sorted(_fitting(mode)))}."
+            f"The rules for mode={mode!r} are {', '.join(repr(name) for name in sorted(_names_for(mode)))}."
         )
     if mode in _ANY_ASYNCHRONOUS and not isinstance(rule, AsynchronousRule):
         raise ConfigurationError(
             f"the rule {rule_name(rule)!r} has no exchange(local, base, center, window), which mode={mode!r} needs. It "
-            "returns what a worker sends and the weights that it goes on from; see sparkkeras.AsynchronousRule."
+            "returns what a worker sends and the weights that it continues from; see sparkkeras.AsynchronousRule."
         )
     return rule
 
 
 def fitting_state(rule: UpdateRule, state: State, center: Array) -> State:
-    """A copy of a rule's state; a fresh one before the first update, or where other weights train than before."""
+    """A copy of a rule's state; a new state before the first update, or if the trainable weights have changed.
+
+    Raises:
+        ConfigurationError: The rule's ``init`` did not return a dict of arrays.
+    """
     fresh = rule.init(center)
     if not isinstance(fresh, dict) or not all(isinstance(value, np.ndarray) for value in fresh.values()):
         raise ConfigurationError(
-            f"init of the rule {rule!r} must return a dict of arrays by name, {{}} where there is nothing to remember; it "
-            f"returned {fresh!r}."
+            f"init of the rule {rule!r} returned {fresh!r}; expected a dict of arrays by name, or {{}} for a rule without "
+            "a state."
         )
     state = {name: np.asarray(value) for name, value in state.items()}
     fits = {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in fresh.items()}
@@ -480,21 +496,23 @@ def fitting_state(rule: UpdateRule, state: State, center: Array) -> State:
 
 
 def apply_in_place(rule: UpdateRule, center: Array, state: State, update: WorkerUpdate, staleness: int) -> None:
-    """Have a rule apply an update.
+    """Apply an update with a rule.
 
     Raises:
-        ConfigurationError: It returned something, so it did not work in place.
+        ConfigurationError: The rule's ``apply`` returned a value, so it did not work in place.
     """
     apply: Callable[..., Any] = rule.apply
     if apply(center, state, update, staleness) is not None:
-        raise ConfigurationError(f"the rule {rule!r} returned something from apply: it must change center in place.")
+        raise ConfigurationError(
+            f"the rule {rule!r} returned something from apply: it must change center in place and return None."
+        )
 
 
 def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
-    """Have a rule look at the model's optimizer, if it has something to say of it.
+    """Call the rule's ``check_optimizer`` with the model's optimizer, if the rule has that method.
 
     Raises:
-        ConfigurationError: It does not work with this one.
+        ConfigurationError: The rule does not work with this optimizer.
     """
     check: Callable[[Any], None] | None = getattr(rule, "check_optimizer", None)
     if check is not None:
@@ -502,25 +520,34 @@ def check_optimizer(rule: UpdateRule, optimizer: Any) -> None:
 
 
 def rule_name(rule: UpdateRule) -> str:
-    """The name that a rule is known by: the short one, or its class's."""
+    """The name of a built-in rule, or the class name of a custom one."""
     return next((name for name, known in RULES.items() if type(rule) is known), type(rule).__name__)
 
 
 def rule_config(rule: UpdateRule) -> dict[str, Any]:
-    """A rule as JSON can hold it: its name and its hyper-parameters.
+    """The name and the hyper-parameters of a rule, for JSON.
 
     Raises:
-        ConfigurationError: An own rule that is not a dataclass cannot be written down.
+        ConfigurationError: The rule is not a dataclass.
     """
     if not dataclasses.is_dataclass(rule) or isinstance(rule, type):
         raise ConfigurationError(
-            f"the rule {type(rule).__name__} cannot be saved: make it a dataclass whose fields are its hyper-parameters."
+            f"the rule {type(rule).__name__} cannot be saved, because it is not a dataclass: make it one, with its "
+            "hyper-parameters as fields."
         )
     return {"name": rule_name(rule), "parameters": dataclasses.asdict(rule)}
 
 
 def rule_from_config(config: dict[str, Any], custom_objects: dict[str, Any]) -> UpdateRule:
-    """The rule that `rule_config` wrote down; an own one is looked up in ``custom_objects`` by its class name."""
+    """The rule of a config from `rule_config`.
+
+    Args:
+        config: The name and the hyper-parameters.
+        custom_objects: The classes of custom rules, by class name.
+
+    Raises:
+        ConfigurationError: The name is neither a built-in rule's nor in ``custom_objects``.
+    """
     name = config["name"]
     known = {**RULES, **custom_objects}
     if name not in known:
@@ -531,7 +558,7 @@ def rule_from_config(config: dict[str, Any], custom_objects: dict[str, Any]) -> 
     return rule
 
 
-def _fitting(mode: str) -> list[str]:
+def _names_for(mode: str) -> list[str]:
     return [name for name, rule in RULES.items() if mode in rule.modes]
 
 

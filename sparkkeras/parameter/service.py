@@ -1,20 +1,19 @@
-"""The parameter protocol: calls on a store and its ledger, and the client with the same face.
+"""The parameter protocol: the service that handles the calls of workers, and the client with a method for each call.
 
-=============  ================================================================  =======================================
-call           asks                                                              body there / back
-=============  ================================================================  =======================================
-`health`       whether anybody is there
-`lease`        for a partition                                                   - / the metric state of its epoch so far
-`renew`        what to do; the lease lives on
-`parameters`   for the weights, if they are newer, or as they were at an         - / weights, counters
-               epoch's end
-`update`       to apply an update                                                 update, counters, metric state / -
-`report`       to take the metric state of validation rows                       metric state / -
-`finish`       nothing: the partition is done
-`release`      nothing: another attempt has to go on
-=============  ================================================================  =======================================
+=============  ======================================================================  ====================================
+call           purpose                                                                 request's body / reply's body
+=============  ======================================================================  ====================================
+`health`       check that the server replies                                           - / -
+`lease`        take the lease of a partition                                           - / metric state of its epoch so far
+`renew`        renew the lease, and get a directive                                    - / -
+`parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, counters
+`update`       push an update                                                          update, counters, metric state / -
+`report`       report the metric state of the validation rows                          metric state / -
+`finish`       end the partition: nothing is left to do                                - / -
+`release`      give the lease up: another attempt continues                            - / -
+=============  ======================================================================  ====================================
 
-All calls may be repeated without harm, so the client does so when an answer does not come.
+All calls are idempotent, so the client retries a call that gets no reply.
 """
 
 from __future__ import annotations
@@ -42,52 +41,54 @@ from sparkkeras.rpc.transport import (
     RefusedError,
     Reply,
     TransportError,
+    backoff,
     connect,
     insist,
-    pauses,
 )
 from sparkkeras.rpc.wire import Body
 from sparkkeras.weights import Array, Flat
 
 DIVERGED = "diverged"
-"""The kind of a refusal: an update, or a loss, is not finite."""
+"""The kind of `RefusedError` for an update or a loss that is not finite."""
 
-FAREWELL_SECONDS = 2.0
-"""How long a worker that ends waits for the last answer to its renewals."""
+RENEWAL_JOIN_SECONDS = 2.0
+"""How long a worker that ends waits for the thread that renews its lease."""
 
 
 @dataclass(frozen=True)
-class Arrays:
-    """A list of small arrays of known shapes, as bytes.
+class ArraySpecs:
+    """The format of a list of small arrays as bytes: their shapes and dtypes.
 
     Attributes:
-        specs: The shape and the dtype name of each.
+        specs: The shape and the dtype name of each array.
     """
 
     specs: tuple[tuple[tuple[int, ...], str], ...]
 
     @classmethod
-    def like(cls, arrays: Sequence[Array]) -> Arrays:
-        """For arrays like these."""
+    def like(cls, arrays: Sequence[Array]) -> ArraySpecs:
+        """The format of given arrays."""
         return cls(tuple((tuple(array.shape), np.dtype(array.dtype).name) for array in arrays))
 
     @property
     def nbytes(self) -> int:
-        """The bytes that they take."""
+        """The size of the arrays in bytes."""
         return sum(_nbytes(shape, dtype) for shape, dtype in self.specs)
 
     def pack(self, arrays: Sequence[Array]) -> bytes:
-        """The bytes of arrays that have these shapes; dtypes are converted.
+        """Arrays of these shapes as bytes; dtypes are converted.
 
         Raises:
-            ValueError: They have others.
+            ValueError: The arrays have other shapes.
         """
         if [array.shape for array in arrays] != [shape for shape, _ in self.specs]:
-            raise ValueError(f"expected arrays of the shapes and dtypes {self.specs}, received {Arrays.like(arrays).specs}")
+            raise ValueError(
+                f"expected arrays of the shapes and dtypes {self.specs}, received {ArraySpecs.like(arrays).specs}"
+            )
         return b"".join(array.astype(dtype).tobytes() for array, (_, dtype) in zip(arrays, self.specs, strict=True))
 
     def unpack(self, data: memoryview) -> tuple[Array, ...]:
-        """The arrays, copied."""
+        """The arrays in the bytes, as copies."""
         arrays, start = [], 0
         for shape, dtype in self.specs:
             stop = start + _nbytes(shape, dtype)
@@ -102,62 +103,65 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Contents:
-    """What weights and metric states look like; both ends know, so neither has to believe the other.
+    """The format of weights and metric states. Both ends know it, so neither has to trust the other.
 
     Attributes:
-        size: The values of the weight vector.
-        dtype: Their dtype name.
-        counters: The weights that are not floating point.
-        metrics: The metric state.
+        size: The number of values in the weight vector.
+        dtype: The dtype name of the weight vector.
+        counters: The format of the weights that are not floating point.
+        metrics: The format of the metric state.
     """
 
     size: int
     dtype: str
-    counters: Arrays
-    metrics: Arrays
+    counters: ArraySpecs
+    metrics: ArraySpecs
 
     @classmethod
     def of(cls, weights: Flat, metrics: Sequence[Array]) -> Contents:
-        """For weights and metrics like these."""
-        return cls(weights.vector.size, weights.vector.dtype.name, Arrays.like(weights.counters), Arrays.like(metrics))
+        """The format of given weights and metrics."""
+        return cls(
+            weights.vector.size, weights.vector.dtype.name, ArraySpecs.like(weights.counters), ArraySpecs.like(metrics)
+        )
 
     @property
     def vector_bytes(self) -> int:
-        """The bytes of the weight vector."""
+        """The size of the weight vector in bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
     @property
     def weights_bytes(self) -> int:
-        """The bytes of a body with weights."""
+        """The size of a body with weights, in bytes."""
         return self.vector_bytes + self.counters.nbytes
 
     @property
     def update_bytes(self) -> int:
-        """The bytes of a body with an update."""
+        """The size of a body with an update, in bytes."""
         return self.weights_bytes + self.metrics.nbytes
 
     def vector(self, body: memoryview) -> Array:
-        """The vector at the head of a body; it shares the body's memory."""
+        """The vector at the start of a body; it shares the body's memory."""
         return np.frombuffer(body[: self.vector_bytes], self.dtype)
 
 
 @dataclass(frozen=True)
 class ParameterServerStats:
-    """What a parameter server has done during one ``fit``.
+    """Statistics of the parameter server over one ``fit``.
 
     Attributes:
         transport: ``"http"`` or ``"socket"``.
-        seconds: How long it ran.
-        pulls: Weights that were asked for.
-        cached_pulls: Those of them that were not sent, since the worker had them.
-        pushes: Updates that were applied.
-        duplicates: Updates that came again, after a lost answer, and were not applied again.
-        rejected_requests: Calls that were refused, by reason.
-        received_bytes: Bytes of updates and reports.
-        sent_bytes: Bytes of weights.
-        staleness: How many updates had a staleness of so many others that were applied in between.
-        steps: The optimizer steps that were applied, by worker.
-        takeovers: How often another attempt of a worker's task went on for one that was lost.
+        seconds: How long the server ran, in seconds.
+        pulls: The number of pulls.
+        cached_pulls: The pulls that sent no weights, because the worker already had the newest.
+        pushes: The number of applied updates.
+        duplicates: The updates that a worker sent again after a lost reply; they were not applied again.
+        rejected_requests: The number of rejected calls, by reason.
+        received_bytes: The size of all received updates and reports, in bytes.
+        sent_bytes: The size of all sent weights, in bytes.
+        staleness: The number of updates, by staleness: the number of other updates that were applied since the update's
+            base.
+        steps: The number of applied optimizer steps, by worker.
+        takeovers: How often another attempt of a worker's task continued for one that was lost.
     """
 
     transport: str = ""
@@ -175,8 +179,8 @@ class ParameterServerStats:
 
     def __str__(self) -> str:
         return (
-            f"{self.pushes} updates in {self.seconds:.1f} s over {self.transport or 'nothing'} "
-            f"({self.updates_per_second:.1f} a second), staleness {self.mean_staleness:.1f} on average and "
+            f"{self.pushes} updates in {self.seconds:.1f} s over {self.transport or 'no transport'} "
+            f"({self.updates_per_second:.1f} per second), staleness {self.mean_staleness:.1f} on average and "
             f"{self.max_staleness} at most; {self.pulls} pulls, {self.received_bytes / 1e6:.1f} MB received, "
             f"{self.sent_bytes / 1e6:.1f} MB sent; {self.duplicates} duplicates, "
             f"{sum(self.rejected_requests.values())} rejected, {self.takeovers} takeovers"
@@ -184,23 +188,33 @@ class ParameterServerStats:
 
     @property
     def updates_per_second(self) -> float:
-        """Applied updates for each second."""
+        """Applied updates per second; 0 if the server did not run."""
         return self.pushes / self.seconds if self.seconds else 0.0
 
     @property
     def mean_staleness(self) -> float:
-        """The mean over all updates; 0 where there were none."""
+        """The mean staleness over all updates; 0 if there were none."""
         return sum(value * count for value, count in self.staleness.items()) / max(1, self.pushes)
 
     @property
     def max_staleness(self) -> int:
-        """The largest of all; 0 where there were none."""
+        """The largest staleness of an update; 0 if there were none."""
         return max(self.staleness, default=0)
 
 
 @dataclass(frozen=True)
 class UpdateHeader:
-    """What an update says beside its body. All of it is read before anything is applied."""
+    """The fields of a push beside its body. All of them are validated before anything is applied.
+
+    Attributes:
+        base: The version that the worker trained from.
+        epoch: The epoch that the update belongs to.
+        batch: The number of batches of the epoch that are finished after the update.
+        steps: The optimizer steps of the update.
+        rows: The rows of these steps.
+        learning_rate: The learning rate of the last step.
+        ended: If the worker's epoch is finished, its ``logs``, ``seconds`` and ``learning_rate``; else ``None``.
+    """
 
     base: int
     epoch: int
@@ -212,7 +226,7 @@ class UpdateHeader:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> UpdateHeader:
-        """From the fields of a call; a mistake in them is a KeyError, a TypeError or a ValueError."""
+        """Parse the fields of a call. Invalid fields raise a KeyError, a TypeError or a ValueError."""
         ended = fields["ended"]
         return cls(
             **{name: int(fields[name]) for name in ("base", "epoch", "batch", "steps", "rows")},
@@ -228,15 +242,15 @@ class UpdateHeader:
 
 
 class ParameterService:
-    """Answers the calls of workers; a `Handler`.
+    """Handles the calls of workers; a `Handler`.
 
     Args:
         store: The weights.
-        ledger: Who may push, and how far they are.
-        contents: What travels.
+        ledger: The leases and the progress of the workers.
+        contents: The format of weights and metric states.
 
     Attributes:
-        failure: What a worker sent that ends training, if any did.
+        failure: The error that ends training, if a worker sent an invalid update or the rule failed.
     """
 
     def __init__(self, store: Store, ledger: Ledger, contents: Contents) -> None:
@@ -260,24 +274,24 @@ class ParameterService:
         }
 
     def limit(self, name: str) -> int:
-        """As `Handler.limit`."""
+        """See `Handler.limit`."""
         if name not in self._calls:
             raise RefusedError("unknown", f"there is no call {name!r}.")
         return self._calls[name][1]
 
     def __call__(self, call: Call) -> Reply:
-        """As `Handler`."""
-        answer, _ = self._calls[call.name]
+        """See `Handler`."""
+        handle, _ = self._calls[call.name]
         try:
             if "lease" in call.fields:
                 with self._lock:
                     self._leases[call.peer] = (int(call.fields["worker"]), int(call.fields["lease"]))
-            reply = answer(call)
+            reply = handle(call)
         except (KeyError, TypeError, ValueError) as error:
-            self._count_refusal("malformed")
-            raise RefusedError("malformed", f"{call.name!r} is not understood: {error!r}.") from error
+            self._count_rejected("malformed")
+            raise RefusedError("malformed", f"the fields of the call {call.name!r} are invalid: {error!r}.") from error
         except RefusedError as error:
-            self._count_refusal(error.kind)
+            self._count_rejected(error.kind)
             raise
         with self._lock:
             self._counts["received_bytes"] += len(call.body)
@@ -285,17 +299,21 @@ class ParameterService:
         return reply
 
     def closed(self, peer: Hashable) -> None:
-        """As `Handler.closed`: the lease that this peer used is in doubt, unless another connection uses it."""
+        """See `Handler.closed`. The lease of this peer expires, unless another connection uses it."""
         with self._lock:
             held = self._leases.pop(peer, None)
             elsewhere = held in self._leases.values()
         if held is not None and not elsewhere:
-            self._ledger.doubt(*held)
+            self._ledger.expire(*held)
 
     def stats(self, transport: str) -> ParameterServerStats:
-        """What was done so far."""
+        """The statistics so far."""
         ledger = self._ledger
-        steps, duplicates, takeovers = ledger.steps, ledger.duplicates, ledger.takeovers  # its lock comes before this one
+        steps, duplicates, takeovers = (
+            ledger.steps,
+            ledger.duplicates,
+            ledger.takeovers,
+        )  # the ledger's lock is taken before this one
         with self._lock:
             return ParameterServerStats(
                 transport=transport,
@@ -319,11 +337,11 @@ class ParameterService:
         resumed = self._ledger.lease(int(call.fields["worker"]), int(call.fields["attempt"]))
         if isinstance(resumed, str):
             return Reply({"status": resumed})
-        told = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
+        fields = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
         body = self._contents.metrics.pack(resumed.metrics) if resumed.metrics else b""
         with self._lock:
             self._leases[call.peer] = (int(call.fields["worker"]), resumed.lease)
-        return Reply({"status": "granted", **told}, _bytes(body))
+        return Reply({"status": "granted", **fields}, _bytes(body))
 
     def _renew(self, call: Call) -> Reply:
         return self._directive(call)
@@ -350,22 +368,24 @@ class ParameterService:
     def _update(self, call: Call) -> Reply:
         contents = self._contents
         if len(call.body) != contents.update_bytes:
-            raise RefusedError("malformed", f"an update has {contents.update_bytes} bytes, received {len(call.body)}.")
+            raise RefusedError(
+                "malformed", f"expected an update of {contents.update_bytes} bytes, received {len(call.body)}."
+            )
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
-        told = UpdateHeader.read(call.fields)
+        header = UpdateHeader.read(call.fields)
         counters = contents.counters.unpack(call.body[contents.vector_bytes : contents.weights_bytes])
         metrics = contents.metrics.unpack(call.body[contents.weights_bytes :])
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._apply(worker, told, contents.vector(call.body), counters)
+                self._apply(worker, header, contents.vector(call.body), counters)
                 self._ledger.pushed(
                     worker,
-                    epoch=told.epoch,
-                    batch=told.batch,
-                    steps=told.steps,
-                    rows=told.rows,
+                    epoch=header.epoch,
+                    batch=header.batch,
+                    steps=header.steps,
+                    rows=header.rows,
                     metrics=metrics,
-                    ended=told.ended,
+                    ended=header.ended,
                 )
         return self._directive(call)
 
@@ -387,13 +407,13 @@ class ParameterService:
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _apply(self, worker: int, told: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
-        if told.base > self._store.version:
-            raise ValueError(f"a base of {told.base} at version {self._store.version}")
-        self._check_finite(worker, told, sent)
+    def _apply(self, worker: int, header: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
+        if header.base > self._store.version:
+            raise ValueError(f"the update's base is version {header.base}, but the newest version is {self._store.version}")
+        self._check_finite(worker, header, sent)
         try:
             applied = self._store.apply(
-                sent, counters, told.base, steps=told.steps, rows=told.rows, learning_rate=told.learning_rate
+                sent, counters, header.base, steps=header.steps, rows=header.rows, learning_rate=header.learning_rate
             )
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
@@ -407,49 +427,49 @@ class ParameterService:
             self._counts["pushes"] += 1
             self._staleness[applied.staleness] += 1
 
-    def _count_refusal(self, kind: str) -> None:
+    def _count_rejected(self, kind: str) -> None:
         with self._lock:
             self._rejected_requests[kind] += 1
 
-    def _check_finite(self, worker: int, told: UpdateHeader, sent: Array) -> None:
-        loss = 0.0 if told.ended is None else told.ended["logs"].get("loss", 0.0)
+    def _check_finite(self, worker: int, header: UpdateHeader, sent: Array) -> None:
+        loss = 0.0 if header.ended is None else header.ended["logs"].get("loss", 0.0)
         if is_finite(sent) and np.isfinite(loss):
             return
         what = f"its loss is not finite ({loss})" if is_finite(sent) else "its update is not finite"
         message = (
-            f"training diverged in epoch {told.epoch + 1} on worker {worker}: {what}. It was not taken up. The model keeps "
-            "the weights of the last epoch that ended, if one has. Try a smaller learning rate, clipnorm= in the optimizer, "
-            "or look for NaN and extreme values in that partition (on_invalid='allow' lets them in)."
+            f"training diverged in epoch {header.epoch + 1} on worker {worker}: {what}. The update was not applied, and the "
+            "model keeps the weights of the last completed epoch, if there is one. Try a smaller learning rate or clipnorm= "
+            "in the optimizer, or look for NaN and extreme values in that partition (on_invalid='allow' accepts them)."
         )
         if not self._store.is_finite:
             message = (
-                f"the update rule {self._store.rule!r} has made weights that are not finite, in epoch {told.epoch + 1} or "
-                "before. The model keeps the weights of the last epoch that ended, if one has. Look into its apply, or try "
-                "a smaller learning rate."
+                f"the update rule {self._store.rule!r} produced weights that are not finite, in epoch {header.epoch + 1} or "
+                "before. The model keeps the weights of the last completed epoch, if there is one. Check the rule's apply, "
+                "or try a smaller learning rate."
             )
         self.fail(DivergenceError(message))
         raise RefusedError(DIVERGED, message)
 
     def fail(self, error: SparkKerasError) -> None:
-        """End training for a reason that the driver will raise."""
+        """End training with an error, which the driver raises."""
         with self._lock:
             self.failure = self.failure or error
         self._ledger.stop()
 
 
 def is_finite(vector: Array) -> bool:
-    """Whether all values are finite. The sum of squares shows it in one pass, unless it overflows."""
+    """Whether all values are finite. One pass over the sum of squares is enough, unless it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """Weights of the server.
+class PulledWeights:
+    """Weights that a worker has pulled.
 
     Attributes:
         version: Their version.
-        weights: The weights; good until the next pull.
+        weights: The weights; valid until the next pull.
     """
 
     version: int
@@ -457,17 +477,17 @@ class Pulled:
 
 
 class ParameterClient:
-    """A worker's end of the protocol, for one partition and one attempt; a context manager.
+    """The worker's end of the protocol, for one partition and one attempt of its task; a context manager.
 
     Args:
-        address: Where the server is.
-        contents: What travels.
-        worker: Which partition.
-        attempt: A number that no other attempt at any partition has.
-        caller: How to call; made from the address if it is not given.
+        address: The address of the server.
+        contents: The format of weights and metric states.
+        worker: The index of the partition.
+        attempt: A number that is unique among the attempts of all partitions.
+        caller: The caller to use; by default one for the address.
 
     Attributes:
-        stopped: Whether the thread that renews the lease has heard that training is over.
+        stopped: Whether the thread that renews the lease has received the directive to stop.
     """
 
     def __init__(
@@ -479,7 +499,7 @@ class ParameterClient:
         self._lease = 0
         self._sequence = 0
         self.stopped = False
-        self._pulled: Pulled | None = None
+        self._pulled: PulledWeights | None = None
         self._buffer = memoryview(bytearray(0))
 
     def __enter__(self) -> ParameterClient:
@@ -489,34 +509,34 @@ class ParameterClient:
         self._caller.close()
 
     def lease(self) -> ResumePoint | None:
-        """Take the partition, as soon as no other attempt holds it; ``None`` if there is nothing left to do."""
-        for pause in pauses():
-            told, body = self._call("lease", {"worker": self._worker, "attempt": self._attempt})
-            if told["status"] == "done":
+        """Wait for the partition's lease and take it; ``None`` if there is nothing left to do."""
+        for delay in backoff():
+            reply, body = self._call("lease", {"worker": self._worker, "attempt": self._attempt})
+            if reply["status"] == "done":
                 return None
-            if told["status"] == "granted":
+            if reply["status"] == "granted":
                 break
-            time.sleep(pause)
-        self._lease, self._sequence = int(told["lease"]), int(told["sequence"])
+            time.sleep(delay)
+        self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
         metrics = self._contents.metrics.unpack(body) if len(body) else ()
         names = ("lease", "sequence", "epoch", "batch", "steps")
-        rate = _rate(told["learning_rate"])
-        return ResumePoint(**{name: int(told[name]) for name in names}, metrics=metrics, learning_rate=rate)
+        rate = _rate(reply["learning_rate"])
+        return ResumePoint(**{name: int(reply[name]) for name in names}, metrics=metrics, learning_rate=rate)
 
     @contextmanager
     def renewing(self, every: float) -> Iterator[None]:
-        """Keep the lease alive from a thread and a connection of its own."""
+        """Renew the lease every ``every`` seconds until the context ends, in a separate thread with its own connection."""
         stop = threading.Event()
-        twin = ParameterClient(self._address, self._contents, self._worker, self._attempt)
-        twin._lease = self._lease
+        heartbeat = ParameterClient(self._address, self._contents, self._worker, self._attempt)
+        heartbeat._lease = self._lease
 
         def renew() -> None:
-            with twin:
+            with heartbeat:
                 while not stop.wait(every):
                     try:
-                        self.stopped = twin.renew().stop
+                        self.stopped = heartbeat.renew().stop
                     except SparkKerasError:
-                        return  # the worker's own next call says why
+                        return  # the worker's next call raises the same error
 
         thread = threading.Thread(target=renew, name="sparkkeras-lease", daemon=True)
         thread.start()
@@ -524,19 +544,19 @@ class ParameterClient:
             yield
         finally:
             stop.set()
-            thread.join(timeout=FAREWELL_SECONDS)
+            thread.join(timeout=RENEWAL_JOIN_SECONDS)
 
-    def pull(self) -> Pulled:
-        """The server's weights; nothing travels if they have not changed since the last pull."""
+    def pull(self) -> PulledWeights:
+        """The server's weights. They are sent only if they have changed since the last pull."""
         known = None if self._pulled is None else self._pulled.version
-        told, body = self._weights({"newer_than": known})
-        if self._pulled is None or not told.get("unchanged"):
-            self._pulled = Pulled(int(told["version"]), self._flat(body))
+        reply, body = self._weights({"newer_than": known})
+        if self._pulled is None or not reply.get("unchanged"):
+            self._pulled = PulledWeights(int(reply["version"]), self._flat(body))
         return self._pulled
 
     def snapshot(self, epoch: int) -> Flat:
-        """The weights as they were at the end of an epoch that is to be evaluated."""
-        self._pulled = None  # shares the buffer
+        """The weights at the end of an epoch that is being evaluated."""
+        self._pulled = None  # its weights share the buffer
         _, body = self._weights({"epoch": epoch})
         return self._flat(body)
 
@@ -554,24 +574,24 @@ class ParameterClient:
         learning_rate: float,
         ended: Mapping[str, Any] | None = None,
     ) -> Directive:
-        """Send an update, which is applied exactly once however often it travels.
+        """Push an update. It is applied exactly once, however often it is sent.
 
         Args:
-            parts: The vector, in parts one after the other.
+            parts: The update's vector, as consecutive parts.
             counters: The counters of the worker's weights.
             metrics: The metric state of the epoch so far.
-            base: The version that the worker went on from after its last exchange.
-            epoch: In which epoch.
-            batch: The batches of it that are behind.
-            steps: The optimizer steps behind the update.
-            rows: The rows that they saw.
-            learning_rate: That of the last step.
-            ended: Where the epoch is over, its ``logs``, ``seconds`` and ``learning_rate``.
+            base: The version that the worker has trained from since its last exchange.
+            epoch: The epoch that the update belongs to.
+            batch: The number of finished batches of the epoch.
+            steps: The optimizer steps of the update.
+            rows: The rows of these steps.
+            learning_rate: The learning rate of the last step.
+            ended: If the worker's epoch is finished, its ``logs``, ``seconds`` and ``learning_rate``.
         """
         small = self._contents.counters.pack(counters) + self._contents.metrics.pack(metrics)
         self._sequence += 1
         fields = {
-            **self._who(),
+            **self._identity(),
             "sequence": self._sequence,
             "base": base,
             "epoch": epoch,
@@ -585,42 +605,42 @@ class ParameterClient:
         return _directive(self._call("update", fields, body)[0])
 
     def report(self, epoch: int, metrics: Sequence[Array]) -> Directive:
-        """Send the metric state of the validation rows under the weights of an epoch; none if there were no rows."""
+        """Report the metric state of the validation rows for the weights of an epoch; empty if there were no rows."""
         body = _bytes(self._contents.metrics.pack(metrics) if metrics else b"")
-        return _directive(self._call("report", {**self._who(), "epoch": epoch}, body)[0])
+        return _directive(self._call("report", {**self._identity(), "epoch": epoch}, body)[0])
 
     def renew(self) -> Directive:
-        """Ask what to do; the lease lives on."""
-        return _directive(self._call("renew", self._who())[0])
+        """Renew the lease, and get the next directive."""
+        return _directive(self._call("renew", self._identity())[0])
 
     def proceed(self) -> Directive:
-        """Ask what to do until that is not to wait."""
-        for pause in pauses():
+        """Wait until the directive is no longer to wait."""
+        for delay in backoff():
             directive = self.renew()
             if directive.stop or not directive.wait:
                 break
-            time.sleep(pause)
+            time.sleep(delay)
         return directive
 
     def staying(self) -> Iterator[Directive]:
-        """Directives from time to time, for as long as the server has something to come."""
-        for pause in pauses():
+        """Poll directives for as long as the server says that there will be more to validate."""
+        for delay in backoff():
             directive = self.renew()
             if directive.stop or not directive.stay:
                 return
             yield directive
-            time.sleep(pause)
+            time.sleep(delay)
 
     def finish(self) -> None:
-        """Say that the partition is done."""
-        self._call("finish", self._who())
+        """Report that the partition is done."""
+        self._call("finish", self._identity())
 
     def release(self, missing: bool = False) -> None:
-        """Give the partition up unfinished. Says nothing if nobody hears it."""
-        with contextlib.suppress(TransportError, RefusedError):  # the lease will run out
-            self._caller.call("release", {**self._who(), "missing": missing})
+        """Give the unfinished partition up to another attempt; ``missing`` if its rows were not found. Ignores errors."""
+        with contextlib.suppress(TransportError, RefusedError):  # the lease expires anyway
+            self._caller.call("release", {**self._identity(), "missing": missing})
 
-    def _who(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return {"worker": self._worker, "lease": self._lease}
 
     def _weights(self, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
@@ -634,41 +654,41 @@ class ParameterClient:
     def _call(
         self, name: str, fields: Mapping[str, Any], body: Body = (), into: memoryview | None = None
     ) -> tuple[Mapping[str, Any], memoryview]:
-        """Call, again and again where there is no answer, for as long as the address's timeout.
+        """Make a call, and retry it for the address's timeout if there is no reply.
 
         Raises:
-            DriverConnectionError: There was none in that time, or the server refuses.
-            DivergenceError: What was sent is not finite.
+            DriverConnectionError: There was no reply in that time, or the server rejected the call.
+            DivergenceError: The update or the loss is not finite.
         """
         try:
             return insist(self._caller, self._address.timeout, name, fields, body, into)
         except TransportError as error:
             raise DriverConnectionError(
-                f"worker {self._worker} has had no answer from the parameter server at {self._address.told} for "
-                f"{self._address.timeout:g} seconds ({error}). The driver may have ended, or its training may have "
-                "failed; otherwise look at the network between them, or raise ParameterServerOptions(timeout=...)."
+                f"worker {self._worker} got no answer from the parameter server at {self._address.told} for "
+                f"{self._address.timeout:g} seconds ({error}). Check whether the driver still runs and training has not "
+                "failed there; then check the network between them, or increase ParameterServerOptions(timeout=...)."
             ) from error
         except RefusedError as error:
             kind = DivergenceError if error.kind == DIVERGED else DriverConnectionError
             raise kind(str(error)) from error
 
 
-def _directive(told: Mapping[str, Any]) -> Directive:
+def _directive(fields: Mapping[str, Any]) -> Directive:
     return Directive(
-        stop=bool(told["stop"]),
-        wait=bool(told["wait"]),
-        stay=bool(told["stay"]),
-        evaluate=tuple(told["evaluate"]),
-        learning_rate=_rate(told["learning_rate"]),
+        stop=bool(fields["stop"]),
+        wait=bool(fields["wait"]),
+        stay=bool(fields["stay"]),
+        evaluate=tuple(fields["evaluate"]),
+        learning_rate=_rate(fields["learning_rate"]),
     )
 
 
-def _rate(told: Any) -> tuple[int, float] | None:
-    return None if told is None else (int(told[0]), float(told[1]))
+def _rate(value: Any) -> tuple[int, float] | None:
+    return None if value is None else (int(value[0]), float(value[1]))
 
 
 def _view(array: Array) -> memoryview:
-    """The memory of an array."""
+    """The memory of an array as bytes."""
     return np.ascontiguousarray(array).data.cast("B")
 
 

@@ -1,12 +1,12 @@
-"""The common weights: one flat vector that many pull and many push to.
+"""The shared weights of the workers: one flat vector with snapshots and copy on write.
 
-Who pulls gets the vector itself, not a copy: a snapshot holds it, and an update that meets a held vector works on a copy
-(copy on write). So a pull copies nothing, and a push only where somebody is still reading.
+A snapshot holds the vector itself, not a copy. An update of a vector that a snapshot holds writes to a copy (copy on write).
+So a pull copies nothing, and a push copies only while a snapshot is being read.
 
-With ``locked`` (asynchronous training) updates are applied one after the other, and a snapshot is one version. Without
-(hogwild) they are applied in place at the same time, component by component, and may overwrite each other's components, as
-in the paper (Niu et al., Hogwild!: A lock-free approach to parallelizing stochastic gradient descent, 2011, arXiv
-1106.5730); a snapshot is then a copy that may mix versions.
+With ``locked=True`` (asynchronous mode) updates are applied one after the other, and a snapshot is one version. With
+``locked=False`` (hogwild mode) they are applied in place at the same time, component by component, and may overwrite each
+other's components, as in the paper (Niu et al., Hogwild!: A lock-free approach to parallelizing stochastic gradient descent,
+2011, arXiv 1106.5730); a snapshot is then a copy that may mix versions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 from sparkkeras.parameter.rules import State, UpdateRule, WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.weights import Array, Flat
 
-KEPT_SPARES = 2
-"""So many vectors that nobody reads any more are kept for the next copies: memory that is new costs more than copying."""
+MAX_SPARES = 2
+"""The number of unused vectors that are kept for the next copies: new memory costs more than the copy."""
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What became of an update.
+class ApplyResult:
+    """The result of applying an update.
 
     Attributes:
-        version: The version that it made.
-        staleness: The updates that were applied since the weights that it came from.
+        version: The version after the update.
+        staleness: The number of updates applied since the update's base.
     """
 
     version: int
@@ -39,7 +39,7 @@ class Applied:
 
 
 class _Vector:
-    """A vector, and how many snapshots hold it."""
+    """A vector, and the number of snapshots that hold it."""
 
     def __init__(self, values: Array) -> None:
         self.values = values
@@ -47,26 +47,26 @@ class _Vector:
 
 
 class Snapshot:
-    """The weights of one version, which do not change as long as this is held; a context manager.
+    """The weights of one version, unchanged until `release`; a context manager.
 
     Attributes:
-        version: How many updates were applied.
-        weights: The weights. Not to be written to, and not to be used after `release`.
+        version: The number of updates that were applied before.
+        weights: The weights. Do not write to them, and do not use them after `release`.
     """
 
     def __init__(
-        self, version: int, vector: _Vector, counters: tuple[Array, ...], let_go: Callable[[_Vector], None]
+        self, version: int, vector: _Vector, counters: tuple[Array, ...], on_release: Callable[[_Vector], None]
     ) -> None:
         self.version = version
         self.weights = Flat(vector.values, counters)
         self._vector: _Vector | None = vector
-        self._let_go = let_go
+        self._on_release = on_release
 
     def release(self) -> None:
-        """Let go of the vector. Any number of times."""
+        """Release the vector; may be called more than once."""
         vector, self._vector = self._vector, None
         if vector is not None:
-            self._let_go(vector)
+            self._on_release(vector)
 
     def __enter__(self) -> Snapshot:
         return self
@@ -78,15 +78,15 @@ class Snapshot:
 
 
 class Store:
-    """The weights that workers share, and the rule that applies what they send.
+    """The shared weights, and the update rule that applies the workers' updates to them.
 
     Args:
-        weights: The weights to begin with; copied.
-        trainable: How many values at the head of the vector are trained. What follows are statistics, which are averaged
-            whatever the rule: ``C += (W - C)/num_workers``.
-        rule: How the trained ones take up an update.
-        rule_state: What the rule remembers; copied, and begun anew where it does not fit.
-        num_workers: How many workers there are.
+        weights: The initial weights; copied.
+        trainable: The number of trainable values, which come first in the vector. The rest are statistics, which are
+            averaged with every rule: ``C += (W - C)/num_workers``.
+        rule: The update rule for the trainable values.
+        rule_state: The state of the rule; copied. A state that does not fit is replaced by a new one.
+        num_workers: The number of workers.
         locked: Whether updates are applied one after the other.
     """
 
@@ -106,7 +106,7 @@ class Store:
 
     @property
     def version(self) -> int:
-        """How many updates were applied."""
+        """The number of applied updates."""
         return self._version
 
     @property
@@ -115,12 +115,12 @@ class Store:
         return bool(np.isfinite(self._current.values).all())
 
     def rule_state(self) -> State:
-        """A copy of what the rule remembers."""
+        """A copy of the rule's state."""
         with self._lock:
             return {name: value.copy() for name, value in self._rule_state.items()}
 
     def snapshot(self) -> Snapshot:
-        """The weights as they are now."""
+        """A snapshot of the current weights."""
         if self._locked:
             with self._lock:
                 self._current.readers += 1
@@ -128,7 +128,7 @@ class Store:
         with self._lock:
             version, counters = self._version, self._counters
             copy = _Vector(self._spare())
-        np.copyto(copy.values, self._current.values)  # while other updates are applied
+        np.copyto(copy.values, self._current.values)  # other updates may be applied meanwhile
         copy.readers += 1
         return Snapshot(version, copy, counters, self._release)
 
@@ -141,16 +141,19 @@ class Store:
         steps: int,
         rows: int,
         learning_rate: float,
-    ) -> Applied:
-        """Take up what a worker sent.
+    ) -> ApplyResult:
+        """Apply an update of a worker.
 
         Args:
-            sent: What the rule's exchange gave for the trained values, and the worker's own statistics behind it.
-            counters: The worker's counters; of counters the largest counts.
-            base: The version that the worker went on from.
-            steps: The optimizer steps behind it.
-            rows: The rows that they saw.
-            learning_rate: That of the last of these steps.
+            sent: The result of the rule's exchange for the trainable values, followed by the worker's statistics.
+            counters: The worker's counters. The store keeps the largest of each.
+            base: The version that the worker trained from.
+            steps: The optimizer steps of the update.
+            rows: The rows of these steps.
+            learning_rate: The learning rate of the last of these steps.
+
+        Returns:
+            The new version, and the staleness of the update.
 
         Raises:
             ConfigurationError: The rule does not work in place.
@@ -166,29 +169,30 @@ class Store:
         if self._locked:
             with self._lock:
                 staleness = self._version - base
-                self._take_up(self._writable(), update, statistics, staleness)
-                self._count(counters)
-                return Applied(self._version, staleness)
+                self._apply_update(self._writable(), update, statistics, staleness)
+                self._advance(counters)
+                return ApplyResult(self._version, staleness)
         with self._lock:
             staleness = self._version - base
-        self._take_up(self._current.values, update, statistics, staleness)
-        with self._lock:  # only now: who has read half of it must get the answer that there is something newer
-            self._count(counters)
-            return Applied(self._version, staleness)
+        self._apply_update(self._current.values, update, statistics, staleness)
+        with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
+            self._advance(counters)
+            return ApplyResult(self._version, staleness)
 
-    def _take_up(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:
+    def _apply_update(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:
         apply_in_place(self.rule, center[: self._trainable], self._rule_state, update, staleness)
         if statistics.size:
-            mine = center[self._trainable :]
-            mine += (statistics - mine) / self._num_workers
+            shared = center[self._trainable :]
+            shared += (statistics - shared) / self._num_workers
 
-    def _count(self, counters: tuple[Array, ...]) -> None:
+    def _advance(self, counters: tuple[Array, ...]) -> None:
+        """Count an update, and keep the largest of each counter. Under the lock."""
         self._version += 1
         if counters:
-            self._counters = tuple(np.maximum(mine, other) for mine, other in zip(self._counters, counters, strict=True))
+            self._counters = tuple(np.maximum(ours, theirs) for ours, theirs in zip(self._counters, counters, strict=True))
 
     def _writable(self) -> Array:
-        """The current values, as a copy where somebody reads them. Under the lock."""
+        """The current values, as a copy if a snapshot holds them. Under the lock."""
         if self._current.readers:
             copy = _Vector(self._spare())
             np.copyto(copy.values, self._current.values)
@@ -201,5 +205,5 @@ class Store:
     def _release(self, vector: _Vector) -> None:
         with self._lock:
             vector.readers -= 1
-            if not vector.readers and vector is not self._current and len(self._spares) < KEPT_SPARES:
+            if not vector.readers and vector is not self._current and len(self._spares) < MAX_SPARES:
                 self._spares.append(vector.values)

@@ -1,6 +1,6 @@
 """Update rules against arrays computed by hand.
 
-A new rule joins the conformance suite by a line in ``SYNCHRONOUS_UNDER_TEST`` or ``ASYNCHRONOUS_UNDER_TEST``.
+To add a rule to the conformance suite, add it to ``SYNCHRONOUS_UNDER_TEST`` or ``ASYNCHRONOUS_UNDER_TEST``.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from sparkkeras.parameter.rules import (
 
 @dataclass(frozen=True)
 class Damped:
-    """A person's own rule, as the words of `UpdateRule` show it."""
+    """The custom rule in the docstring of `UpdateRule`."""
 
     modes = frozenset({"synchronous"})
     share: float = 0.5
@@ -50,7 +50,7 @@ class Damped:
 
 @dataclass(frozen=True)
 class Heavy:
-    """An own rule with a state."""
+    """A custom rule with a state."""
 
     modes = frozenset({"synchronous"})
     friction: float = 0.25
@@ -65,7 +65,7 @@ class Heavy:
 
 
 class Unsaved:
-    """An own rule that is no dataclass."""
+    """A custom rule that is not a dataclass."""
 
     modes = frozenset({"synchronous"})
 
@@ -77,15 +77,15 @@ class Unsaved:
 
 
 @dataclass(frozen=True)
-class Elsewhere(Damped):
-    """An own rule of another mode."""
+class OtherModes(Damped):
+    """A custom rule for other modes, without `exchange`."""
 
     modes = frozenset({"asynchronous", "hogwild"})
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """An own asynchronous rule, as the words of `AsynchronousRule` show it."""
+    """The custom rule in the docstring of `AsynchronousRule`."""
 
     modes = frozenset({"asynchronous"})
     norm: float = 1.0
@@ -102,7 +102,7 @@ class Clipped:
         center += update.sent
 
 
-OWN = {"Damped": Damped, "Heavy": Heavy, "Clipped": Clipped}
+CUSTOM = {"Damped": Damped, "Heavy": Heavy, "Clipped": Clipped}
 
 SYNCHRONOUS_UNDER_TEST = [
     Average(),
@@ -140,7 +140,7 @@ def window(steps=5, learning_rate=0.1, num_workers=2):
 
 
 def towards(rule, center, weights):
-    """The update that brings a rule ``weights``: in the asynchronous modes, what a worker sends that began at the center."""
+    """The update that moves the center to ``weights``; of an asynchronous rule, for a worker that started at the center."""
     weights = np.array(weights, center.dtype)
     if isinstance(rule, AsynchronousRule):
         weights, _ = rule.exchange(weights, center.copy(), center.copy(), window())
@@ -148,7 +148,7 @@ def towards(rule, center, weights):
 
 
 def exchanged(rule, local, base, center, **of_window):
-    """What is sent and what the worker goes on from, as lists."""
+    """What a worker sends and what it continues from, as lists."""
     arrays = (np.array(array, np.float32) for array in (local, base, center))
     sent, following = rule.exchange(*arrays, window(**of_window))
     return sent.tolist(), following.tolist()
@@ -171,21 +171,21 @@ def applies(rule, center, updates):
     return seen
 
 
-# By hand. Rates are powers of two, so that every step is exact.
+# Synchronous rules, computed by hand. Rates are powers of two, so that every step is exact.
 
 
-def test_average():
+def test_average_replaces_the_center():
     assert applies(Average(), [1, 2], [update([3, -1]), update([0.5, 8])]) == [[3, -1], [0.5, 8]]
 
 
-def test_the_average_is_a_copy():
+def test_average_copies_the_update():
     center, one = np.zeros(2, np.float32), update([3, -1])
     Average().apply(center, {}, one, 0)
     one.sent[:] = 7
     assert center.tolist() == [3, -1]
 
 
-def test_slowmo():
+def test_slowmo_matches_values_computed_by_hand():
     updates = [update([0, 4], 0.5), update([-1, 4], 0.5), update([-1.5, 4.5], 0.25)]
     assert applies(SlowMo(momentum=0.5, alpha=1.0), [1, 2], updates) == [
         [0, 4],  # (C - W)/lr = [2, -4] = u; C - 0.5*u
@@ -194,7 +194,7 @@ def test_slowmo():
     ]
 
 
-def test_slowmo_with_a_slow_learning_rate():
+def test_slowmo_with_a_slow_learning_rate_matches_values_computed_by_hand():
     updates = [update([0, 4], 0.5), update([0.5, 1], 0.5)]
     assert applies(SlowMo(momentum=0.25, alpha=0.5), [1, 2], updates) == [
         [0.5, 3],  # u = [2, -4]; C - 0.5*0.5*u
@@ -202,7 +202,7 @@ def test_slowmo_with_a_slow_learning_rate():
     ]
 
 
-def test_slowmo_remembers_the_momentum():
+def test_slowmo_keeps_the_momentum_in_its_state():
     center = np.array([1, 2], np.float32)
     rule = SlowMo(momentum=0.5)
     state = rule.init(center)
@@ -213,7 +213,7 @@ def test_slowmo_remembers_the_momentum():
     assert state["momentum"].tolist() == [3, -2]
 
 
-def test_slowmo_at_a_learning_rate_of_zero_folds_nothing():
+def test_slowmo_with_a_learning_rate_of_zero_changes_nothing():
     center = np.array([1, 2], np.float32)
     rule = SlowMo(momentum=0.5)
     state = rule.init(center)
@@ -223,7 +223,7 @@ def test_slowmo_at_a_learning_rate_of_zero_folds_nothing():
     assert state["momentum"].tolist() == [2, -4]
 
 
-def test_slowmo_without_momentum_is_the_average():
+def test_slowmo_without_momentum_equals_average():
     draw = np.random.default_rng(0)
     updates = [update(draw.normal(size=50), rate) for rate in (0.1, 0.003, 1.0)]
     center = draw.normal(size=50)
@@ -231,7 +231,7 @@ def test_slowmo_without_momentum_is_the_average():
     assert np.allclose(slow, plain, rtol=0, atol=1e-6)
 
 
-def test_diloco():
+def test_diloco_matches_values_computed_by_hand():
     updates = [update([0, 4]), update([-0.75, 3.5]), update([-0.625, 1.75])]
     assert applies(DiLoCo(learning_rate=0.5, momentum=0.5), [1, 2], updates) == [
         [0.25, 3.5],  # g = u = [1, -2]; C - 0.5*(g + 0.5*u) = C - 0.5*[1.5, -3]
@@ -240,7 +240,7 @@ def test_diloco():
     ]
 
 
-def test_diloco_remembers_the_momentum():
+def test_diloco_keeps_the_momentum_in_its_state():
     center = np.array([1, 2], np.float32)
     rule = DiLoCo(learning_rate=0.5, momentum=0.5)
     state = rule.init(center)
@@ -250,30 +250,30 @@ def test_diloco_remembers_the_momentum():
     assert state["momentum"].tolist() == [1.5, -1]
 
 
-def test_diloco_does_not_look_at_the_workers_learning_rate():
+def test_diloco_does_not_use_the_workers_learning_rate():
     one, other = ([update([0, 4], rate), update([3, 1], rate)] for rate in (0.5, 0.0))
     assert applies(DiLoCo(), [1, 2], one) == applies(DiLoCo(), [1, 2], other)
 
 
-def test_diloco_at_a_rate_of_one_without_momentum_is_the_average():
+def test_diloco_with_a_rate_of_one_and_no_momentum_equals_average():
     assert applies(DiLoCo(learning_rate=1.0, momentum=0.0), [1, 2], [update([3, -1])]) == [[3, -1]]
 
 
-def test_the_papers_defaults():
+def test_defaults_are_the_papers():
     assert (DiLoCo().learning_rate, DiLoCo().momentum) == (0.7, 0.9)
     assert SlowMo().alpha == 1.0
     assert 0.5 <= SlowMo().momentum <= 0.7
 
 
-# By hand, the asynchronous ones. The worker came from B = [1, 2], is at W = [3, -2] and finds C = [5, 4].
+# Asynchronous rules, computed by hand. The worker trained from B = [1, 2] to W = [3, -2], and pulls C = [5, 4].
 
 LOCAL, BASE, CENTER = [3, -2], [1, 2], [5, 4]
 
-# The server has gone on to [10, 20] when the push comes in.
+# The center has moved to [10, 20] when the push arrives.
 SERVER = [10, 20]
 
 
-def test_downpour():
+def test_downpour_matches_values_computed_by_hand():
     # d = W - B; C + d
     assert exchanged(Downpour(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
     assert applied(Downpour(), SERVER, [2, -4], 3) == [12, 16]
@@ -285,10 +285,10 @@ def test_downpour():
         (1, [2, -4], [7, 0]),
         (4, [0.5, -1], [5.5, 3]),  # d = (W - B)/4; C + d
         (16, [0.125, -0.25], [5.125, 3.75]),
-        (0, [2, -4], [7, 0]),  # never happens, and divides by nothing
+        (0, [2, -4], [7, 0]),  # never happens, and must not divide by zero
     ],
 )
-def test_agn(steps, sent, following):
+def test_agn_matches_values_computed_by_hand(steps, sent, following):
     assert exchanged(AGN(), LOCAL, BASE, CENTER, steps=steps) == (sent, following)
     assert applied(AGN(), SERVER, [0.5, -1], 3) == [10.5, 19]
 
@@ -297,30 +297,30 @@ def test_agn(steps, sent, following):
     ("staleness", "center"),
     [(0, [12, 16]), (1, [11, 18]), (3, [10.5, 19]), (7, [10.25, 19.5])],  # C + d/(s + 1)
 )
-def test_dynsgd(staleness, center):
+def test_dynsgd_matches_values_computed_by_hand(staleness, center):
     assert exchanged(DynSGD(), LOCAL, BASE, CENTER) == ([2, -4], [7, 0])
     assert applied(DynSGD(), SERVER, [2, -4], staleness) == center
 
 
 @pytest.mark.parametrize("kind", [EASGD, EAMSGD])
-def test_easgd(kind):
+def test_easgd_matches_values_computed_by_hand(kind):
     # E = (W - C)/4 = [-2, -6]/4; W - E
     assert exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER) == ([-0.5, -1.5], [3.5, -0.5])
     assert applied(kind(alpha=0.25), SERVER, [-0.5, -1.5], 3) == [9.5, 18.5]
 
 
 @pytest.mark.parametrize("kind", [EASGD, EAMSGD])
-def test_easgd_does_not_look_at_the_base(kind):
+def test_easgd_does_not_use_the_base(kind):
     assert exchanged(kind(alpha=0.25), LOCAL, [70, 80], CENTER) == exchanged(kind(alpha=0.25), LOCAL, BASE, CENTER)
 
 
-def test_an_elastic_pull_of_one_changes_places():
+def test_easgd_with_alpha_one_swaps_worker_and_center():
     assert exchanged(EASGD(alpha=1), LOCAL, BASE, CENTER) == ([-2, -6], CENTER)
     assert applied(EASGD(alpha=1), CENTER, [-2, -6], 0) == LOCAL
 
 
 @pytest.mark.parametrize(("num_workers", "alpha"), [(1, 0.9), (2, 0.45), (9, 0.1)])
-def test_easgd_shares_its_pull_out_over_the_workers(num_workers, alpha):
+def test_the_default_alpha_of_easgd_depends_on_the_number_of_workers(num_workers, alpha):
     sent, following = exchanged(EASGD(), LOCAL, BASE, CENTER, num_workers=num_workers)
     assert np.allclose(sent, [-2 * alpha, -6 * alpha])
     assert np.allclose(following, [3 + 2 * alpha, -2 + 6 * alpha])
@@ -338,14 +338,14 @@ def test_easgd_shares_its_pull_out_over_the_workers(num_workers, alpha):
     ],
 )
 @pytest.mark.parametrize("steps", [1, 8])
-def test_dcasgd(compensation, learning_rate, sent, following, steps):
+def test_dcasgd_matches_values_computed_by_hand(compensation, learning_rate, sent, following, steps):
     """The mean gradient of a window of k steps is d/(k*lr), so k times the compensation does what 1 does for one step."""
     rule = DCASGD(compensation=compensation * steps)
     assert exchanged(rule, LOCAL, BASE, CENTER, learning_rate=learning_rate, steps=steps) == (sent, following)
     assert applied(rule, SERVER, sent, 3) == [10 + sent[0], 20 + sent[1]]
 
 
-def test_dcasgd_is_the_papers_step():
+def test_dcasgd_over_one_step_is_the_papers_formula():
     """Zheng et al.: ``w = w - lr*(g + l*g*g*(w - w_bak))``, for a worker that took one step of SGD."""
     draw = np.random.default_rng(0)
     gradient, base, center = draw.normal(size=(3, 50))
@@ -364,7 +364,7 @@ def test_dcasgd_over_a_window_is_k_compensated_steps_of_the_mean_gradient():
     assert np.allclose(following, expected, rtol=0, atol=1e-12)
 
 
-def test_dcasgd_brings_a_late_gradient_nearer_to_the_one_at_the_center():
+def test_dcasgd_moves_a_stale_gradient_towards_the_gradient_at_the_center():
     """For ``-log sigmoid(w)`` at 0, ``g*g`` is the Hessian."""
     base, center, rate = np.array([0.0]), np.array([0.5]), 0.1
 
@@ -377,7 +377,7 @@ def test_dcasgd_brings_a_late_gradient_nearer_to_the_one_at_the_center():
     assert abs(compensated - right)[0] < 0.05 * abs(late - right)[0]
 
 
-def test_dcasgd_at_a_tiny_learning_rate_stays_finite():
+def test_dcasgd_with_a_tiny_learning_rate_stays_finite():
     rate = 1e-38
     arrays = (np.full(3, value, np.float32) for value in (rate, 0.0, 1e3))
     with np.errstate(under="ignore"):
@@ -385,7 +385,7 @@ def test_dcasgd_at_a_tiny_learning_rate_stays_finite():
     assert np.isfinite(sent).all()
 
 
-def test_the_own_rule_of_the_docstring():
+def test_the_custom_rule_of_the_docstring():
     # |W - B| = |[3, 4]| = 5, so a fifth of it is sent
     sent, following = exchanged(Clipped(), [4, 6], BASE, CENTER)
     assert np.allclose(sent, [0.6, 0.8])
@@ -393,11 +393,11 @@ def test_the_own_rule_of_the_docstring():
     assert exchanged(Clipped(norm=10.0), [4, 6], BASE, CENTER) == ([3, 4], [8, 8])
 
 
-def test_the_papers_defaults_of_the_asynchronous_rules():
+def test_defaults_of_the_asynchronous_rules_are_the_papers():
     assert (EASGD().alpha, EAMSGD().alpha, DCASGD().compensation) == (None, None, 0.04)
 
 
-# What every rule keeps to
+# The conformance suite of all rules
 
 
 @pytest.fixture(params=RULES_UNDER_TEST, ids=repr)
@@ -409,24 +409,24 @@ def some(draw, size=7, dtype=np.float32):
     return draw.normal(size=size).astype(dtype)
 
 
-def test_every_named_rule_is_under_test():
+def test_every_built_in_rule_is_under_test():
     assert set(RULES.values()) <= {type(rule) for rule in RULES_UNDER_TEST}
 
 
-def test_it_is_a_rule(rule):
+def test_a_rule_has_the_interface_of_update_rule(rule):
     assert isinstance(rule, UpdateRule)
     assert rule.modes
     assert isinstance(rule.modes, frozenset)
     assert all(make_rule(rule, mode) is rule for mode in rule.modes)
 
 
-def test_it_cannot_be_changed(rule):
+def test_a_rule_is_frozen(rule):
     for field in dataclasses.fields(rule):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(rule, field.name, 0.1)
 
 
-def test_a_fold_is_in_place(rule):
+def test_apply_works_in_place(rule):
     draw = np.random.default_rng(0)
     center = some(draw)
     state = rule.init(center)
@@ -439,7 +439,7 @@ def test_a_fold_is_in_place(rule):
     assert all(state[name] is before[name] for name in before)
 
 
-def test_a_fold_reaches_the_vector_that_the_center_is_a_slice_of(rule):
+def test_apply_changes_the_vector_that_the_center_is_a_slice_of(rule):
     draw = np.random.default_rng(1)
     whole = some(draw, 10)
     old = whole.copy()
@@ -449,7 +449,7 @@ def test_a_fold_reaches_the_vector_that_the_center_is_a_slice_of(rule):
     assert np.array_equal(whole[7:], old[7:])
 
 
-def test_an_update_stays_as_it_is(rule):
+def test_apply_does_not_change_the_update(rule):
     draw = np.random.default_rng(2)
     center, one = some(draw), update(some(draw))
     old = one.sent.copy()
@@ -457,14 +457,14 @@ def test_an_update_stays_as_it_is(rule):
     assert np.array_equal(one.sent, old)
 
 
-def test_starting_does_not_touch_the_center(rule):
+def test_init_does_not_change_the_center(rule):
     center = np.ones(4, np.float32)
     rule.init(center)
     assert center.tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_dtype_is_kept(rule, dtype):
+def test_apply_keeps_the_dtype(rule, dtype):
     draw = np.random.default_rng(3)
     center = some(draw, dtype=dtype)
     state = rule.init(center)
@@ -474,7 +474,7 @@ def test_the_dtype_is_kept(rule, dtype):
     assert all(array.dtype == dtype for array in state.values())
 
 
-def test_the_state_has_the_same_names_and_shapes_all_the_time(rule):
+def test_apply_keeps_the_names_and_shapes_of_the_state(rule):
     draw = np.random.default_rng(4)
     center = some(draw)
     state = rule.init(center)
@@ -485,7 +485,7 @@ def test_the_state_has_the_same_names_and_shapes_all_the_time(rule):
         assert {name: array.shape for name, array in state.items()} == shapes
 
 
-def test_the_center_itself_is_a_fixed_point(rule):
+def test_the_center_is_a_fixed_point(rule):
     center = some(np.random.default_rng(5))
     old = center.copy()
     state = rule.init(center)
@@ -495,7 +495,7 @@ def test_the_center_itself_is_a_fixed_point(rule):
     assert all(not array.any() for array in state.values())
 
 
-def test_a_first_fold_goes_towards_the_update(rule):
+def test_the_first_apply_moves_towards_the_update(rule):
     draw = np.random.default_rng(6)
     center, weights = some(draw), some(draw)
     old = center.copy()
@@ -503,7 +503,7 @@ def test_a_first_fold_goes_towards_the_update(rule):
     assert np.array_equal(np.sign(center - old), np.sign(weights - old))
 
 
-def test_the_same_folds_give_the_same_center_to_the_last_bit(rule):
+def test_the_same_updates_give_bitwise_the_same_center(rule):
     def run():
         draw = np.random.default_rng(7)
         center = some(draw)
@@ -515,8 +515,8 @@ def test_the_same_folds_give_the_same_center_to_the_last_bit(rule):
     assert run() == run()
 
 
-def test_a_state_that_was_stored_goes_on(rule):
-    """What a saved model does: state is copied out and in between two applies."""
+def test_a_copied_state_can_be_used_further(rule):
+    """As with a saved model: the state is copied between two updates."""
     draw = np.random.default_rng(8)
     center, one, two = some(draw), update(some(draw)), update(some(draw))
     state = rule.init(center)
@@ -527,19 +527,19 @@ def test_a_state_that_was_stored_goes_on(rule):
     assert np.array_equal(copy, center)
 
 
-def test_no_parameters_at_all(rule):
+def test_apply_works_without_parameters(rule):
     center = np.zeros(0, np.float32)
     rule.apply(center, rule.init(center), update([]), 0)
     assert center.size == 0
 
 
-def test_it_comes_back_from_json(rule):
+def test_a_rule_survives_json(rule):
     config = json.loads(json.dumps(rule_config(rule)))
-    assert rule_from_config(config, OWN) == rule
-    assert type(rule_from_config(config, OWN)) is type(rule)
+    assert rule_from_config(config, CUSTOM) == rule
+    assert type(rule_from_config(config, CUSTOM)) is type(rule)
 
 
-# What every asynchronous rule keeps to beside
+# The conformance suite of asynchronous rules
 
 
 @pytest.fixture(params=ASYNCHRONOUS_UNDER_TEST, ids=repr)
@@ -547,12 +547,12 @@ def asynchronous(request):
     return request.param
 
 
-def test_a_rule_has_a_workers_half_if_its_modes_need_one(rule):
+def test_a_rule_has_exchange_if_its_modes_need_it(rule):
     assert isinstance(rule, AsynchronousRule) == bool(rule.modes & {"asynchronous", "hogwild"})
     assert isinstance(rule, AsynchronousRule) != ("synchronous" in rule.modes)
 
 
-def test_an_exchange_changes_nothing_that_it_is_given(asynchronous):
+def test_exchange_does_not_change_its_arguments(asynchronous):
     draw = np.random.default_rng(0)
     given = [some(draw) for _ in range(3)]
     old = [array.copy() for array in given]
@@ -569,7 +569,7 @@ def test_an_exchange_changes_nothing_that_it_is_given(asynchronous):
 
 @pytest.mark.parametrize("number", [float, np.float32, np.float64])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_an_exchange_keeps_the_dtype_and_shape(asynchronous, dtype, number):
+def test_exchange_keeps_the_dtype_and_shape(asynchronous, dtype, number):
     draw = np.random.default_rng(1)
     local, base, center = (some(draw, dtype=dtype) for _ in range(3))
     for steps in (5, np.int64(5)):
@@ -584,12 +584,12 @@ def test_numpy_numbers_as_hyper_parameters_keep_the_dtype():
         assert [made.dtype for made in rule.exchange(2 * ones, ones, 3 * ones, window())] == [np.float32] * 2
 
 
-def test_an_exchange_of_no_parameters(asynchronous):
+def test_exchange_works_without_parameters(asynchronous):
     none = np.zeros(0, np.float32)
     assert [made.size for made in asynchronous.exchange(none, none, none, window())] == [0, 0]
 
 
-def test_who_learned_nothing_and_finds_the_center_as_it_was_sends_nothing(asynchronous):
+def test_a_worker_at_an_unchanged_center_sends_zeros(asynchronous):
     center = some(np.random.default_rng(2))
     sent, following = asynchronous.exchange(center, center, center, window())
     assert not sent.any()
@@ -597,8 +597,8 @@ def test_who_learned_nothing_and_finds_the_center_as_it_was_sends_nothing(asynch
 
 
 @pytest.mark.parametrize("rule", [Downpour(), DynSGD(), DCASGD()], ids=repr)
-def test_one_worker_alone_trains_as_if_there_were_no_server(rule):
-    """Its base and the center stay the same, so nothing is counted twice."""
+def test_a_single_worker_trains_as_without_a_server(rule):
+    """Its base stays equal to the center, so nothing is counted twice."""
     draw = np.random.default_rng(3)
     center = some(draw, dtype=np.float64)
     state, base, plain = rule.init(center), center.copy(), center.copy()
@@ -612,10 +612,10 @@ def test_one_worker_alone_trains_as_if_there_were_no_server(rule):
 
 
 def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
-    """Train a linear regression over ``workers`` with rows of their own; the error of the center.
+    """Train a linear regression on ``workers`` with different rows; returns the error of the center.
 
-    Workers exchange in a drawn order, and a push reaches the server only up to three exchanges later, so that others are
-    applied between.
+    Workers exchange in a random order, and a push reaches the server up to three exchanges later, so that other updates are
+    applied in between.
     """
     draw = np.random.default_rng(0)
     optimum = np.array([1.0, -2.0, 0.5])
@@ -627,8 +627,8 @@ def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
     applies, underway, stalest = 0, [], 0
     for number in range(exchanges):
         worker = int(draw.integers(workers))
-        for due, own, pushed, pulled in [push for push in underway if push[0] <= number or push[1] == worker]:
-            underway.remove((due, own, pushed, pulled))
+        for due, sender, pushed, pulled in [push for push in underway if push[0] <= number or push[1] == worker]:
+            underway.remove((due, sender, pushed, pulled))
             rule.apply(center, state, pushed, applies - pulled)
             stalest = max(stalest, applies - pulled)
             applies += 1
@@ -647,19 +647,19 @@ def simulate(rule, exchanges=3000, workers=4, steps=5, rate=0.05, momentum=0.0):
     return float(np.abs(center - optimum).max())
 
 
-def test_workers_that_exchange_out_of_step_find_the_optimum(asynchronous):
+def test_workers_that_exchange_asynchronously_find_the_optimum(asynchronous):
     assert simulate(asynchronous) < 1e-6
 
 
-def test_workers_with_momentum_find_the_optimum_elastically():
+def test_eamsgd_workers_with_momentum_find_the_optimum():
     assert simulate(EAMSGD(), momentum=0.9, rate=0.01) < 1e-6
 
 
-# Names, and what is refused
+# Names and errors
 
 
 @pytest.mark.parametrize(("name", "expected"), [(name, kind()) for name, kind in RULES.items()])
-def test_a_rule_by_name(name, expected):
+def test_a_rule_is_made_from_its_name(name, expected):
     for mode in expected.modes:
         made = make_rule(name, mode)
         assert made == expected
@@ -667,28 +667,28 @@ def test_a_rule_by_name(name, expected):
     assert rule_name(expected) == name
 
 
-def test_the_names():
+def test_the_names_of_the_rules():
     synchronous = {"average": Average, "slowmo": SlowMo, "diloco": DiLoCo}
     summing = {"downpour": Downpour, "agn": AGN, "dynsgd": DynSGD, "dcasgd": DCASGD}
     elastic = {"easgd": EASGD, "eamsgd": EAMSGD}
     assert synchronous | summing | elastic == RULES
 
 
-def test_which_rules_do_without_a_lock():
+def test_which_rules_support_hogwild():
     assert {name for name, kind in RULES.items() if "hogwild" in kind.modes} == {"downpour", "agn"}
 
 
-def test_no_rule_is_the_modes_plain_one():
+def test_each_mode_has_a_default_rule():
     assert make_rule(None, "synchronous") == Average()
     assert make_rule(None, "asynchronous") == Downpour()
     assert make_rule(None, "hogwild") == Downpour()
 
 
-def test_an_own_rule_goes_by_its_class():
-    own = Damped(share=0.25)
-    assert make_rule(own, "synchronous") is own
-    assert rule_name(own) == "Damped"
-    assert rule_config(own) == {"name": "Damped", "parameters": {"share": 0.25}}
+def test_a_custom_rule_has_the_name_of_its_class():
+    custom = Damped(share=0.25)
+    assert make_rule(custom, "synchronous") is custom
+    assert rule_name(custom) == "Damped"
+    assert rule_config(custom) == {"name": "Damped", "parameters": {"share": 0.25}}
     assert rule_config(SlowMo(momentum=0.5)) == {"name": "slowmo", "parameters": {"momentum": 0.5, "alpha": 1.0}}
     assert rule_config(EASGD()) == {"name": "easgd", "parameters": {"alpha": None}}
     assert rule_config(EAMSGD(0.5)) == {"name": "eamsgd", "parameters": {"alpha": 0.5}}
@@ -703,7 +703,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 @pytest.mark.parametrize(("mode", "meant"), [("synchronous", "average"), ("asynchronous", "agn"), ("hogwild", "agn")])
-def test_only_names_that_the_mode_knows_are_suggested(mode, meant):
+def test_only_names_of_rules_for_the_mode_are_suggested(mode, meant):
     with pytest.raises(ConfigurationError, match=rf"'avg'.*Did you mean '{meant}'\?") as caught:
         make_rule("avg", mode)
     assert [name for name in RULES if repr(name) in str(caught.value)] == [
@@ -712,21 +712,21 @@ def test_only_names_that_the_mode_knows_are_suggested(mode, meant):
 
 
 @pytest.mark.parametrize("given", [Average, SlowMo, Damped, 3, lambda center: center, object()])
-def test_what_is_no_rule_is_told_what_a_rule_is(given):
+def test_the_error_of_an_invalid_rule_says_what_is_expected(given):
     with pytest.raises(ConfigurationError) as caught:
         make_rule(given, "synchronous")
     if isinstance(given, type):
-        assert f"rule={given.__name__}()" in str(caught.value)
+        assert f"is a class; expected an object: rule={given.__name__}()" in str(caught.value)
     else:
         assert "is not an update rule" in str(caught.value)
         assert "apply(center, state, update, staleness)" in str(caught.value)
         assert "'average'" in str(caught.value)
 
 
-def test_a_rule_of_another_mode_is_told_its_own():
+def test_the_error_of_a_rule_for_other_modes_lists_them():
     with pytest.raises(ConfigurationError) as caught:
-        make_rule(Elsewhere(), "synchronous")
-    assert "'Elsewhere' does not fit mode='synchronous'" in str(caught.value)
+        make_rule(OtherModes(), "synchronous")
+    assert "'OtherModes' does not fit mode='synchronous'" in str(caught.value)
     assert "asynchronous, hogwild" in str(caught.value)
 
 
@@ -738,19 +738,19 @@ def test_a_rule_of_another_mode_is_told_its_own():
         ("dynsgd", "hogwild", "asynchronous", "'agn', 'downpour'"),
     ],
 )
-def test_a_mode_that_does_not_fit_names_the_rules_that_do(name, mode, made_for, fitting):
+def test_the_error_of_an_unsupported_mode_lists_the_rules_for_it(name, mode, made_for, fitting):
     with pytest.raises(ConfigurationError) as caught:
         make_rule(name, mode)
     assert str(caught.value) == (
-        f"rule {name!r} does not fit mode={mode!r}: it is made for {made_for}. For mode={mode!r} there are {fitting}."
+        f"rule {name!r} does not fit mode={mode!r}: it is made for {made_for}. The rules for mode={mode!r} are {fitting}."
     )
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-def test_a_rule_without_its_workers_half_is_told_what_it_lacks(mode):
+def test_the_error_of_a_rule_without_exchange_says_what_is_missing(mode):
     with pytest.raises(ConfigurationError) as caught:
-        make_rule(Elsewhere(), mode)
-    assert "the rule 'Elsewhere' has no exchange(local, base, center, window)" in str(caught.value)
+        make_rule(OtherModes(), mode)
+    assert "the rule 'OtherModes' has no exchange(local, base, center, window)" in str(caught.value)
     assert f"which mode={mode!r} needs. It returns what a worker sends" in str(caught.value)
     assert "sparkkeras.AsynchronousRule" in str(caught.value)
 
@@ -781,7 +781,7 @@ class Scaled:
 
 @pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Scaled])
 @pytest.mark.parametrize("optimizer", [SGD(0.9, True), Nadam(), MyNadam()])
-def test_eamsgd_takes_nesterov_momentum(optimizer, wrap):
+def test_eamsgd_accepts_nesterov_momentum(optimizer, wrap):
     assert EAMSGD().check_optimizer(wrap(optimizer)) is None
 
 
@@ -797,15 +797,15 @@ def test_eamsgd_takes_nesterov_momentum(optimizer, wrap):
         (None, "NoneType with"),
     ],
 )
-def test_eamsgd_tells_how_to_get_nesterov_momentum(optimizer, got, wrap):
+def test_the_error_of_eamsgd_says_how_to_get_nesterov_momentum(optimizer, got, wrap):
     with pytest.raises(ConfigurationError) as caught:
         EAMSGD().check_optimizer(wrap(optimizer))
-    assert f"'eamsgd' needs an optimizer with Nesterov momentum, and got {got}" in str(caught.value)
+    assert f"'eamsgd' needs an optimizer with Nesterov momentum, received {got}" in str(caught.value)
     assert "keras.optimizers.SGD(..., momentum=0.9, nesterov=True)" in str(caught.value)
     assert "rule='easgd'" in str(caught.value)
 
 
-def test_only_eamsgd_asks_for_an_optimizer():
+def test_only_eamsgd_checks_the_optimizer():
     assert [name for name, kind in RULES.items() if hasattr(kind, "check_optimizer")] == ["eamsgd"]
 
 
@@ -830,42 +830,42 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), BAD)
-def test_bad_hyper_parameters_are_refused_by_name(kind, name, value):
+def test_the_error_of_an_invalid_hyper_parameter_names_it(kind, name, value):
     with pytest.raises(ConfigurationError) as caught:
         kind(**{name: value})
     assert f"{kind.__name__}({name}={value!r}): expected" in str(caught.value)
 
 
-def test_an_own_rule_that_is_no_dataclass_cannot_be_written_down():
+def test_a_custom_rule_that_is_not_a_dataclass_cannot_be_saved():
     assert make_rule(Unsaved(), "synchronous")
-    with pytest.raises(ConfigurationError, match="the rule Unsaved cannot be saved: make it a dataclass"):
+    with pytest.raises(ConfigurationError, match="the rule Unsaved cannot be saved, because it is not a dataclass"):
         rule_config(Unsaved())
 
 
-def test_an_own_rule_must_be_given_to_load():
+def test_loading_a_custom_rule_needs_custom_objects():
     with pytest.raises(ConfigurationError, match=r"update rule 'Damped': pass custom_objects=\{'Damped': Damped\}"):
         rule_from_config(rule_config(Damped()), {})
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "words"),
+    ("mode", "name", "message"),
     [
         (
             "asynchronous",
             "ADAG",
-            "rule='ADAG' is not known for mode='asynchronous'. dist-keras's ADAG is rule='agn' here, with "
+            "rule='ADAG' is not known for mode='asynchronous'. The ADAG of dist-keras is rule='agn' in sparkkeras, with "
             "mode='asynchronous' or mode='hogwild'. Known: 'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'. "
             "Did you mean 'agn'?",
         ),
-        ("asynchronous", "aeasgd", "rule='easgd' here"),
-        ("synchronous", "AveragingTrainer", "rule='average' here"),
-        ("synchronous", "adag", "rule='agn' here, with mode='asynchronous' or mode='hogwild'. Known: 'average', "),
+        ("asynchronous", "aeasgd", "rule='easgd' in sparkkeras"),
+        ("synchronous", "AveragingTrainer", "rule='average' in sparkkeras"),
+        ("synchronous", "adag", "rule='agn' in sparkkeras, with mode='asynchronous' or mode='hogwild'. Known: 'average', "),
     ],
 )
-def test_names_of_dist_keras_lead_to_the_rule(mode, name, words):
+def test_names_of_dist_keras_are_translated(mode, name, message):
     with pytest.raises(ConfigurationError) as caught:
         make_rule(name, mode)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -878,7 +878,7 @@ def test_names_of_dist_keras_lead_to_the_rule(mode, name, words):
         (DCASGD, "compensate", "compensation"),
     ],
 )
-def test_misspelt_hyper_parameters_suggest_the_nearest(kind, given, meant):
+def test_a_misspelt_hyper_parameter_suggests_the_nearest(kind, given, meant):
     with pytest.raises(UnknownArgumentError, match=f"^{kind.__name__} takes no argument '{given}'.*Did you mean '{meant}'"):
         kind(**{given: 0.5})
     assert pickle.loads(pickle.dumps(kind())) == kind()

@@ -1,4 +1,4 @@
-"""The common weights: snapshots, applies, and many threads at once."""
+"""The shared weights: snapshots, updates, and many threads at the same time."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.parameter.rules import RULES, Downpour, DynSGD, WorkerUpdate
-from sparkkeras.parameter.store import KEPT_SPARES, Store
+from sparkkeras.parameter.store import MAX_SPARES, Store
 from sparkkeras.weights import Flat
 
 ASYNCHRONOUS = sorted(name for name, rule in RULES.items() if "asynchronous" in rule().modes)
@@ -17,7 +17,7 @@ ASYNCHRONOUS = sorted(name for name, rule in RULES.items() if "asynchronous" in 
 
 @dataclass(frozen=True)
 class Momentum:
-    """An own rule with a state: ``v = v/2 + d``, ``C += v``."""
+    """A custom rule with a state: ``v = v/2 + d``, ``C += v``."""
 
     modes = frozenset({"asynchronous", "hogwild"})
 
@@ -34,14 +34,14 @@ class Momentum:
 
 
 class Returning(Momentum):
-    """An own rule that takes `apply` for a function."""
+    """A custom rule whose `apply` returns the result instead of working in place."""
 
     def apply(self, center, state, update, staleness):
         return center + update.sent
 
 
-class Heard(Momentum):
-    """Notes what it is given."""
+class Recording(Momentum):
+    """Records its arguments."""
 
     def __init__(self):
         object.__setattr__(self, "updates", [])
@@ -57,10 +57,10 @@ def a_store(values=(1.0, 2.0), counters=(), *, trainable=None, rule=None, state=
     return Store(Flat(values, counters), trainable, rule or Downpour(), state, num_workers, **of_store)
 
 
-def apply(store, sent, base=None, counters=(), **told):
-    told = {"steps": 1, "rows": 4, "learning_rate": 0.1} | told
+def apply(store, sent, base=None, counters=(), **fields):
+    fields = {"steps": 1, "rows": 4, "learning_rate": 0.1} | fields
     base = store.version if base is None else base
-    return store.apply(np.asarray(sent, np.float32), counters, base, **told)
+    return store.apply(np.asarray(sent, np.float32), counters, base, **fields)
 
 
 def values(store):
@@ -95,7 +95,7 @@ def test_two_readers_of_a_version_share_its_memory():
     assert two.weights.vector.tolist() == [1, 2]
 
 
-def test_nothing_is_copied_when_nobody_reads():
+def test_an_update_copies_nothing_without_a_reader():
     store = a_store()
     with store.snapshot() as before:
         memory = before.weights.vector
@@ -106,7 +106,7 @@ def test_nothing_is_copied_when_nobody_reads():
         assert after.weights.vector.tolist() == [3, 4]
 
 
-def test_a_fold_copies_once_for_a_reader_and_not_again():
+def test_an_update_copies_once_for_a_reader():
     store = a_store()
     reader = store.snapshot()
     apply(store, [1, 1])
@@ -118,7 +118,7 @@ def test_a_fold_copies_once_for_a_reader_and_not_again():
         assert not np.shares_memory(second.weights.vector, reader.weights.vector)
 
 
-def test_a_vector_that_nobody_reads_any_more_is_used_again(locked):
+def test_a_released_vector_is_reused(locked):
     store = a_store(locked=locked)
     old = store.snapshot()
     memory = old.weights.vector
@@ -132,7 +132,7 @@ def test_a_vector_that_nobody_reads_any_more_is_used_again(locked):
     assert (held.weights.vector.tolist(), now.weights.vector.tolist()) == ([2, 3], [3, 4])
 
 
-def test_a_vector_that_somebody_still_reads_is_not_used_again():
+def test_a_vector_that_is_still_read_is_not_reused():
     store = a_store()
     one, other = store.snapshot(), store.snapshot()
     apply(store, [1, 1])
@@ -143,19 +143,19 @@ def test_a_vector_that_somebody_still_reads_is_not_used_again():
     assert values(store) == [3, 4]
 
 
-def test_only_a_few_spares_are_kept(locked):
+def test_only_a_few_spare_vectors_are_kept(locked):
     store = a_store(locked=locked)
     held = []
-    for _ in range(KEPT_SPARES + 5):
+    for _ in range(MAX_SPARES + 5):
         held.append(store.snapshot())
         apply(store, [1, 1])
     for snapshot in held:
         snapshot.release()
-    assert len(store._spares) == KEPT_SPARES
+    assert len(store._spares) == MAX_SPARES
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_letting_go_twice_does_no_harm(locked, times):
+def test_releasing_twice_does_no_harm(locked, times):
     store = a_store(locked=locked)
     other, snapshot = store.snapshot(), store.snapshot()
     for _ in range(times):
@@ -165,7 +165,7 @@ def test_letting_go_twice_does_no_harm(locked, times):
     assert values(store) == [2, 3]
 
 
-def test_a_context_that_ends_lets_go():
+def test_a_context_that_ends_releases_the_snapshot():
     store = a_store()
     with store.snapshot() as snapshot:
         memory = snapshot.weights.vector
@@ -173,7 +173,7 @@ def test_a_context_that_ends_lets_go():
     assert memory.tolist() == [2, 3]
 
 
-def test_the_weights_that_were_given_stay_as_they_are(locked):
+def test_the_given_weights_do_not_change(locked):
     given, sent = np.ones(3, np.float32), np.ones(3, np.float32)
     store = Store(Flat(given), 2, Downpour(), {}, 1, locked=locked)
     apply(store, sent)
@@ -182,14 +182,14 @@ def test_the_weights_that_were_given_stay_as_they_are(locked):
     assert values(store) == [2, 2, 1]
 
 
-# Folds
+# Updates
 
 
-def test_versions_and_staleness(locked):
+def test_updates_count_versions_and_staleness(locked):
     store = a_store(locked=locked)
-    told = [apply(store, [1, 1], base) for base in (0, 0, 1, 3, 0)]
-    assert [applied.version for applied in told] == [1, 2, 3, 4, 5]
-    assert [applied.staleness for applied in told] == [0, 1, 1, 0, 4]
+    results = [apply(store, [1, 1], base) for base in (0, 0, 1, 3, 0)]
+    assert [result.version for result in results] == [1, 2, 3, 4, 5]
+    assert [result.staleness for result in results] == [0, 1, 1, 0, 4]
     assert store.version == 5
 
 
@@ -201,7 +201,7 @@ def test_staleness_reaches_the_rule(locked):
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_fold_is_the_rules(name):
+def test_an_update_is_applied_by_the_rule(name):
     draw = np.random.default_rng(0)
     start, *sent = draw.normal(size=(4, 7)).astype(np.float32)
     rule, by_hand = RULES[name](), start.copy()
@@ -214,8 +214,8 @@ def test_a_fold_is_the_rules(name):
     assert by_hand.tolist() != start.tolist()
 
 
-def test_the_rule_hears_the_window_and_its_own_part(locked):
-    rule = Heard()
+def test_the_rule_gets_the_window_and_the_trainable_part(locked):
+    rule = Recording()
     store = a_store([1, 2, 3], trainable=2, rule=rule, num_workers=4, locked=locked)
     apply(store, [7, 8, 3], base=-2, steps=6, rows=48, learning_rate=0.25)
     ((update, staleness),) = rule.updates
@@ -225,7 +225,7 @@ def test_the_rule_hears_the_window_and_its_own_part(locked):
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_statistics_are_averaged_whatever_the_rule(name):
+def test_statistics_are_averaged_with_every_rule(name):
     store = a_store([0, 8, -8], trainable=1, rule=RULES[name](), num_workers=4)
     apply(store, [0, 16, 0])
     assert values(store)[1:] == [10, -6]  # C += (W - C)/4
@@ -233,20 +233,20 @@ def test_statistics_are_averaged_whatever_the_rule(name):
     assert values(store)[1:] == [10, -4]
 
 
-def test_statistics_that_all_workers_agree_on_stay(locked):
+def test_equal_statistics_of_all_workers_do_not_change(locked):
     store = a_store([0, 0.3], trainable=1, num_workers=3, locked=locked)
     for _ in range(50):
         apply(store, [1, 0.3])
     assert values(store) == [50, np.float32(0.3)]
 
 
-def test_nothing_but_statistics(locked):
+def test_weights_may_be_statistics_only(locked):
     store = a_store([4, 8], trainable=0, num_workers=2, locked=locked)
     apply(store, [0, 0])
     assert values(store) == [2, 4]
 
 
-def test_of_counters_the_largest_counts(locked):
+def test_the_largest_of_each_counter_is_kept(locked):
     def counters(steps, seeds):
         return np.array(steps, np.int64), np.array(seeds, np.uint32)
 
@@ -260,16 +260,16 @@ def test_of_counters_the_largest_counts(locked):
     assert [counter.tolist() for counter in before.weights.counters] == [5, [1, 9]]
 
 
-def test_float64_stays_float64(locked):
+def test_float64_weights_stay_float64(locked):
     store = Store(Flat(np.full(3, 1.0)), 2, Downpour(), {}, 1, locked=locked)
     store.apply(np.full(3, 2.0**-40), (), 0, steps=1, rows=1, learning_rate=0.1)
     assert values(store) == [1 + 2.0**-40, 1 + 2.0**-40, 2.0**-40]
 
 
-# What the rule remembers
+# The state of the rule
 
 
-def test_a_state_that_fits_is_taken_on_and_is_not_the_callers_own(locked):
+def test_a_state_that_fits_is_copied(locked):
     velocity = np.array([2, 4], np.float32)
     store = a_store([0, 0], rule=Momentum(), state={"velocity": velocity}, locked=locked)
     apply(store, [1, 1])
@@ -278,7 +278,7 @@ def test_a_state_that_fits_is_taken_on_and_is_not_the_callers_own(locked):
     assert velocity.tolist() == [2, 4]
 
 
-def test_a_copy_of_the_state_does_not_change(locked):
+def test_the_returned_state_is_a_copy(locked):
     store = a_store([0, 0], rule=Momentum(), locked=locked)
     before = store.rule_state()
     apply(store, [1, 1])
@@ -293,9 +293,9 @@ def test_a_copy_of_the_state_does_not_change(locked):
         {"momentum": np.ones(2, np.float32)},
         {"velocity": np.ones(2, np.float32), "more": np.ones(2, np.float32)},
     ],
-    ids=["none", "another length", "another name", "more than that"],
+    ids=["none", "another length", "another name", "one more vector"],
 )
-def test_a_state_that_does_not_fit_is_begun_anew(state):
+def test_a_state_that_does_not_fit_is_replaced(state):
     store = a_store([0, 0, 7], trainable=2, rule=Momentum(), state=state)
     assert {name: value.tolist() for name, value in store.rule_state().items()} == {"velocity": [0, 0]}
     apply(store, [1, 2, 7])
@@ -303,19 +303,19 @@ def test_a_state_that_does_not_fit_is_begun_anew(state):
     assert store.rule_state()["velocity"].tolist() == [1, 2]
 
 
-def test_a_rule_without_a_state_forgets_what_another_one_left():
+def test_a_rule_without_a_state_ignores_that_of_another():
     state = {"velocity": np.ones(2, np.float32)}
     assert a_store(state=state).rule_state() == {}
 
 
-def test_a_rule_that_returns_its_result_is_refused(locked):
+def test_a_rule_that_returns_its_result_is_reported(locked):
     store = a_store(rule=Returning(), locked=locked)
     with pytest.raises(ConfigurationError, match="Returning.*returned something from apply: it must change center in place"):
         apply(store, [1, 1])
     assert values(store) == [1, 2]
 
 
-def test_folding_goes_on_after_a_rule_failed(locked):
+def test_updates_work_after_a_rule_failed(locked):
     class Failing(Momentum):
         """Fails once."""
 
@@ -324,7 +324,7 @@ def test_folding_goes_on_after_a_rule_failed(locked):
         def apply(self, center, state, update, staleness):
             if Failing.fail:
                 Failing.fail = False
-                raise ZeroDivisionError("own rule")
+                raise ZeroDivisionError("custom rule")
             center += update.sent
 
     store = a_store(rule=Failing(), locked=locked)
@@ -334,11 +334,11 @@ def test_folding_goes_on_after_a_rule_failed(locked):
     assert values(store) == [2, 3]
 
 
-# Many at once
+# Many threads
 
 
 def at_once(*works):
-    """Run functions in threads of their own, begun together; what they raise is raised here."""
+    """Run functions in threads that start together; their errors are raised here."""
     failed, gate = [], threading.Barrier(len(works))
 
     def run(work):
@@ -358,19 +358,19 @@ def at_once(*works):
 
 
 @pytest.mark.parametrize("rule", ["downpour", "agn"])
-def test_hogwild_of_one_worker_is_the_locked_mode(rule):
+def test_hogwild_with_one_worker_equals_the_locked_mode(rule):
     def run(locked):
         draw = np.random.default_rng(0)
         counters = (np.array(0),)
         store = a_store(draw.normal(size=9), counters, trainable=6, rule=RULES[rule](), num_workers=1, locked=locked)
-        told = [apply(store, draw.normal(size=9), counters=(np.array(step),)) for step in range(20)]
+        results = [apply(store, draw.normal(size=9), counters=(np.array(step),)) for step in range(20)]
         with store.snapshot() as snapshot:
-            return told, snapshot.version, snapshot.weights.vector.tolist(), snapshot.weights.counters[0].tolist()
+            return results, snapshot.version, snapshot.weights.vector.tolist(), snapshot.weights.counters[0].tolist()
 
     assert run(True) == run(False)
 
 
-def test_locked_folds_of_many_threads_add_up_and_no_snapshot_is_torn():
+def test_locked_updates_of_many_threads_add_up_and_snapshots_are_consistent():
     store = a_store(np.zeros(20_000), counters=(np.array(0),))
     staleness, applying = [], threading.Event()
 
@@ -408,10 +408,10 @@ def test_locked_folds_of_many_threads_add_up_and_no_snapshot_is_torn():
     assert store.version == 120
     assert len(staleness) == 120
     assert min(staleness) >= 0
-    assert len(store._spares) <= KEPT_SPARES
+    assert len(store._spares) <= MAX_SPARES
 
 
-def test_hogwild_folds_of_many_threads_count_every_one_and_lose_only_components():
+def test_hogwild_updates_of_many_threads_lose_only_components():
     store = a_store(np.zeros(20_000), counters=(np.array(0),), locked=False)
 
     def work():
@@ -442,14 +442,14 @@ class Slow(Momentum):
         center[1] += center[0]
 
 
-def test_locked_folds_come_one_after_the_other():
+def test_locked_updates_are_applied_one_after_the_other():
     store = a_store([0, 0], rule=Slow())
     at_once(lambda: apply(store, [0, 0]), lambda: apply(store, [0, 0]))
     assert values(store) == [2, 1 + 2]
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["in place", "in a copy"])
-def test_no_snapshot_is_taken_in_the_middle_of_a_locked_apply(read):
+def test_a_snapshot_waits_for_a_locked_update(read):
     rule = Slow()
     store = a_store([0, 0], rule=rule)
     reader = store.snapshot()
@@ -463,11 +463,11 @@ def test_no_snapshot_is_taken_in_the_middle_of_a_locked_apply(read):
     applying.join()
 
 
-def test_hogwild_folds_do_not_wait_for_each_other():
+def test_hogwild_updates_do_not_wait_for_each_other():
     meeting = threading.Barrier(2, timeout=120)
 
     class Meeting(Momentum):
-        """Folds only when two apply at the same time."""
+        """Applies an update only while another one is being applied."""
 
         def apply(self, center, state, update, staleness):
             meeting.wait()
