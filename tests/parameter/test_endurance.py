@@ -17,7 +17,7 @@ import pytest
 
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterService
+from sparkkeras.parameter.service import ArraySpecs, Contents, ParameterClient, ParameterService
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.socket import _header, _length
 from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport, read_body
@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, size, workers, pushes):
         weights = Flat(np.zeros(size, np.float32))
-        self.contents = Contents(size, "float32", Arrays(()), Arrays(()))
+        self.contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
         self.store = Store(weights, size, Downpour(), {}, workers)
         self.ledger = Ledger(
             {worker: PartitionPlan(pushes) for worker in range(workers)},
@@ -79,7 +79,7 @@ def push(client, size, value, base, batch, last=False):
 def train(address, size, worker, pushes):
     """Train as a worker: pull, check that the weights are consistent, push. Returns the sum of the pushed values."""
     draw, total, version = random.Random(worker), 0, -1
-    contents = Contents(size, "float32", Arrays(()), Arrays(()))
+    contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
     with ParameterClient(address, contents, worker, 100 + worker) as client:
         assert client.lease().sequence == 0
         for batch in range(1, pushes + 1):
@@ -97,7 +97,7 @@ def train(address, size, worker, pushes):
 def read_weights(address, size, stop):
     """Pull until ``stop`` is set; the number of different versions."""
     seen = []
-    contents = Contents(size, "float32", Arrays(()), Arrays(()))
+    contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
     with ParameterClient(address, contents, 0, 99) as client:
         while not stop.is_set():
             pulled = client.pull()

@@ -1,4 +1,4 @@
-"""The calls and the client, through the transport without sockets."""
+"""The service and the client, over the in-memory transport."""
 
 import re
 import threading
@@ -12,7 +12,14 @@ import pytest
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import Arrays, Contents, ParameterClient, ParameterServerStats, ParameterService, is_finite
+from sparkkeras.parameter.service import (
+    ArraySpecs,
+    Contents,
+    ParameterClient,
+    ParameterServerStats,
+    ParameterService,
+    is_finite,
+)
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import Endpoint, RefusedError, connect, make_transport
 from sparkkeras.rpc.wire import Secret
@@ -26,7 +33,7 @@ CONTENTS = Contents.of(Flat(VECTOR, COUNTERS), METRICS)
 
 @dataclass(frozen=True)
 class Picky(Downpour):
-    """An own rule that fails at what it does not like."""
+    """A custom rule that fails for some updates."""
 
     def apply(self, center, state, update, staleness):
         if update.sent[0] == 13:
@@ -35,7 +42,7 @@ class Picky(Downpour):
 
 
 class Bench:
-    """A service, and those who call it."""
+    """A service, its store and ledger, and clients."""
 
     def __init__(self, store, ledger, service, address):
         self.store, self.ledger, self.service, self.address = store, ledger, service, address
@@ -58,7 +65,7 @@ class Bench:
 
 @contextmanager
 def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_once=1, clock=time.monotonic):
-    """A service of partitions of three batches that all validate."""
+    """A service whose partitions have three batches and validate by default."""
     plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
     store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(plans))
     ledger = Ledger(
@@ -84,20 +91,20 @@ def bench():
         yield bench
 
 
-def push(client, delta=(1, 1, 1, 4), *, metrics=METRICS, counters=COUNTERS, ended=None, **told):
-    told = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1} | told
+def push(client, delta=(1, 1, 1, 4), *, metrics=METRICS, counters=COUNTERS, ended=None, **header):
+    header = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1} | header
     if ended is not None:
         ended = {"logs": {"loss": 0.5}, "seconds": 1.5, "learning_rate": 0.25} | ended
-    return client.push([np.array(delta, np.float32)], counters, metrics, ended=ended, **told)
+    return client.push([np.array(delta, np.float32)], counters, metrics, ended=ended, **header)
 
 
 def same(arrays, others):
-    """Whether shapes, dtypes and values are the same."""
+    """Whether shapes, dtypes and values are equal."""
     pairs = list(zip(arrays, others, strict=True))
     return all(one.dtype == other.dtype and np.array_equal(one, other) for one, other in pairs)
 
 
-# What travels
+# The format of bodies
 
 
 @pytest.mark.parametrize(
@@ -111,40 +118,40 @@ def same(arrays, others):
     ],
     ids=["none", "a number", "empty and small ones", "views", "metrics"],
 )
-def test_small_arrays_come_back_as_they_were(arrays):
-    kind = Arrays.like(arrays)
+def test_small_arrays_survive_packing(arrays):
+    kind = ArraySpecs.like(arrays)
     data = kind.pack(arrays)
     assert len(data) == kind.nbytes == sum(array.nbytes for array in arrays)
     assert same(kind.unpack(memoryview(data)), arrays)
 
 
-def test_small_arrays_are_copied():
-    data = bytearray(Arrays.like(METRICS).pack(METRICS))
-    found = Arrays.like(METRICS).unpack(memoryview(data))
+def test_unpacked_arrays_are_copies():
+    data = bytearray(ArraySpecs.like(METRICS).pack(METRICS))
+    found = ArraySpecs.like(METRICS).unpack(memoryview(data))
     data[:] = bytes(len(data))
     assert same(found, METRICS)
     found[0][...] = 3
 
 
-def test_small_arrays_of_another_dtype_are_converted():
-    kind = Arrays.like([np.zeros(2, np.float32)])
+def test_packing_converts_dtypes():
+    kind = ArraySpecs.like([np.zeros(2, np.float32)])
     assert same(kind.unpack(memoryview(kind.pack([np.array([1, 2])]))), [np.array([1, 2], np.float32)])
 
 
 @pytest.mark.parametrize("arrays", [(), (np.zeros(3),), (np.zeros((1, 2)),), (np.zeros(2), np.zeros(2)), (np.array(0.0),)])
-def test_small_arrays_of_other_shapes_are_refused(arrays):
+def test_packing_rejects_other_shapes(arrays):
     with pytest.raises(ValueError, match="expected arrays of the shapes and dtypes .*'float32'.* received"):
-        Arrays.like([np.zeros(2, np.float32)]).pack(arrays)
+        ArraySpecs.like([np.zeros(2, np.float32)]).pack(arrays)
 
 
-def test_the_bytes_of_what_travels():
+def test_the_sizes_of_bodies():
     assert (CONTENTS.size, CONTENTS.dtype) == (4, "float32")
     assert CONTENTS.vector_bytes == 16
     assert CONTENTS.weights_bytes == 16 + 8 + 8
     assert CONTENTS.update_bytes == 16 + 8 + 8 + 4 + 16
 
 
-def test_a_vector_lies_at_the_head_of_a_body():
+def test_a_vector_shares_the_memory_of_the_body():
     body = memoryview(bytearray(VECTOR.tobytes() + b"and more"))
     found = CONTENTS.vector(body)
     assert same([found], [VECTOR])
@@ -156,21 +163,21 @@ def test_a_vector_lies_at_the_head_of_a_body():
     ("values", "finite"),
     [([], True), ([1, -2], True), ([1, "nan"], False), (["inf"], False), (["inf", "-inf"], False), ([1e38, 1e38], True)],
 )
-def test_finite_or_not(values, finite, dtype):
+def test_values_that_are_not_finite_are_found(values, finite, dtype):
     assert is_finite(np.array(values, dtype)) is finite
 
 
 # Pulls
 
 
-def test_what_is_pulled_is_what_the_server_has(bench):
+def test_a_pull_returns_the_weights_of_the_server(bench):
     pulled = bench.client().pull()
     assert pulled.version == 0
     assert same([pulled.weights.vector], [VECTOR])
     assert same(pulled.weights.counters, COUNTERS)
 
 
-def test_weights_that_have_not_changed_do_not_travel_again(bench):
+def test_unchanged_weights_are_not_sent_again(bench):
     client = bench.client()
     first = client.pull()
     sent = bench.stats.sent_bytes
@@ -183,7 +190,7 @@ def test_weights_that_have_not_changed_do_not_travel_again(bench):
     assert (bench.stats.pulls, bench.stats.cached_pulls, bench.stats.sent_bytes) == (3, 1, 2 * sent)
 
 
-def test_a_pull_lets_the_weights_go(bench):
+def test_a_pull_releases_its_snapshot(bench):
     client = bench.client()
     with bench.store.snapshot() as snapshot:
         memory = snapshot.weights.vector
@@ -194,7 +201,7 @@ def test_a_pull_lets_the_weights_go(bench):
         assert np.shares_memory(snapshot.weights.vector, memory)
 
 
-def test_pulls_go_to_the_same_memory(bench):
+def test_pulls_reuse_their_buffer(bench):
     client = bench.client()
     first = client.pull().weights.vector
     push(client)
@@ -202,7 +209,7 @@ def test_pulls_go_to_the_same_memory(bench):
     assert first.tolist() == [2, 3, 4, 4]
 
 
-def test_the_weights_of_an_epoch_that_is_being_evaluated():
+def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         client.pull()
@@ -220,7 +227,7 @@ def test_the_weights_of_an_epoch_that_is_being_evaluated():
         assert end.held.weights.vector.tolist() == [2, 3, 4, 4]
 
 
-def test_the_weights_of_an_epoch_are_the_same_for_all_that_ask():
+def test_the_weights_of_an_epoch_do_not_change():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         push(client, batch=3, ended={})
@@ -230,8 +237,8 @@ def test_the_weights_of_an_epoch_are_the_same_for_all_that_ask():
         assert bench.values == [4, 5, 6, 4]
 
 
-def test_after_the_weights_of_an_epoch_the_newest_travel_again():
-    """They lie in the same memory."""
+def test_a_pull_after_the_weights_of_an_epoch_sends_the_newest():
+    """Both use the same buffer."""
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         push(client, batch=3, ended={})
@@ -244,35 +251,35 @@ def test_after_the_weights_of_an_epoch_the_newest_travel_again():
 # Pushes
 
 
-def test_a_push_is_folded_with_all_that_it_says(bench):
+def test_a_push_is_applied_with_all_its_fields(bench):
     client = bench.client()
     counters = (np.array(7), np.array([2, 2], np.uint32))
-    told = push(client, (1, 0, -1, 7), counters=counters, base=0, batch=2, steps=6, rows=48)
-    assert told == Directive()
+    directive = push(client, (1, 0, -1, 7), counters=counters, base=0, batch=2, steps=6, rows=48)
+    assert directive == Directive()
     with bench.store.snapshot() as snapshot:
-        assert snapshot.weights.vector.tolist() == [2, 2, 2, 5]  # of three workers: 4 + (7 - 4)/3
+        assert snapshot.weights.vector.tolist() == [2, 2, 2, 5]  # the mean over three workers: 4 + (7 - 4)/3
         assert same(snapshot.weights.counters, (np.array(7), np.array([2, 9], np.uint32)))
-    standing = client.lease()
-    assert (standing.sequence, standing.epoch, standing.batch, standing.steps) == (1, 0, 2, 6)
-    assert same(standing.metrics, METRICS)
+    resumed = client.lease()
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps) == (1, 0, 2, 6)
+    assert same(resumed.metrics, METRICS)
     assert bench.ledger.rows == 48
 
 
-def test_a_push_may_come_in_parts(bench):
+def test_a_push_may_consist_of_parts(bench):
     parts = [np.array([1, 1, 1], np.float32), np.array([4], np.float32), np.array([], np.float32)]
     client = bench.client()
     client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
     assert bench.values == [2, 3, 4, 4]
 
 
-def test_a_push_that_is_a_view_with_gaps(bench):
+def test_a_push_may_be_a_view_with_gaps(bench):
     client = bench.client()
     parts = [np.array([1, 0, 2, 0, 3, 0, 4, 0], np.float32)[::2]]
     client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
     assert bench.values == [2, 4, 6, 4]
 
 
-def test_the_end_of_an_epoch_is_told_whole():
+def test_the_end_of_an_epoch_is_reported():
     with serving(PartitionPlan(3)) as bench:
         client = bench.client()
         push(client, batch=2, steps=2, rows=8)
@@ -286,14 +293,14 @@ def test_the_end_of_an_epoch_is_told_whole():
         assert end.held.version == 2
 
 
-def test_a_new_attempt_goes_on_where_the_old_one_stood(bench):
+def test_a_new_attempt_continues_where_the_old_one_stopped(bench):
     client = bench.client(attempt=1)
     push(client, batch=2, steps=2)
     client.release()
     other = bench.client(attempt=2, leased=False)
-    standing = other.lease()
-    assert (standing.sequence, standing.epoch, standing.batch, standing.steps) == (1, 0, 2, 2)
-    assert same(standing.metrics, METRICS)
+    resumed = other.lease()
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps) == (1, 0, 2, 2)
+    assert same(resumed.metrics, METRICS)
     push(other)
     assert bench.stats.pushes == 2
     with pytest.raises(DriverConnectionError, match="the lease of worker 0 was taken over by another attempt"):
@@ -326,7 +333,7 @@ def assert_ended(bench, error):
     assert bench.ledger.rows == 0
 
 
-def test_after_a_divergence_the_others_are_told_to_stop(bench):
+def test_after_a_divergence_the_other_workers_stop(bench):
     one, two = bench.client(0), bench.client(1)
     with pytest.raises(DivergenceError):
         push(one, (np.nan, 0, 0, 0))
@@ -336,110 +343,110 @@ def test_after_a_divergence_the_others_are_told_to_stop(bench):
     assert two.renew().stop
 
 
-def test_large_but_finite_updates_are_folded(bench):
+def test_large_but_finite_updates_are_applied(bench):
     push(bench.client(), (1e30, -1e38, 3e38, 4))
     assert bench.values == np.array([1e30, -1e38, 3e38, 4], np.float32).tolist()
 
 
-def test_metrics_are_nobodys_business(bench):
+def test_metrics_may_be_nan(bench):
     push(bench.client(), metrics=(np.array(np.nan, np.float32), METRICS[1]))
     assert bench.service.failure is None
 
 
-def test_an_own_rule_that_fails_ends_training_with_its_words():
+def test_a_custom_rule_that_fails_ends_training_with_its_message():
     with serving(rule=Picky()) as bench:
         one, two = bench.client(0), bench.client(1)
-        words = "the update rule Picky() failed to apply an update: ZeroDivisionError: thirteen"
-        with pytest.raises(DriverConnectionError, match=re.escape(words)):
+        message = "the update rule Picky() failed to apply an update: ZeroDivisionError: thirteen"
+        with pytest.raises(DriverConnectionError, match=re.escape(message)):
             push(one, (13, 0, 0, 4))
         assert bench.stats.pushes == 0
         assert isinstance(bench.service.failure, ConfigurationError)
-        assert words in str(bench.service.failure)
+        assert message in str(bench.service.failure)
         assert two.renew().stop
 
 
-# Strangers and slips
+# Invalid calls
 
 
-def fields(worker=0, lease=1, sequence=1, **told):
-    told = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "ended": None} | told
-    return {"worker": worker, "lease": lease, "sequence": sequence} | told
+def fields(worker=0, lease=1, sequence=1, **header):
+    header = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "ended": None} | header
+    return {"worker": worker, "lease": lease, "sequence": sequence} | header
 
 
 def body(size=CONTENTS.update_bytes):
     return (memoryview(np.ones(CONTENTS.update_bytes, np.uint8).tobytes())[:size],)
 
 
-def refused(bench, kind, name, told, body=()):
+def rejected(bench, kind, name, fields, body=()):
     with pytest.raises(RefusedError) as caught:
-        connect(bench.address).call(name, told, body)
+        connect(bench.address).call(name, fields, body)
     assert caught.value.kind == kind
     return str(caught.value)
 
 
-@pytest.mark.parametrize("lacking", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "ended"])
-def test_an_update_that_does_not_say_all_is_not_folded(bench, lacking):
-    told = fields(lease=bench.client()._lease)
-    del told[lacking]
-    refused(bench, "malformed", "update", told, body())
-    refused(bench, "malformed", "update", told, body())
+@pytest.mark.parametrize("missing", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "ended"])
+def test_an_update_that_lacks_a_field_is_not_applied(bench, missing):
+    sent = fields(lease=bench.client()._lease)
+    del sent[missing]
+    rejected(bench, "malformed", "update", sent, body())
+    rejected(bench, "malformed", "update", sent, body())
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
 @pytest.mark.parametrize("ended", [{}, {"logs": {}}, 7])
-def test_an_epochs_end_that_does_not_say_all_is_not_folded(bench, ended):
-    told = fields(lease=bench.client()._lease, ended=ended)
-    refused(bench, "malformed", "update", told, body())
-    refused(bench, "malformed", "update", told, body())
+def test_an_epochs_end_that_lacks_a_field_is_not_applied(bench, ended):
+    sent = fields(lease=bench.client()._lease, ended=ended)
+    rejected(bench, "malformed", "update", sent, body())
+    rejected(bench, "malformed", "update", sent, body())
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, CONTENTS.update_bytes - 1])
-def test_an_update_that_is_too_short_is_refused(bench, size):
+def test_an_update_that_is_too_short_is_rejected(bench, size):
     client = bench.client()
-    words = refused(bench, "malformed", "update", fields(lease=client._lease), body(size))
-    assert f"an update has {CONTENTS.update_bytes} bytes, received {size}" in words
+    message = rejected(bench, "malformed", "update", fields(lease=client._lease), body(size))
+    assert f"expected an update of {CONTENTS.update_bytes} bytes, received {size}" in message
     assert (bench.store.version, bench.ledger.rows) == (0, 0)
     push(client)
 
 
-def test_how_large_the_body_of_a_call_may_be(bench):
+def test_the_limits_of_the_bodies_of_calls(bench):
     limits = {"update": CONTENTS.update_bytes, "report": CONTENTS.metrics.nbytes}
     others = ("health", "lease", "renew", "parameters", "finish", "release")
     assert {name: bench.service.limit(name) for name in (*limits, *others)} == limits | dict.fromkeys(others, 0)
 
 
-def test_an_unknown_call_is_refused(bench):
-    assert "there is no call 'delete'" in refused(bench, "unknown", "delete", {})
+def test_an_unknown_call_is_rejected(bench):
+    assert "there is no call 'delete'" in rejected(bench, "unknown", "delete", {})
 
 
 @pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
-def test_a_worker_that_is_not_there_is_refused(bench, name):
-    told = fields(worker=9, attempt=1, missing=False)
-    assert "there is no worker 9" in refused(bench, "unknown", name, told, body() if name == "update" else ())
+def test_an_unknown_worker_is_rejected(bench, name):
+    sent = fields(worker=9, attempt=1, missing=False)
+    assert "there is no worker 9" in rejected(bench, "unknown", name, sent, body() if name == "update" else ())
 
 
 @pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
-def test_a_call_that_lacks_its_fields_is_answered_and_kills_nobody(bench, name):
-    words = refused(bench, "malformed", name, {}, body() if name == "update" else ())
-    assert f"{name!r} is not understood: KeyError" in words
+def test_a_call_without_its_fields_is_rejected(bench, name):
+    message = rejected(bench, "malformed", name, {}, body() if name == "update" else ())
+    assert f"the fields of the call {name!r} are invalid: KeyError" in message
     push(bench.client())
 
 
-def test_a_push_before_which_one_is_missing_is_refused(bench):
+def test_a_push_out_of_sequence_is_rejected(bench):
     client = bench.client()
-    told = fields(lease=client._lease, sequence=2)
-    assert "pushed 2 where 1 was due" in refused(bench, "out of turn", "update", told, body())
+    sent = fields(lease=client._lease, sequence=2)
+    assert "worker 0 sent push 2; expected push 1" in rejected(bench, "out of turn", "update", sent, body())
     assert bench.store.version == 0
 
 
-def test_a_report_that_is_too_short_is_refused(bench):
+def test_a_report_that_is_too_short_is_rejected(bench):
     client = bench.client()
-    refused(bench, "malformed", "report", {"worker": 0, "lease": client._lease, "epoch": 0}, body(3))
+    rejected(bench, "malformed", "report", {"worker": 0, "lease": client._lease, "epoch": 0}, body(3))
     push(client)
 
 
-def test_pushes_of_other_shapes_do_not_leave_the_worker(bench):
+def test_a_push_of_other_shapes_fails_on_the_worker(bench):
     client = bench.client()
     with pytest.raises(ValueError, match="expected arrays"):
         push(client, metrics=METRICS[:1])
@@ -450,33 +457,33 @@ def test_pushes_of_other_shapes_do_not_leave_the_worker(bench):
     assert bench.stats.pushes == 1
 
 
-# What else a client asks
+# Other calls
 
 
-def test_health_tells_the_version(bench):
+def test_health_returns_the_version(bench):
     push(bench.client())
     assert connect(bench.address).call("health", {})[0] == {"version": 1}
 
 
-def test_a_partition_that_is_done_is_not_taken_again(bench):
+def test_a_finished_partition_is_not_leased_again(bench):
     client = bench.client()
     client.finish()
     client.finish()
     assert bench.client(attempt=7, leased=False).lease() is None
 
 
-def test_a_client_waits_for_a_partition_that_another_one_holds(bench):
+def test_a_client_waits_for_a_partition_that_another_one_has(bench):
     client = bench.client(attempt=1)
     push(client)
     timer = threading.Timer(0.05, client.release)
-    began = time.monotonic()
+    started = time.monotonic()
     timer.start()
     assert bench.client(attempt=2, leased=False).lease().sequence == 1
-    assert time.monotonic() - began >= 0.04
+    assert time.monotonic() - started >= 0.04
     timer.join()
 
 
-def test_what_the_driver_sets_comes_with_every_answer():
+def test_every_reply_has_the_directive_of_the_driver():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         bench.ledger.set_learning_rate(0.5)
@@ -487,20 +494,20 @@ def test_what_the_driver_sets_comes_with_every_answer():
         assert client.report(0, METRICS) == Directive(stop=True)
 
 
-def test_proceeding_waits_as_long_as_it_is_told_to():
+def test_proceed_waits_as_long_as_the_directive_says():
     with serving(at_once=2) as bench:
         client, other = bench.client(0), bench.client(1)
         push(client)
         assert client.renew().wait
         timer = threading.Timer(0.05, push, [other])
-        began = time.monotonic()
+        started = time.monotonic()
         timer.start()
         assert client.proceed() == Directive()
-        assert time.monotonic() - began >= 0.04
+        assert time.monotonic() - started >= 0.04
         timer.join()
 
 
-def test_proceeding_ends_with_a_stop():
+def test_proceed_ends_with_a_stop():
     with serving(at_once=2) as bench:
         client = bench.client()
         push(client)
@@ -510,18 +517,18 @@ def test_proceeding_ends_with_a_stop():
         timer.join()
 
 
-def test_staying_lasts_as_long_as_there_is_something_to_come():
+def test_staying_lasts_while_epochs_have_to_be_evaluated():
     with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, two = bench.client(0), bench.client(1)
         push(one, batch=3, ended={})
-        told = []
+        directives = []
         for directive in one.staying():
-            told.append(directive)
-            if len(told) == 2:
+            directives.append(directive)
+            if len(directives) == 2:
                 push(two, batch=3, ended={})
             if directive.evaluate:
                 one.report(0, METRICS)
-        assert told == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
+        assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
 
 
 def test_staying_ends_with_a_stop():
@@ -534,28 +541,28 @@ def test_staying_ends_with_a_stop():
         assert list(staying) == []
 
 
-def test_a_client_that_hangs_up_leaves_its_partition_to_others(bench):
+def test_a_client_that_disconnects_loses_its_lease_to_others(bench):
     with bench.client(attempt=1):
         assert bench.ledger.lease(0, 2) == "wait"
     assert bench.ledger.lease(0, 2) != "wait"
 
 
-def test_a_client_that_has_finished_may_hang_up(bench):
+def test_a_client_that_has_finished_may_disconnect(bench):
     with bench.client(attempt=1) as client:
         client.finish()
     assert bench.ledger.lease(0, 2) == "done"
 
 
-def test_missing_rows_are_told_to_the_driver(bench):
+def test_missing_rows_are_reported_to_the_driver(bench):
     bench.client(1).release(missing=True)
     bench.client(2).release()
     assert bench.ledger.take_missing() == [1]
 
 
-# What was done
+# Statistics
 
 
-def test_the_figures():
+def test_the_statistics_of_a_training():
     with serving(PartitionPlan(3), PartitionPlan(3)) as bench:
         one, two = bench.client(0), bench.client(1)
         for client in (one, two, two):
@@ -577,28 +584,28 @@ def test_the_figures():
     assert stats.updates_per_second == 3 / stats.seconds
 
 
-def test_every_refusal_is_in_the_figures(bench):
+def test_every_rejection_is_in_the_statistics(bench):
     client = bench.client()
-    refused(bench, "unknown", "renew", {"worker": 9, "lease": 1})
-    refused(bench, "malformed", "update", fields(lease=client._lease), body(3))
+    rejected(bench, "unknown", "renew", {"worker": 9, "lease": 1})
+    rejected(bench, "malformed", "update", fields(lease=client._lease), body(3))
     with pytest.raises(DivergenceError):
         push(client, (np.nan, 0, 0, 0))
     assert bench.stats.rejected_requests == {"unknown": 1, "malformed": 1, "diverged": 1}
 
 
-def test_figures_of_nothing():
+def test_statistics_without_updates():
     stats = ParameterServerStats()
     assert (stats.updates_per_second, stats.mean_staleness, stats.max_staleness) == (0, 0, 0)
 
 
-# Leases that live on
+# Renewing a lease
 
 
 def lease_threads():
     return [thread for thread in threading.enumerate() if thread.name == "sparkkeras-lease"]
 
 
-def test_a_lease_lives_while_it_is_renewed_from_aside():
+def test_a_lease_is_renewed_by_a_thread():
     with serving(lease_seconds=600.0) as bench:
         client = bench.client(0, 1)
         lease = bench.ledger._partitions[0].lease
@@ -607,7 +614,7 @@ def test_a_lease_lives_while_it_is_renewed_from_aside():
             for _ in range(3):
                 before, limit = lease.expires, time.monotonic() + 60
                 while lease.expires <= before:
-                    assert time.monotonic() < limit, "nobody renewed it"
+                    assert time.monotonic() < limit, "the lease was not renewed"
                     time.sleep(0.001)
         assert lease_threads() == []
         assert bench.ledger.lease(0, 2) == "wait"
@@ -615,7 +622,7 @@ def test_a_lease_lives_while_it_is_renewed_from_aside():
         client.finish()
 
 
-def test_a_lease_is_not_in_doubt_when_renewing_it_from_aside_ends(bench):
+def test_a_lease_does_not_expire_when_the_renewing_thread_ends(bench):
     client = bench.client(0, 1)
     with client.renewing(0.001):
         received = bench.ledger._partitions[0].lease.expires
@@ -624,7 +631,7 @@ def test_a_lease_is_not_in_doubt_when_renewing_it_from_aside_ends(bench):
     assert bench.ledger.lease(0, 2) == "wait"
 
 
-def test_a_lease_that_nobody_renews_runs_out():
+def test_a_lease_that_is_not_renewed_expires():
     seconds = 0.0
     with serving(lease_seconds=10.0, clock=lambda: seconds) as bench:
         bench.client(0, 1)
@@ -634,14 +641,14 @@ def test_a_lease_that_nobody_renews_runs_out():
         assert bench.ledger.lease(0, 2) != "wait"
 
 
-def test_renewing_ends_with_the_work_however_it_ended(bench):
+def test_renewing_ends_with_its_context_after_an_error(bench):
     client = bench.client()
     with pytest.raises(ZeroDivisionError), client.renewing(0.001):
         raise ZeroDivisionError
     assert lease_threads() == []
 
 
-def test_renewing_gives_up_when_the_lease_is_lost(bench):
+def test_renewing_ends_when_the_lease_is_lost(bench):
     client = bench.client(0, 1)
     with client.renewing(0.001):
         (thread,) = lease_threads()
@@ -652,7 +659,7 @@ def test_renewing_gives_up_when_the_lease_is_lost(bench):
         client.renew()
 
 
-def test_renewing_gives_up_when_the_server_is_gone():
+def test_renewing_ends_when_the_server_has_stopped():
     with serving(timeout=0.1) as bench:
         client = bench.client()
         renewing = client.renewing(0.001)
@@ -663,46 +670,46 @@ def test_renewing_gives_up_when_the_server_is_gone():
     renewing.__exit__(None, None, None)
 
 
-# A server that is gone
+# A server that has stopped
 
 
-@pytest.mark.parametrize("ask", [push, *(getattr(ParameterClient, name) for name in ("lease", "renew", "pull", "finish"))])
-def test_a_server_that_is_gone_is_told_of_in_time(ask):
+@pytest.mark.parametrize("call", [push, *(getattr(ParameterClient, name) for name in ("lease", "renew", "pull", "finish"))])
+def test_a_server_that_has_stopped_is_reported_in_time(call):
     with serving(timeout=0.3) as bench:
         client = bench.client(1)
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(DriverConnectionError) as caught:
-        ask(client)
-    assert 0.1 < time.monotonic() - began < 20
-    words = str(caught.value)
-    assert "worker 1 has had no answer from the parameter server at inprocess://127.0.0.1:0 for 0.3 seconds" in words
-    assert "nobody answers in this process" in words
-    assert "ParameterServerOptions(timeout=...)" in words
+        call(client)
+    assert 0.1 < time.monotonic() - started < 20
+    message = str(caught.value)
+    assert "worker 1 got no answer from the parameter server at inprocess://127.0.0.1:0 for 0.3 seconds" in message
+    assert "no server with this secret runs in this process" in message
+    assert "ParameterServerOptions(timeout=...)" in message
 
 
-def test_giving_up_says_nothing_where_nobody_hears_it():
+def test_release_ignores_a_server_that_has_stopped():
     with serving(timeout=60.0) as bench:
         client = bench.client()
-    began = time.monotonic()
+    started = time.monotonic()
     client.release()
     client.__exit__(None, None, None)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - started < 30
 
 
-def test_giving_up_says_nothing_where_it_is_refused(bench):
+def test_release_ignores_a_rejection(bench):
     bench.client(9, leased=False).release()
     assert bench.stats.rejected_requests == {"unknown": 1}
 
 
-def test_giving_up_a_lease_that_is_lost_does_nothing(bench):
+def test_releasing_a_lost_lease_does_nothing(bench):
     client = bench.client(attempt=1)
-    bench.ledger.doubt(0, client._lease)
+    bench.ledger.expire(0, client._lease)
     other = bench.client(attempt=2)
     client.release()
     push(other)
 
 
-# Many at once
+# Many clients
 
 
 def test_the_pushes_of_many_clients_add_up():

@@ -1,4 +1,4 @@
-"""A network that loses, repeats and delays: every push is applied exactly once all the same."""
+"""Over a network that loses, repeats and delays calls, every push is applied exactly once."""
 
 import itertools
 import random
@@ -28,15 +28,15 @@ class Killed(Exception):
 
 
 class BadNetwork:
-    """A `Caller` of whose calls a fifth each is lost, answered in vain, delivered twice, and delivered again much later.
+    """A `Caller` with faults: a fifth each of the requests and replies is lost, and of the calls duplicated or delayed.
 
-    Late copies come over connections of their own, so no order is kept.
+    Late copies arrive over separate connections, so they are out of order.
 
     Args:
-        address: As of any caller.
-        seed: Of what is left to chance.
-        late: Copies of an earlier attempt that are still on their way.
-        dies: At which call to push, counted with those that are tried again, the worker's process ends.
+        address: The address of the server.
+        seed: The seed of the random faults.
+        late: Copies of an earlier attempt's calls that are still in transit.
+        dies: The number of the push, retries included, at which the worker's process ends.
     """
 
     def __init__(self, address, seed, late=(), dies=None):
@@ -44,39 +44,39 @@ class BadNetwork:
         self._chance = random.Random(seed)
         self._late = list(late)
         self._calls_left = dies
-        self.lost = self.unheard = self.twice = self.delayed = 0
+        self.lost_requests = self.lost_replies = self.duplicated = self.delayed = 0
 
     def call(self, name, fields, body=(), into=None):
-        kept = (name, dict(fields), tuple(memoryview(bytes(part)) for part in body))
+        copy = (name, dict(fields), tuple(memoryview(bytes(part)) for part in body))
         if self._late and self._chance.random() < 0.5:
             self.deliver(self._late.pop(self._chance.randrange(len(self._late))))
         if self._hit():
-            self._late.append(kept)
+            self._late.append(copy)
             self.delayed += 1
         if name == "update" and self._calls_left is not None:
             self._calls_left -= 1
             if not self._calls_left:
-                self._late.append(kept)
+                self._late.append(copy)
                 raise Killed
         if self._hit():
-            self.lost += 1
+            self.lost_requests += 1
             raise TransportError("the request was lost")
         if self._hit():
-            self.twice += 1
-            self.deliver(kept)
+            self.duplicated += 1
+            self.deliver(copy)
         answer = self._caller.call(name, fields, body, into)
         if self._hit():
-            self.unheard += 1
-            raise TransportError("the answer was lost")
+            self.lost_replies += 1
+            raise TransportError("the reply was lost")
         return answer
 
-    def deliver(self, kept):
-        """Deliver a copy, whose answer nobody hears."""
-        with suppress(RefusedError):  # it came too late
-            connect(self._address).call(*kept)
+    def deliver(self, copy):
+        """Deliver a copy, and ignore the reply."""
+        with suppress(RefusedError):  # it arrived too late
+            connect(self._address).call(*copy)
 
-    def taken(self):
-        """What is still on its way."""
+    def in_transit(self):
+        """The copies that are still in transit."""
         late, self._late = self._late, []
         return late
 
@@ -88,14 +88,14 @@ class BadNetwork:
 
 
 def train(address, worker, attempt, network, batches):
-    """Push deltas of whole numbers until all is done."""
+    """Push integer deltas until the partition is done."""
     client = ParameterClient(address, CONTENTS, worker, attempt, network)
-    standing = client.lease()
-    epoch, batch = standing.epoch, standing.batch
+    resumed = client.lease()
+    epoch, batch = resumed.epoch, resumed.batch
     while epoch < EPOCHS:
         pulled = client.pull()
         batch += 1
-        told = {"logs": {"loss": 1.0}, "seconds": 1.0, "learning_rate": 0.1} if batch == batches else None
+        ended = {"logs": {"loss": 1.0}, "seconds": 1.0, "learning_rate": 0.1} if batch == batches else None
         client.push(
             [delta(worker, epoch, batch)],
             [np.array(epoch * batches + batch)],
@@ -106,7 +106,7 @@ def train(address, worker, attempt, network, batches):
             steps=1,
             rows=7,
             learning_rate=0.1,
-            ended=told,
+            ended=ended,
         )
         if batch == batches:
             epoch, batch = epoch + 1, 0
@@ -114,14 +114,17 @@ def train(address, worker, attempt, network, batches):
 
 
 def delta(worker, epoch, batch):
-    """One for each push, and a number that tells it from the others."""
+    """A different delta for each push."""
     values = np.zeros(8)
     values[[0, 1, 2 + worker]] = 1, 1000 * epoch + batch, 1
     return values
 
 
 def run(batches, dies=()):
-    """Train with a thread for each worker, whose attempts die at these calls; store, ledger, figures and networks."""
+    """Train with a thread for each worker, whose attempts die at these calls.
+
+    Returns the store, the ledger, the statistics and the networks.
+    """
     store = Store(Flat(VECTOR, (np.array(0),)), 8, Downpour(), {}, WORKERS)
     ledger = Ledger(
         {worker: PartitionPlan(batches) for worker in range(WORKERS)},
@@ -148,9 +151,9 @@ def run(batches, dies=()):
                     train(address, worker, number, network, batches)
                 except Killed:
                     network.close()
-                late = network.taken()
-            for kept in late:
-                network.deliver(kept)
+                late = network.in_transit()
+            for copy in late:
+                network.deliver(copy)
         except BaseException as error:
             failed.append(error)
 
@@ -167,7 +170,7 @@ def run(batches, dies=()):
 
 
 def check(batches, store, ledger, stats):
-    """All was applied exactly once."""
+    """Check that every push was applied exactly once."""
     unique = WORKERS * EPOCHS * batches
     pushes = itertools.product(range(WORKERS), range(EPOCHS), range(1, batches + 1))
     expected = sum(delta(*push) for push in pushes)
@@ -184,16 +187,16 @@ def check(batches, store, ledger, stats):
 
 
 @pytest.mark.parametrize("batches", [100, pytest.param(667, marks=pytest.mark.soak)])
-def test_a_bad_network_loses_and_repeats_no_push(batches):
+def test_every_push_is_applied_once_over_a_bad_network(batches):
     store, ledger, stats, networks = run(batches)
     check(batches, store, ledger, stats)
     assert set(stats.rejected_requests) <= {"lease lost"}
     for network in networks:
-        assert min(network.lost, network.unheard, network.twice, network.delayed) > batches / 2
+        assert min(network.lost_requests, network.lost_replies, network.duplicated, network.delayed) > batches / 2
 
 
-def test_nor_do_attempts_that_die_on_a_bad_network():
-    """Copies of what they sent come before the next attempt, and in between its own calls."""
+def test_every_push_is_applied_once_though_attempts_die():
+    """Copies of their calls arrive before the calls of the next attempt, and in between."""
     batches, dies = 20, (11, 1, 25, 2, 30)
     store, ledger, stats, networks = run(batches, dies)
     check(batches, store, ledger, stats)
