@@ -1,4 +1,4 @@
-"""Leases, epochs and what workers are told, on a clock that the test moves."""
+"""Leases, epochs and directives, with a clock that the test controls."""
 
 import threading
 from contextlib import suppress
@@ -10,11 +10,11 @@ from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, 
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
-START_SECONDS = 60.0
+WARMUP_TIMEOUT = 60.0
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = 1000.0
@@ -22,16 +22,16 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def pass_by(self, seconds=LEASE_SECONDS):
+    def advance(self, seconds=LEASE_SECONDS):
         self.now += seconds
 
 
 class Bench:
-    """A ledger, its clock, and what pushes of a plain worker look like."""
+    """A ledger and its clock, with the calls of a simple worker."""
 
     def __init__(self, *plans, epochs=range(2), at_once=1, validates=lambda epoch: False, max_staleness=None):
         self.clock = Clock()
-        self.noted = []
+        self.completed = []
         self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
         self.ledger = Ledger(
             self.plans,
@@ -40,45 +40,45 @@ class Bench:
             validates=validates,
             max_staleness=max_staleness,
             lease_seconds=LEASE_SECONDS,
-            warmup_timeout=START_SECONDS,
+            warmup_timeout=WARMUP_TIMEOUT,
             on_epoch=self.on_epoch,
             clock=self.clock,
         )
 
     def on_epoch(self, epoch):
-        self.noted.append(epoch)
+        self.completed.append(epoch)
         return f"weights of {epoch}"
 
     def take(self, worker, attempt=None):
-        standing = self.ledger.lease(worker, 100 + worker if attempt is None else attempt)
-        assert not isinstance(standing, str), standing
-        return standing.lease
+        resumed = self.ledger.lease(worker, 100 + worker if attempt is None else attempt)
+        assert not isinstance(resumed, str), resumed
+        return resumed.lease
 
     def push(self, worker, lease, sequence, *, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=False):
-        """Whether it was to be applied."""
-        told = {"logs": {"loss": float(worker)}, "seconds": 1.5, "learning_rate": 0.25} if ended else None
+        """Push once; whether the push was to be applied."""
+        report = {"logs": {"loss": float(worker)}, "seconds": 1.5, "learning_rate": 0.25} if ended else None
         with self.ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self.ledger.pushed(worker, epoch=epoch, batch=batch, steps=steps, rows=rows, metrics=metrics, ended=told)
+                self.ledger.pushed(worker, epoch=epoch, batch=batch, steps=steps, rows=rows, metrics=metrics, ended=report)
         return new
 
     def end(self, worker, lease, epoch, sequence=None):
-        """One push that is all of an epoch, the first one being epoch 0's."""
+        """Push a whole epoch at once; the first push is that of epoch 0."""
         batches = self.plans[worker].batches
         assert self.push(worker, lease, sequence or epoch + 1, epoch=epoch, batch=batches, ended=True)
 
-    def told(self, worker, lease):
+    def directive(self, worker, lease):
         return self.ledger.directive(worker, lease)
 
-    def over(self):
-        """The epochs that are over."""
+    def ended_epochs(self):
+        """The epochs that have ended."""
         found = []
         while (end := self.ledger.wait(0)) is not None:
             found.append(end)
         return found
 
 
-def refused(kind, call, *args, **named):
+def rejected(kind, call, *args, **named):
     with pytest.raises(RefusedError) as caught:
         call(*args, **named)
     assert caught.value.kind == kind
@@ -92,9 +92,9 @@ def arrays(*numbers):
 # Leases
 
 
-def test_a_lease_tells_where_to_begin():
-    standing = Bench(3, epochs=range(4, 6)).ledger.lease(0, 7)
-    assert (standing.sequence, standing.epoch, standing.batch, standing.steps, standing.metrics) == (0, 4, 0, 0, ())
+def test_a_lease_has_the_point_to_start_from():
+    resumed = Bench(3, epochs=range(4, 6)).ledger.lease(0, 7)
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps, resumed.metrics) == (0, 4, 0, 0, ())
 
 
 def test_the_same_attempt_gets_the_same_lease_again():
@@ -102,28 +102,28 @@ def test_the_same_attempt_gets_the_same_lease_again():
     assert ledger.lease(0, 7) == ledger.lease(0, 7)
 
 
-def test_the_same_attempt_gets_its_lease_again_after_it_ran_out():
+def test_the_same_attempt_gets_its_lease_again_after_it_expired():
     bench = Bench(3)
     first = bench.take(0, 7)
-    bench.clock.pass_by(5 * LEASE_SECONDS)
+    bench.clock.advance(5 * LEASE_SECONDS)
     assert bench.take(0, 7) == first
     assert bench.ledger.lease(0, 8) == "wait"
 
 
-def test_another_attempt_waits_until_the_lease_runs_out():
+def test_another_attempt_waits_until_the_lease_expires():
     bench = Bench(3)
     bench.take(0, 7)
     assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.pass_by(LEASE_SECONDS - 0.1)
+    bench.clock.advance(LEASE_SECONDS - 0.1)
     assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.pass_by(0.1)
+    bench.clock.advance(0.1)
     assert bench.take(0, 8)
 
 
-def test_a_lease_that_ran_out_is_good_until_another_attempt_asks():
+def test_an_expired_lease_works_until_another_attempt_asks():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.clock.pass_by(5 * LEASE_SECONDS)
+    bench.clock.advance(5 * LEASE_SECONDS)
     assert bench.push(0, lease, 1)
     assert bench.ledger.lease(0, 8) == "wait"
 
@@ -132,93 +132,93 @@ def test_a_lease_that_ran_out_is_good_until_another_attempt_asks():
     "call",
     [
         lambda bench, lease: bench.ledger.lease(0, 7),
-        lambda bench, lease: bench.told(0, lease),
+        lambda bench, lease: bench.directive(0, lease),
         lambda bench, lease: bench.push(0, lease, 2),
         lambda bench, lease: bench.push(0, lease, 1),
         lambda bench, lease: bench.ledger.evaluated(0, lease, 0, arrays(1)),
     ],
-    ids=["lease", "directive", "push", "a push again", "evaluated"],
+    ids=["lease", "directive", "push", "repeated push", "evaluated"],
 )
 def test_every_call_that_carries_a_lease_renews_it(call):
     bench = Bench(3)
     lease = bench.take(0, 7)
     assert bench.push(0, lease, 1)
-    bench.clock.pass_by(LEASE_SECONDS - 1)
+    bench.clock.advance(LEASE_SECONDS - 1)
     call(bench, lease)
-    bench.clock.pass_by(LEASE_SECONDS - 1)
+    bench.clock.advance(LEASE_SECONDS - 1)
     assert bench.ledger.lease(0, 8) == "wait"
 
 
-def test_asking_does_not_renew_the_lease_of_another():
+def test_asking_does_not_renew_the_lease_of_another_attempt():
     bench = Bench(3)
     bench.take(0, 7)
-    bench.clock.pass_by(LEASE_SECONDS - 1)
+    bench.clock.advance(LEASE_SECONDS - 1)
     assert bench.ledger.lease(0, 8) == "wait"
-    bench.clock.pass_by(1)
+    bench.clock.advance(1)
     assert bench.take(0, 8)
 
 
-def test_the_numbers_of_leases_rise_over_all_partitions():
+def test_the_numbers_of_leases_increase_over_all_partitions():
     bench = Bench(3, 3)
     numbers = []
     for attempt in range(4):
         for worker in (0, 1):
             numbers.append(bench.take(worker, 10 * attempt + worker))
-        bench.clock.pass_by()
+        bench.clock.advance()
     assert numbers == sorted(set(numbers))
 
 
-def test_an_attempt_whose_connection_ended_is_replaced_at_once():
+def test_an_attempt_whose_connection_closed_is_replaced_at_once():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.ledger.doubt(0, lease)
+    bench.ledger.expire(0, lease)
     assert bench.take(0, 8) > lease
 
 
-def test_a_doubt_ends_with_the_next_call():
+def test_the_next_call_renews_a_lease_whose_connection_closed():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.ledger.doubt(0, lease)
-    bench.told(0, lease)
+    bench.ledger.expire(0, lease)
+    bench.directive(0, lease)
     assert bench.ledger.lease(0, 8) == "wait"
 
 
-def test_doubts_of_a_lease_that_was_taken_over_do_not_touch_the_new_one():
+def test_expiring_a_lease_that_was_taken_over_does_not_expire_the_new_one():
     bench = Bench(3)
     old = bench.take(0, 7)
-    bench.clock.pass_by()
+    bench.clock.advance()
     bench.take(0, 8)
-    bench.ledger.doubt(0, old)
+    bench.ledger.expire(0, old)
     assert bench.ledger.lease(0, 9) == "wait"
 
 
-def test_a_partition_that_was_given_up_is_free_at_once_and_goes_on_where_it_stood():
+def test_a_released_partition_can_be_leased_at_once_and_keeps_its_progress():
     bench = Bench(3)
     lease = bench.take(0, 7)
     bench.push(0, lease, 1)
     bench.ledger.release(0, lease)
     assert bench.ledger.lease(0, 8).sequence == 1
-    refused(LEASE_LOST, bench.push, 0, lease, 2)
+    rejected(LEASE_LOST, bench.push, 0, lease, 2)
 
 
-def test_who_gave_a_partition_up_may_take_it_again():
+def test_an_attempt_may_lease_a_partition_again_that_it_released():
     bench = Bench(3)
     lease = bench.take(0, 7)
     bench.ledger.release(0, lease)
     assert bench.take(0, 7) > lease
 
 
-def test_giving_up_a_lease_that_was_taken_over_does_nothing():
+def test_releasing_a_lease_that_was_taken_over_does_nothing():
     bench = Bench(3)
     old = bench.take(0, 7)
-    bench.clock.pass_by()
+    bench.clock.advance()
     bench.take(0, 8)
     bench.ledger.release(0, old, missing=True)
     assert bench.ledger.lease(0, 9) == "wait"
     assert bench.ledger.take_missing() == []
 
 
-def test_partitions_whose_rows_are_missing_are_told_once():
+def test_partitions_with_missing_rows_are_reported_once():
     bench = Bench(3, 3, 3)
     for worker in (2, 0):
         bench.ledger.release(worker, bench.take(worker), missing=True)
@@ -231,40 +231,40 @@ def test_partitions_whose_rows_are_missing_are_told_once():
     "call",
     [
         lambda bench, lease: bench.ledger.lease(0, 7),
-        lambda bench, lease: bench.told(0, lease),
+        lambda bench, lease: bench.directive(0, lease),
         lambda bench, lease: bench.push(0, lease, 2),
         lambda bench, lease: bench.push(0, lease, 1),
         lambda bench, lease: bench.ledger.evaluated(0, lease, 0, ()),
         lambda bench, lease: bench.ledger.finish(0, lease),
     ],
-    ids=["lease", "directive", "push", "a push again", "evaluated", "finish"],
+    ids=["lease", "directive", "push", "repeated push", "evaluated", "finish"],
 )
-@pytest.mark.parametrize("how", ["ran out", "in doubt"])
-def test_an_attempt_that_was_replaced_is_refused_everywhere(call, how):
+@pytest.mark.parametrize("how", ["expired", "connection closed"])
+def test_all_calls_of_a_replaced_attempt_are_rejected(call, how):
     bench = Bench(3)
     lease = bench.take(0, 7)
     bench.push(0, lease, 1)
-    if how == "ran out":
-        bench.clock.pass_by()
+    if how == "expired":
+        bench.clock.advance()
     else:
-        bench.ledger.doubt(0, lease)
+        bench.ledger.expire(0, lease)
     new = bench.take(0, 8)
-    words = refused(LEASE_LOST, call, bench, lease)
-    assert "the lease of worker 0 was taken over by another attempt" in words
+    message = rejected(LEASE_LOST, call, bench, lease)
+    assert "the lease of worker 0 was taken over by another attempt" in message
     assert bench.ledger.lease(0, 8).sequence == 1
     assert bench.push(0, new, 2)
 
 
-def test_an_attempt_that_was_replaced_stays_refused_when_its_successor_is_gone_too():
+def test_a_replaced_attempt_stays_rejected_after_its_successor_is_lost():
     bench = Bench(3)
     bench.take(0, 7)
-    bench.clock.pass_by()
+    bench.clock.advance()
     bench.ledger.release(0, bench.take(0, 8))
-    refused(LEASE_LOST, bench.ledger.lease, 0, 7)
+    rejected(LEASE_LOST, bench.ledger.lease, 0, 7)
     assert bench.take(0, 9)
 
 
-def test_who_comes_when_a_partition_is_done_is_told_so():
+def test_attempts_of_a_finished_partition_get_done():
     bench = Bench(3)
     lease = bench.take(0, 7)
     bench.ledger.finish(0, lease)
@@ -272,37 +272,37 @@ def test_who_comes_when_a_partition_is_done_is_told_so():
     assert bench.ledger.lease(0, 7) == "done"
 
 
-def test_finishing_twice_is_as_good_as_once():
+def test_finish_is_idempotent():
     bench = Bench(3)
     lease = bench.take(0)
     bench.ledger.finish(0, lease)
     bench.ledger.finish(0, lease)
-    refused(LEASE_LOST, bench.ledger.finish, 0, lease + 1)
+    rejected(LEASE_LOST, bench.ledger.finish, 0, lease + 1)
 
 
-def test_who_has_finished_cannot_go_on():
+def test_calls_after_finish_are_rejected():
     bench = Bench(3)
     lease = bench.take(0)
     bench.ledger.finish(0, lease)
-    refused(LEASE_LOST, bench.told, 0, lease)
-    refused(LEASE_LOST, bench.push, 0, lease, 1)
-    refused(LEASE_LOST, bench.ledger.evaluated, 0, lease, 0, ())
+    rejected(LEASE_LOST, bench.directive, 0, lease)
+    rejected(LEASE_LOST, bench.push, 0, lease, 1)
+    rejected(LEASE_LOST, bench.ledger.evaluated, 0, lease, 0, ())
 
 
 @pytest.mark.parametrize("call", ["lease", "directive", "finish", "release"])
-def test_a_worker_that_is_not_there_is_refused(call):
-    words = refused("unknown", getattr(Bench(3).ledger, call), 5, 1)
-    assert "there is no worker 5" in words
+def test_an_unknown_worker_is_rejected(call):
+    message = rejected("unknown", getattr(Bench(3).ledger, call), 5, 1)
+    assert "there is no worker 5" in message
 
 
-def test_a_partition_without_batches_is_done_from_the_beginning():
+def test_a_partition_without_batches_is_done_from_the_start():
     assert Bench(3, 0).ledger.lease(1, 7) == "done"
 
 
 # Pushes
 
 
-def test_a_new_attempt_is_told_how_far_the_partition_came():
+def test_a_new_attempt_receives_the_progress_of_the_partition():
     bench = Bench(3)
     lease = bench.take(0, 7)
     bench.push(0, lease, 1, epoch=0, batch=2, steps=2, metrics=arrays(1, 2))
@@ -310,14 +310,14 @@ def test_a_new_attempt_is_told_how_far_the_partition_came():
     between = bench.ledger.lease(0, 7)
     assert (between.sequence, between.epoch, between.batch, between.steps, between.metrics) == (2, 1, 0, 3, ())
     bench.push(0, lease, 3, epoch=1, batch=2, steps=2, metrics=arrays(5, 6))
-    bench.clock.pass_by()
-    standing = bench.ledger.lease(0, 8)
-    assert standing.lease > lease
-    assert (standing.sequence, standing.epoch, standing.batch, standing.steps) == (3, 1, 2, 5)
-    assert standing.metrics == arrays(5, 6)
+    bench.clock.advance()
+    resumed = bench.ledger.lease(0, 8)
+    assert resumed.lease > lease
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps) == (3, 1, 2, 5)
+    assert resumed.metrics == arrays(5, 6)
 
 
-def test_a_push_that_comes_again_is_counted_and_not_folded():
+def test_a_repeated_push_is_counted_and_not_applied():
     bench = Bench(3)
     lease = bench.take(0)
     assert [bench.push(0, lease, sequence) for sequence in (1, 1, 2, 1, 2, 3)] == [True, False, True, False, False, True]
@@ -326,15 +326,15 @@ def test_a_push_that_comes_again_is_counted_and_not_folded():
     assert bench.ledger.steps == {0: 3}
 
 
-def test_a_push_before_which_one_is_missing_is_refused():
+def test_a_push_out_of_sequence_is_rejected():
     bench = Bench(3)
     lease = bench.take(0)
     bench.push(0, lease, 1)
-    assert "worker 0 pushed 3 where 2 was due" in refused("out of turn", bench.push, 0, lease, 3)
+    assert "worker 0 sent push 3; expected push 2" in rejected("out of turn", bench.push, 0, lease, 3)
     assert bench.push(0, lease, 2)
 
 
-def test_a_push_whose_fold_failed_may_come_again():
+def test_a_push_that_failed_to_apply_may_be_repeated():
     bench = Bench(3)
     lease = bench.take(0)
     with suppress(ZeroDivisionError), bench.ledger.pushing(0, lease, 1) as new:
@@ -344,34 +344,34 @@ def test_a_push_whose_fold_failed_may_come_again():
     assert bench.ledger.duplicates == 0
 
 
-def aside(work):
-    """Run in a thread; its result comes as the only item."""
+def in_thread(work):
+    """Run a function in a thread; returns the thread, and a list that gets the result."""
     done = []
     thread = threading.Thread(target=lambda: done.append(work()))
     thread.start()
     return thread, done
 
 
-def test_a_takeover_waits_for_the_push_that_is_being_folded():
+def test_a_takeover_waits_for_the_push_that_is_being_applied():
     bench = Bench(3)
     lease = bench.take(0, 7)
     with bench.ledger.pushing(0, lease, 1):
-        bench.clock.pass_by(2 * LEASE_SECONDS)
-        thread, standings = aside(lambda: bench.ledger.lease(0, 8))
+        bench.clock.advance(2 * LEASE_SECONDS)
+        thread, resumed = in_thread(lambda: bench.ledger.lease(0, 8))
         thread.join(0.1)
         assert thread.is_alive()
         bench.ledger.pushed(0, epoch=0, batch=2, steps=2, rows=8, metrics=(), ended=None)
     thread.join(120)
-    assert (standings[0].sequence, standings[0].batch) == (1, 2)
-    refused(LEASE_LOST, bench.push, 0, lease, 2)
+    assert (resumed[0].sequence, resumed[0].batch) == (1, 2)
+    rejected(LEASE_LOST, bench.push, 0, lease, 2)
 
 
 @pytest.mark.parametrize("call", ["finish", "release"])
-def test_no_partition_ends_while_its_push_is_being_folded(call):
+def test_a_partition_does_not_end_while_its_push_is_being_applied(call):
     bench = Bench(3)
     lease = bench.take(0)
     with bench.ledger.pushing(0, lease, 1):
-        thread, _ = aside(lambda: getattr(bench.ledger, call)(0, lease))
+        thread, _ = in_thread(lambda: getattr(bench.ledger, call)(0, lease))
         thread.join(0.1)
         assert thread.is_alive()
         bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
@@ -379,12 +379,12 @@ def test_no_partition_ends_while_its_push_is_being_folded(call):
     assert bench.ledger.steps == {0: 1}
 
 
-def test_the_same_push_at_the_same_time_is_folded_once():
+def test_the_same_push_at_the_same_time_is_applied_once():
     bench = Bench(3)
     lease = bench.take(0)
     with bench.ledger.pushing(0, lease, 1) as new:
         assert new
-        thread, again = aside(lambda: bench.push(0, lease, 1))
+        thread, again = in_thread(lambda: bench.push(0, lease, 1))
         thread.join(0.1)
         bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
     thread.join(120)
@@ -392,24 +392,24 @@ def test_the_same_push_at_the_same_time_is_folded_once():
     assert bench.ledger.steps == {0: 1}
 
 
-def test_partitions_do_not_wait_for_each_others_folds():
+def test_partitions_do_not_wait_for_pushes_of_each_other():
     bench = Bench(3, 3)
     leases = [bench.take(worker) for worker in (0, 1)]
     with bench.ledger.pushing(0, leases[0], 1):
         assert bench.push(1, leases[1], 1)
-        assert bench.told(1, leases[1]) == Directive()
+        assert bench.directive(1, leases[1]) == Directive()
 
 
-def test_renewing_does_not_wait_for_a_apply():
+def test_renewing_does_not_wait_for_a_push():
     bench = Bench(3)
     lease = bench.take(0)
     with bench.ledger.pushing(0, lease, 1):
-        bench.clock.pass_by(LEASE_SECONDS - 1)
-        bench.told(0, lease)
+        bench.clock.advance(LEASE_SECONDS - 1)
+        bench.directive(0, lease)
         assert bench.ledger._partitions[0].lease.expires == bench.clock.now + LEASE_SECONDS
 
 
-def test_rows_and_steps_of_all_that_was_folded():
+def test_rows_and_steps_of_all_applied_pushes():
     bench = Bench(4, 0, 2)
     for worker, pushes in {0: 3, 2: 1}.items():
         lease = bench.take(worker)
@@ -419,7 +419,7 @@ def test_rows_and_steps_of_all_that_was_folded():
     assert bench.ledger.steps == {0: 6, 2: 2}
 
 
-def test_how_much_of_an_epoch_is_behind():
+def test_the_progress_of_an_epoch():
     bench = Bench(4, 0, 12)
     assert bench.ledger.progress(0) == 0
     one, two = bench.take(0), bench.take(2)
@@ -435,7 +435,7 @@ def test_how_much_of_an_epoch_is_behind():
     assert bench.ledger.progress(0) == 1
 
 
-def test_nothing_is_planned_at_all():
+def test_a_ledger_without_batches():
     ledger = Bench(0).ledger
     assert (ledger.progress(0), ledger.rows, ledger.steps) == (0, 0, {})
 
@@ -443,14 +443,14 @@ def test_nothing_is_planned_at_all():
 # Epochs
 
 
-def test_an_epoch_is_over_when_all_have_reported_it():
+def test_an_epoch_ends_when_all_workers_have_reported_it():
     bench = Bench(3, 2)
     one, two = bench.take(1), bench.take(0)
     bench.end(1, one, 0)
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
     bench.push(0, two, 1, steps=2, rows=7, batch=2)
     bench.push(0, two, 2, steps=1, rows=2, batch=3, metrics=arrays(5), ended=True)
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert (end.epoch, end.held, end.validation) == (0, "weights of 0", ())
     first, second = end.reports
     assert (first.worker, first.epoch, first.rows, first.steps) == (0, 0, 9, 3)
@@ -458,88 +458,88 @@ def test_an_epoch_is_over_when_all_have_reported_it():
     assert (first.seconds, first.learning_rate, first.metrics, first.logs) == (1.5, 0.25, arrays(5), {"loss": 0.0})
 
 
-def test_epochs_are_over_in_their_order():
+def test_epochs_end_in_order():
     bench = Bench(1, 1, epochs=range(3))
     one, two = bench.take(0), bench.take(1)
     for epoch in range(3):
         bench.end(0, one, epoch)
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
     bench.end(1, two, 0)
-    assert [end.epoch for end in bench.over()] == [0]
+    assert [end.epoch for end in bench.ended_epochs()] == [0]
     for epoch in (1, 2):
         bench.end(1, two, epoch)
-    assert [end.epoch for end in bench.over()] == [1, 2]
-    assert bench.noted == [0, 1, 2]
+    assert [end.epoch for end in bench.ended_epochs()] == [1, 2]
+    assert bench.completed == [0, 1, 2]
 
 
-def test_a_partition_that_never_started_holds_epochs_up():
+def test_an_epoch_waits_for_a_partition_that_has_not_started():
     bench = Bench(1, 1)
     bench.end(0, bench.take(0), 0)
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
 
 
-def test_a_partition_without_batches_does_not_hold_epochs_up():
+def test_an_epoch_does_not_wait_for_a_partition_without_batches():
     bench = Bench(0, 1, PartitionPlan(0, validates=True), validates=lambda epoch: True)
     bench.end(1, bench.take(1), 0)
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert [report.worker for report in end.reports] == [1]
 
 
 def test_a_report_counts_the_rows_of_all_attempts():
     bench = Bench(4)
     bench.push(0, bench.take(0, 7), 1, batch=3, steps=3, rows=12)
-    bench.clock.pass_by()
+    bench.clock.advance()
     lease = bench.take(0, 8)
     bench.push(0, lease, 2, batch=4, steps=1, rows=2, ended=True)
     bench.push(0, lease, 3, epoch=1, batch=4, steps=4, rows=14, ended=True)
-    first, second = bench.over()
+    first, second = bench.ended_epochs()
     assert (first.reports[0].rows, first.reports[0].steps) == (14, 4)
     assert (second.reports[0].rows, second.reports[0].steps) == (14, 4)
 
 
-def test_a_worker_that_left_early_does_not_hold_epochs_up():
+def test_an_epoch_does_not_wait_for_a_worker_that_has_left():
     bench = Bench(1, 1, epochs=range(3))
     one, two = bench.take(0), bench.take(1)
     bench.end(0, one, 0)
     bench.end(1, two, 0)
     bench.end(1, two, 1)
-    assert len(bench.over()) == 1
+    assert len(bench.ended_epochs()) == 1
     bench.ledger.finish(0, one)
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert [report.worker for report in end.reports] == [1]
     bench.end(1, two, 2)
-    assert [end.epoch for end in bench.over()] == [2]
+    assert [end.epoch for end in bench.ended_epochs()] == [2]
 
 
-def test_what_a_worker_reported_before_it_left_counts():
+def test_the_report_of_a_worker_that_has_left_counts():
     bench = Bench(1, 1)
     one, two = bench.take(0), bench.take(1)
     bench.end(0, one, 0)
     bench.ledger.finish(0, one)
     bench.end(1, two, 0)
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert [report.worker for report in end.reports] == [0, 1]
 
 
-def test_an_epoch_that_nobody_reported_is_not_over():
+def test_an_epoch_without_reports_does_not_end():
     bench = Bench(1, 1)
     for worker in (0, 1):
         bench.ledger.finish(worker, bench.take(worker))
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
 
 
-def test_epochs_go_on_from_the_first_that_was_asked_for():
+def test_epochs_start_with_the_first_of_the_range():
     bench = Bench(1, epochs=range(5, 7))
     lease = bench.take(0)
     bench.end(0, lease, 5, sequence=1)
     bench.end(0, lease, 6, sequence=2)
-    assert [end.epoch for end in bench.over()] == [5, 6]
+    assert [end.epoch for end in bench.ended_epochs()] == [5, 6]
 
 
-def test_waiting_ends_with_an_epoch():
+def test_wait_returns_an_epoch_that_ends():
     bench = Bench(1)
     lease = bench.take(0)
-    thread, found = aside(lambda: bench.ledger.wait(300))
+    thread, found = in_thread(lambda: bench.ledger.wait(300))
     bench.end(0, lease, 0)
     thread.join(120)
     assert found[0].epoch == 0
@@ -554,10 +554,10 @@ def test_waiting_ends_with_an_epoch():
     ],
     ids=["wake", "stop", "release"],
 )
-def test_waiting_ends_early(end):
+def test_wait_returns_early(end):
     bench = Bench(1)
     lease = bench.take(0)
-    waiting, found = aside(lambda: bench.ledger.wait(300))
+    waiting, found = in_thread(lambda: bench.ledger.wait(300))
     while not bench.ledger._lock._waiters:
         waiting.join(0.001)
     end(bench, lease)
@@ -583,91 +583,91 @@ def trained(*plans, epochs=range(1), **of_bench):
     return bench, leases
 
 
-def test_an_epoch_is_over_when_all_that_validate_have_reported():
+def test_an_epoch_ends_when_all_validating_workers_have_reported():
     bench, leases = trained(VALIDATING, PartitionPlan(1), VALIDATING)
-    assert [bench.told(worker, lease).evaluate for worker, lease in enumerate(leases)] == [(0,), (), (0,)]
+    assert [bench.directive(worker, lease).evaluate for worker, lease in enumerate(leases)] == [(0,), (), (0,)]
     bench.ledger.evaluated(2, leases[2], 0, arrays(7))
-    assert bench.over() == []
-    assert bench.told(2, leases[2]).evaluate == ()
+    assert bench.ended_epochs() == []
+    assert bench.directive(2, leases[2]).evaluate == ()
     assert bench.ledger.held(0) == "weights of 0"
     bench.ledger.evaluated(0, leases[0], 0, arrays(5))
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == (arrays(5), arrays(7))
     assert end.held == "weights of 0"
     assert [report.worker for report in end.reports] == [0, 1, 2]
 
 
-def test_nobody_evaluates_before_all_have_reported():
+def test_evaluation_starts_when_all_workers_have_reported():
     bench = Bench(VALIDATING, 1, validates=always)
     one, two = bench.take(0), bench.take(1)
     bench.end(0, one, 0)
-    assert bench.told(0, one).evaluate == ()
+    assert bench.directive(0, one).evaluate == ()
     bench.end(1, two, 0)
-    assert bench.told(0, one).evaluate == (0,)
+    assert bench.directive(0, one).evaluate == (0,)
 
 
-def test_the_weights_of_an_epoch_are_gone_when_it_is_over():
+def test_the_weights_of_an_epoch_are_released_when_it_ends():
     bench, (lease,) = trained(VALIDATING)
     bench.ledger.evaluated(0, lease, 0, arrays(1))
-    assert "epoch 0 is not being evaluated" in refused("gone", bench.ledger.held, 0)
-    refused("gone", bench.ledger.held, 1)
+    assert "epoch 0 is not being evaluated" in rejected("gone", bench.ledger.held, 0)
+    rejected("gone", bench.ledger.held, 1)
 
 
-def test_evaluating_twice_is_as_good_as_once():
+def test_evaluated_is_idempotent():
     bench, leases = trained(VALIDATING, VALIDATING)
     bench.ledger.evaluated(0, leases[0], 0, arrays(1))
     bench.ledger.evaluated(0, leases[0], 0, arrays(9))
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
     bench.ledger.evaluated(1, leases[1], 0, arrays(2))
     bench.ledger.evaluated(1, leases[1], 0, arrays(9))
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == (arrays(1), arrays(2))
 
 
-def test_who_had_no_rows_after_all_is_left_out():
+def test_a_worker_without_validation_rows_is_left_out():
     bench, leases = trained(VALIDATING, VALIDATING)
     bench.ledger.evaluated(0, leases[0], 0, ())
     bench.ledger.evaluated(1, leases[1], 0, arrays(2))
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == (arrays(2),)
 
 
-def test_who_leaves_is_not_waited_for():
+def test_validation_does_not_wait_for_a_worker_that_leaves():
     bench, leases = trained(VALIDATING, VALIDATING)
     bench.ledger.evaluated(0, leases[0], 0, arrays(5))
     bench.ledger.finish(1, leases[1])
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == (arrays(5),)
 
 
-def test_who_left_before_the_epoch_was_over_is_not_asked():
+def test_a_worker_that_left_before_the_epoch_ended_does_not_evaluate_it():
     bench = Bench(VALIDATING, VALIDATING, epochs=range(1), validates=always)
     one, two = bench.take(0), bench.take(1)
     bench.end(0, one, 0)
     bench.ledger.finish(0, one)
     bench.end(1, two, 0)
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
     bench.ledger.evaluated(1, two, 0, arrays(5))
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == (arrays(5),)
     assert [report.worker for report in end.reports] == [0, 1]
 
 
-def test_an_epoch_is_over_when_all_that_validate_have_left():
+def test_an_epoch_ends_when_all_validating_workers_have_left():
     bench, leases = trained(VALIDATING, 1)
     bench.ledger.finish(0, leases[0])
-    (end,) = bench.over()
+    (end,) = bench.ended_epochs()
     assert end.validation == ()
 
 
-def test_a_new_attempt_evaluates_what_the_old_one_did_not():
+def test_a_new_attempt_evaluates_the_epochs_that_the_old_one_did_not():
     bench, (lease,) = trained(VALIDATING)
-    bench.clock.pass_by()
+    bench.clock.advance()
     new = bench.take(0, 999)
-    refused(LEASE_LOST, bench.ledger.evaluated, 0, lease, 0, arrays(1))
-    assert bench.told(0, new).evaluate == (0,)
+    rejected(LEASE_LOST, bench.ledger.evaluated, 0, lease, 0, arrays(1))
+    assert bench.directive(0, new).evaluate == (0,)
     bench.ledger.evaluated(0, new, 0, arrays(2))
-    assert bench.over()[0].validation == (arrays(2),)
+    assert bench.ended_epochs()[0].validation == (arrays(2),)
 
 
 def test_only_some_epochs_are_validated():
@@ -675,20 +675,20 @@ def test_only_some_epochs_are_validated():
     lease = bench.take(0)
     for epoch in range(4):
         bench.end(0, lease, epoch)
-    assert bench.told(0, lease).evaluate == (1, 3)
-    assert [end.epoch for end in bench.over()] == [0]
+    assert bench.directive(0, lease).evaluate == (1, 3)
+    assert [end.epoch for end in bench.ended_epochs()] == [0]
     bench.ledger.evaluated(0, lease, 3, arrays(3))
-    assert bench.over() == []
+    assert bench.ended_epochs() == []
     bench.ledger.evaluated(0, lease, 1, arrays(1))
-    assert [(end.epoch, end.validation) for end in bench.over()] == [(1, (arrays(1),)), (2, ()), (3, (arrays(3),))]
+    assert [(end.epoch, end.validation) for end in bench.ended_epochs()] == [(1, (arrays(1),)), (2, ()), (3, (arrays(3),))]
 
 
-def test_where_nobody_can_validate_nobody_is_waited_for():
+def test_an_epoch_without_validating_workers_ends_at_once():
     bench, _ = trained(1, 1)
-    assert len(bench.over()) == 1
+    assert len(bench.ended_epochs()) == 1
 
 
-def test_what_nobody_will_wait_for_is_handed_over_in_the_end():
+def test_epochs_that_were_not_waited_for_are_undelivered():
     bench = Bench(VALIDATING, epochs=range(3), validates=lambda epoch: epoch > 0)
     lease = bench.take(0)
     for epoch in range(3):
@@ -696,272 +696,272 @@ def test_what_nobody_will_wait_for_is_handed_over_in_the_end():
     assert [end.held for end in bench.ledger.undelivered()] == ["weights of 0", "weights of 1", "weights of 2"]
 
 
-# Staying to validate what is to come
+# Staying to validate later epochs
 
 
-def test_who_has_finished_training_stays_while_epochs_are_to_come():
+def test_a_worker_that_has_finished_training_stays_for_later_epochs():
     bench = Bench(VALIDATING, 2, epochs=range(2), validates=always)
     one, two = bench.take(0), bench.take(1)
     for epoch in range(2):
         bench.end(0, one, epoch)
-    assert bench.told(0, one).stay
-    assert not bench.told(1, two).stay
+    assert bench.directive(0, one).stay
+    assert not bench.directive(1, two).stay
     bench.end(1, two, 0)
     bench.ledger.evaluated(0, one, 0, arrays(0))
-    assert bench.told(0, one).stay
+    assert bench.directive(0, one).stay
     bench.end(1, two, 1)
-    assert bench.told(0, one) == Directive(stay=True, evaluate=(1,))
+    assert bench.directive(0, one) == Directive(stay=True, evaluate=(1,))
     bench.ledger.evaluated(0, one, 1, arrays(1))
-    assert bench.told(0, one) == Directive()
-    assert not bench.told(1, two).stay
+    assert bench.directive(0, one) == Directive()
+    assert not bench.directive(1, two).stay
 
 
-def test_who_trains_is_not_told_to_stay():
+def test_a_worker_that_trains_has_no_directive_to_stay():
     bench = Bench(VALIDATING, 1, epochs=range(2), validates=always)
     lease = bench.take(0)
     bench.take(1)
-    assert not bench.told(0, lease).stay
+    assert not bench.directive(0, lease).stay
 
 
 @pytest.mark.parametrize(
     ("plan", "validates"),
     [(PartitionPlan(1), always), (VALIDATING, lambda epoch: False), (VALIDATING, lambda epoch: epoch == 0)],
 )
-def test_who_has_nothing_to_validate_does_not_stay(plan, validates):
+def test_a_worker_with_nothing_to_validate_does_not_stay(plan, validates):
     bench = Bench(plan, 1, epochs=range(2), validates=validates)
     one, two = bench.take(0), bench.take(1)
     for epoch in range(2):
         bench.end(0, one, epoch)
     bench.end(1, two, 0)
     bench.ledger.evaluated(0, one, 0, arrays(1))
-    assert not bench.told(0, one).stay
+    assert not bench.directive(0, one).stay
 
 
-@pytest.mark.parametrize("why", ["never started", "ran out", "in doubt", "given up"])
-def test_nobody_stays_where_another_partition_needs_its_slot(why):
+@pytest.mark.parametrize("why", ["never started", "expired", "connection closed", "released"])
+def test_a_worker_does_not_stay_if_another_partition_needs_its_slot(why):
     bench = Bench(VALIDATING, 1, epochs=range(1), validates=always)
     one = bench.take(0)
     bench.end(0, one, 0)
     if why != "never started":
         two = bench.take(1)
-        assert bench.told(0, one).stay
-        if why == "ran out":
-            bench.clock.pass_by()
+        assert bench.directive(0, one).stay
+        if why == "expired":
+            bench.clock.advance()
         else:
-            getattr(bench.ledger, "doubt" if why == "in doubt" else "release")(1, two)
-    if why in {"ran out", "in doubt"}:  # its next attempt may be on its way to the slot that it had
-        assert bench.told(0, one).stay
-        bench.clock.pass_by()
-    assert not bench.told(0, one).stay
+            getattr(bench.ledger, "expire" if why == "connection closed" else "release")(1, two)
+    if why in {"expired", "connection closed"}:  # its next attempt may be about to take the same slot
+        assert bench.directive(0, one).stay
+        bench.clock.advance()
+    assert not bench.directive(0, one).stay
     bench.take(1, 999)
-    assert bench.told(0, one).stay
+    assert bench.directive(0, one).stay
 
 
-def test_what_there_is_to_evaluate_is_evaluated_even_where_a_slot_is_needed():
+def test_pending_epochs_are_evaluated_even_if_a_slot_is_needed():
     bench, leases = trained(VALIDATING, VALIDATING)
-    bench.ledger.doubt(1, leases[1])
-    assert bench.told(0, leases[0]) == Directive(stay=True, evaluate=(0,))
+    bench.ledger.expire(1, leases[1])
+    assert bench.directive(0, leases[0]) == Directive(stay=True, evaluate=(0,))
 
 
-def test_nobody_stays_for_those_that_have_left():
+def test_a_worker_does_not_stay_for_workers_that_have_left():
     bench = Bench(VALIDATING, 1, 0, epochs=range(1), validates=always)
     one, two = bench.take(0), bench.take(1)
     bench.end(1, two, 0)
     bench.ledger.finish(1, two)
     bench.end(0, one, 0)
     bench.ledger.evaluated(0, one, 0, arrays(1))
-    assert bench.told(0, one) == Directive()
+    assert bench.directive(0, one) == Directive()
 
 
 # Waiting
 
 
-def test_those_that_have_pushed_first_wait_until_enough_have():
+def test_workers_wait_until_enough_workers_have_pushed():
     bench = Bench(9, 9, 9, 9, at_once=3)
     one, two, three = (bench.take(worker) for worker in range(3))
-    assert not bench.told(0, one).wait
+    assert not bench.directive(0, one).wait
     bench.push(0, one, 1)
-    assert bench.told(0, one).wait
-    assert not bench.told(1, two).wait
+    assert bench.directive(0, one).wait
+    assert not bench.directive(1, two).wait
     bench.push(1, two, 1)
-    assert bench.told(0, one).wait
-    assert bench.told(1, two).wait
+    assert bench.directive(0, one).wait
+    assert bench.directive(1, two).wait
     bench.push(2, three, 1)
-    assert not any(bench.told(worker, lease).wait for worker, lease in enumerate((one, two, three)))
+    assert not any(bench.directive(worker, lease).wait for worker, lease in enumerate((one, two, three)))
 
 
-def test_they_do_not_wait_for_ever():
+def test_the_wait_for_first_pushes_times_out():
     bench = Bench(9, 9, at_once=2)
-    bench.clock.pass_by(1000)
+    bench.clock.advance(1000)
     lease = bench.take(0)
     bench.push(0, lease, 1)
-    bench.clock.pass_by(START_SECONDS - 0.5)
-    assert bench.told(0, lease).wait
-    bench.clock.pass_by(0.5)
-    assert not bench.told(0, lease).wait
+    bench.clock.advance(WARMUP_TIMEOUT - 0.5)
+    assert bench.directive(0, lease).wait
+    bench.clock.advance(0.5)
+    assert not bench.directive(0, lease).wait
 
 
-def test_a_second_attempt_is_not_another_worker():
+def test_a_second_attempt_does_not_count_as_another_worker():
     bench = Bench(9, 9, at_once=2)
     bench.push(0, bench.take(0, 7), 1)
-    bench.clock.pass_by()
+    bench.clock.advance()
     again = bench.take(0, 8)
     bench.push(0, again, 2)
-    assert bench.told(0, again).wait
+    assert bench.directive(0, again).wait
 
 
-def test_one_that_pushed_and_died_is_not_waited_for():
+def test_workers_do_not_wait_for_one_that_pushed_and_died():
     bench = Bench(9, 9, at_once=2)
     dead, alive = bench.take(1), bench.take(0)
     bench.push(1, dead, 1)
-    bench.ledger.doubt(1, dead)
+    bench.ledger.expire(1, dead)
     bench.push(0, alive, 1)
-    assert not bench.told(0, alive).wait
+    assert not bench.directive(0, alive).wait
 
 
-def test_one_that_is_lost_before_its_first_push_is_not_waited_for():
+def test_workers_do_not_wait_for_one_lost_before_its_first_push():
     bench = Bench(9, 9, at_once=2)
     lost, alive = bench.take(1), bench.take(0)
     bench.push(0, alive, 1)
-    assert bench.told(0, alive).wait
-    bench.ledger.doubt(1, lost)
-    assert not bench.told(0, alive).wait
+    assert bench.directive(0, alive).wait
+    bench.ledger.expire(1, lost)
+    assert not bench.directive(0, alive).wait
 
 
-def test_one_that_has_left_is_not_waited_for():
+def test_workers_do_not_wait_for_one_that_has_left():
     bench = Bench(9, 9, at_once=2)
     lease = bench.take(0)
     bench.push(0, lease, 1)
     bench.ledger.finish(1, bench.take(1))
-    assert not bench.told(0, lease).wait
+    assert not bench.directive(0, lease).wait
 
 
-def test_nobody_waits_for_more_than_there_are():
+def test_workers_do_not_wait_for_partitions_without_batches():
     bench = Bench(9, 0, 0, at_once=3)
     lease = bench.take(0)
     bench.push(0, lease, 1)
-    assert not bench.told(0, lease).wait
+    assert not bench.directive(0, lease).wait
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_nobody_gets_further_ahead_of_the_slowest_than_the_bound(bound):
+def test_no_worker_gets_further_ahead_of_the_slowest_than_the_bound(bound):
     bench = Bench(20, 20, 20, max_staleness=bound)
     one, two, three = (bench.take(worker) for worker in range(3))
     bench.push(2, three, 1)
     for sequence in range(1, bound + 1):
-        assert not bench.told(0, one).wait
+        assert not bench.directive(0, one).wait
         bench.push(0, one, sequence)
-    assert not bench.told(0, one).wait
+    assert not bench.directive(0, one).wait
     bench.push(0, one, bound + 1)
-    assert bench.told(0, one).wait
-    assert not bench.told(1, two).wait
+    assert bench.directive(0, one).wait
+    assert not bench.directive(1, two).wait
     bench.push(1, two, 1)
-    assert not bench.told(0, one).wait
+    assert not bench.directive(0, one).wait
 
 
-def test_without_a_bound_nobody_waits():
+def test_without_a_bound_no_worker_waits():
     bench = Bench(99, 99, max_staleness=None)
     lease = bench.take(0)
     bench.take(1)
     for sequence in range(1, 51):
         bench.push(0, lease, sequence)
-    assert not bench.told(0, lease).wait
+    assert not bench.directive(0, lease).wait
 
 
 def ahead():
-    """Worker 0 is ahead of worker 1, and waits."""
+    """A bench whose worker 0 is ahead of worker 1 and waits."""
     bench = Bench(2, 2, 2, epochs=range(1), max_staleness=0)
     one, two = bench.take(0), bench.take(1)
     bench.push(0, one, 1)
-    assert bench.told(0, one).wait
+    assert bench.directive(0, one).wait
     return bench, one, two
 
 
-def test_a_dead_worker_holds_nobody_up():
+def test_workers_do_not_wait_for_a_dead_one():
     bench, one, _ = ahead()
-    bench.clock.pass_by(LEASE_SECONDS - 1)
-    assert bench.told(0, one).wait
-    bench.clock.pass_by(1)
-    assert not bench.told(0, one).wait
+    bench.clock.advance(LEASE_SECONDS - 1)
+    assert bench.directive(0, one).wait
+    bench.clock.advance(1)
+    assert not bench.directive(0, one).wait
 
 
-@pytest.mark.parametrize("how", ["doubt", "release", "finish"])
-def test_one_that_is_gone_holds_nobody_up(how):
+@pytest.mark.parametrize("how", ["expire", "release", "finish"])
+def test_workers_do_not_wait_for_one_that_is_gone(how):
     bench, one, two = ahead()
     getattr(bench.ledger, how)(1, two)
-    assert not bench.told(0, one).wait
+    assert not bench.directive(0, one).wait
 
 
-def test_one_that_has_ended_its_last_epoch_holds_nobody_up():
+def test_workers_do_not_wait_for_one_that_has_finished_its_epochs():
     bench, one, two = ahead()
     bench.push(1, two, 1, batch=2, ended=True)
     bench.push(0, one, 2)
-    assert not bench.told(0, one).wait
+    assert not bench.directive(0, one).wait
 
 
-def test_one_that_comes_back_is_waited_for_again():
+def test_workers_wait_again_for_one_that_comes_back():
     bench, one, two = ahead()
-    bench.ledger.doubt(1, two)
-    assert not bench.told(0, one).wait
+    bench.ledger.expire(1, two)
+    assert not bench.directive(0, one).wait
     bench.take(1, 999)
-    assert bench.told(0, one).wait
+    assert bench.directive(0, one).wait
 
 
-def test_who_has_ended_the_last_epoch_does_not_wait():
+def test_a_worker_that_has_finished_its_epochs_does_not_wait():
     bench, one, _ = ahead()
     bench.push(0, one, 2, batch=2, ended=True)
-    assert bench.told(0, one) == Directive()
+    assert bench.directive(0, one) == Directive()
 
 
-def test_workers_wait_for_a_driver_that_lags_behind():
+def test_workers_wait_for_a_driver_with_a_backlog():
     bench = Bench(1, 5, epochs=range(20))
     lease = bench.take(0)
     other = bench.take(1)
     bench.ledger.finish(1, other)
     for epoch in range(BACKLOG):
         bench.end(0, lease, epoch)
-    assert not bench.told(0, lease).wait
+    assert not bench.directive(0, lease).wait
     bench.end(0, lease, BACKLOG)
-    assert bench.told(0, lease).wait
+    assert bench.directive(0, lease).wait
     assert bench.ledger.wait(0).epoch == 0
-    assert not bench.told(0, lease).wait
+    assert not bench.directive(0, lease).wait
 
 
-# What the driver sets
+# Calls of the driver
 
 
-def test_stop_is_told_to_all_and_nobody_begins():
+def test_stop_reaches_all_workers_and_new_attempts():
     bench = Bench(1, 1, 1, at_once=3)
     one, two = bench.take(0), bench.take(1)
     bench.ledger.stop()
-    assert bench.told(0, one) == bench.told(1, two) == Directive(stop=True)
+    assert bench.directive(0, one) == bench.directive(1, two) == Directive(stop=True)
     assert bench.ledger.lease(2, 7) == "done"
 
 
-def test_no_epoch_is_over_after_a_stop():
+def test_no_epoch_ends_after_a_stop():
     bench = Bench(1)
     lease = bench.take(0)
     bench.ledger.stop()
     bench.end(0, lease, 0)
-    assert bench.over() == []
-    assert bench.noted == []
+    assert bench.ended_epochs() == []
+    assert bench.completed == []
 
 
-def test_learning_rates_are_numbered_by_how_many_were_set():
+def test_learning_rates_are_numbered():
     bench = Bench(1)
     lease = bench.take(0)
-    assert bench.told(0, lease).learning_rate is None
+    assert bench.directive(0, lease).learning_rate is None
     bench.ledger.set_learning_rate(0.5)
-    assert bench.told(0, lease).learning_rate == (1, 0.5)
+    assert bench.directive(0, lease).learning_rate == (1, 0.5)
     bench.ledger.set_learning_rate(0.25)
     bench.ledger.set_learning_rate(0.25)
-    assert bench.told(0, lease).learning_rate == (3, 0.25)
+    assert bench.directive(0, lease).learning_rate == (3, 0.25)
 
 
-def test_an_attempt_that_begins_later_hears_of_the_learning_rate_that_was_set():
+def test_a_later_attempt_receives_the_learning_rate():
     bench = Bench(3)
     assert bench.ledger.lease(0, 7).learning_rate is None
     bench.ledger.set_learning_rate(0.5)
     bench.ledger.set_learning_rate(0.25)
-    bench.clock.pass_by()
+    bench.clock.advance()
     assert bench.ledger.lease(0, 8).learning_rate == (2, 0.25)

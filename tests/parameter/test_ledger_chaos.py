@@ -1,6 +1,6 @@
-"""Workers that die, come back, come twice and repeat themselves, in a Spark of a few lines.
+"""Workers that die, return, run twice and repeat calls, in a small simulation of Spark.
 
-Whatever happens, all that was planned is applied exactly once, and there is always somebody who may go on.
+Whatever happens, every planned batch is applied exactly once, and there is always a worker that may continue.
 """
 
 import itertools
@@ -15,13 +15,13 @@ from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
-START_SECONDS = 15.0
-FAR_TOO_MANY = 50_000
+WARMUP_TIMEOUT = 15.0
+MAX_EVENTS = 50_000
 
 
 @dataclass
 class Attempt:
-    """A task of a partition that runs in a slot, unless Spark has lost sight of it."""
+    """A task of a partition that runs in a slot, unless Spark considers it lost."""
 
     worker: int
     number: int
@@ -33,11 +33,11 @@ class Attempt:
 
 
 class Spark:
-    """Runs a task for every partition until all are done, and makes it hard for them.
+    """Runs a task for every partition until all are done, and injects faults.
 
     Args:
-        seed: Of all that is left to chance.
-        trouble: How likely it is that an event is a bad one.
+        seed: The seed of all random choices.
+        trouble: The probability of a fault.
         bound: The ledger's ``max_staleness``.
         early: Whether workers may end their training early.
         calm: Whether no time passes and each partition has a slot.
@@ -47,7 +47,7 @@ class Spark:
         self.chance = random.Random(seed)
         self.trouble, self.early, self.calm = trouble, early, calm
         partitions = self.chance.randint(1, 5)
-        self.shares = {
+        self.plans = {
             worker: PartitionPlan(self.chance.choice([0, 1, 2, 3, 5]), validates=self.chance.random() < 0.5)
             for worker in range(partitions)
         }
@@ -55,13 +55,13 @@ class Spark:
         self.slots = partitions if calm else self.chance.randint(1, partitions)
         self.now = 0.0
         self.ledger = Ledger(
-            self.shares,
+            self.plans,
             self.epochs,
             at_once=self.slots,
             validates=lambda epoch: epoch != 2,
             max_staleness=bound,
             lease_seconds=LEASE_SECONDS,
-            warmup_timeout=START_SECONDS,
+            warmup_timeout=WARMUP_TIMEOUT,
             on_epoch=lambda epoch: epoch,
             clock=lambda: self.now,
         )
@@ -71,22 +71,22 @@ class Spark:
         self.left = set()
         self.applied = Counter()
         self.duplicates = 0
-        self.over = []
+        self.ended = []
 
     def run(self):
-        for _ in range(FAR_TOO_MANY):
+        for _ in range(MAX_EVENTS):
             self.schedule()
             if not self.running:
                 self.drain()
                 return
             self.chance.choices(
-                [self.turn, self.clock, self.drain, self.harm, self.check_somebody_may_go_on],
+                [self.turn, self.clock, self.drain, self.inject_fault, self.check_a_worker_may_continue],
                 [60, 0, 5, 0, 0] if self.calm else [60, 5, 5, 60 * self.trouble, 5],
             )[0]()
-        raise AssertionError(f"no end: {self.running}, {self.ledger._partitions}")
+        raise AssertionError(f"does not end: {self.running}, {self.ledger._partitions}")
 
     def schedule(self):
-        for worker in self.shares:
+        for worker in self.plans:
             seen = [attempt.worker for attempt in self.running if not attempt.lost]
             if len(seen) < self.slots and worker not in self.done and worker not in seen:
                 self.running.append(Attempt(worker, next(self.numbers)))
@@ -116,15 +116,15 @@ class Spark:
             self.end(attempt)
 
     def take(self, attempt):
-        standing = self.ledger.lease(attempt.worker, attempt.number)
-        if standing == "done":
+        resumed = self.ledger.lease(attempt.worker, attempt.number)
+        if resumed == "done":
             self.end(attempt)
-        elif standing != "wait":
-            attempt.lease, attempt.sequence = standing.lease, standing.sequence
-            attempt.epoch, attempt.batch = standing.epoch, standing.batch
+        elif resumed != "wait":
+            attempt.lease, attempt.sequence = resumed.lease, resumed.sequence
+            attempt.epoch, attempt.batch = resumed.epoch, resumed.batch
 
     def push(self, attempt):
-        first, batches = attempt.batch, self.shares[attempt.worker].batches
+        first, batches = attempt.batch, self.plans[attempt.worker].batches
         stop = min(batches, first + self.chance.randint(1, 3))
         ended = {"logs": {}, "seconds": 1.0, "learning_rate": 0.1} if stop == batches else None
         for again in range(self.chance.choice([1, 1, 2])):
@@ -139,7 +139,7 @@ class Spark:
                     attempt.worker, epoch=attempt.epoch, batch=stop, steps=steps, rows=steps, metrics=(), ended=ended
                 )
         if self.chance.random() < self.trouble:
-            self.running.remove(attempt)  # it dies before it hears the answer
+            self.running.remove(attempt)  # it dies before it receives the reply
             return
         attempt.sequence += 1
         attempt.epoch, attempt.batch = (attempt.epoch + 1, 0) if ended else (attempt.epoch, stop)
@@ -148,9 +148,9 @@ class Spark:
         self.done.add(attempt.worker)
         self.running.remove(attempt)
 
-    def harm(self):
+    def inject_fault(self):
         attempt = self.chance.choice(self.running)
-        what = self.chance.choice(["kill", "hang up", "give up", "lose", "stall", "speculate"])
+        what = self.chance.choice(["kill", "disconnect", "release", "lose", "stall", "speculate"])
         if what == "stall":
             self.now += 2 * LEASE_SECONDS
         elif what == "lose":
@@ -160,71 +160,71 @@ class Spark:
         else:
             self.running.remove(attempt)
             if attempt.lease is not None and what != "kill":
-                (self.ledger.doubt if what == "hang up" else self.ledger.release)(attempt.worker, attempt.lease)
+                (self.ledger.expire if what == "disconnect" else self.ledger.release)(attempt.worker, attempt.lease)
 
     def clock(self):
         self.now += self.chance.uniform(0, 4)
 
     def drain(self):
         while (end := self.ledger.wait(0)) is not None:
-            self.over.append(end)
+            self.ended.append(end)
 
-    def check_somebody_may_go_on(self):
-        """After all have started, or waited for that, and the dead are known to be."""
-        self.each_that_trains(lambda attempt: None)
-        self.now += LEASE_SECONDS + START_SECONDS
+    def check_a_worker_may_continue(self):
+        """Check that not all workers wait, once the warm-up is over and the leases of dead workers have expired."""
+        self.each_training(lambda attempt: None)
+        self.now += LEASE_SECONDS + WARMUP_TIMEOUT
         self.drain()
-        self.each_that_trains(self.directive)
-        told = self.each_that_trains(self.directive)
-        assert not told or not all(directive.wait for directive in told)
+        self.each_training(self.directive)
+        directives = self.each_training(self.directive)
+        assert not directives or not all(directive.wait for directive in directives)
 
     def directive(self, attempt):
         return self.ledger.directive(attempt.worker, attempt.lease)
 
-    def each_that_trains(self, ask):
-        """What is answered to those that have a lease and epochs left; those that were replaced end."""
-        told = []
+    def each_training(self, ask):
+        """The replies to the attempts that have a lease and epochs left; attempts that were replaced end."""
+        replies = []
         for attempt in list(self.running):
             try:
                 if attempt.lease is None:
                     self.take(attempt)
                 if attempt.lease is not None and attempt.epoch < self.epochs.stop:
-                    told.append(ask(attempt))
+                    replies.append(ask(attempt))
             except RefusedError:
                 self.running.remove(attempt)
-        return told
+        return replies
 
 
-def all_of(spark):
+def planned_batches(spark):
     return {
         (worker, epoch, batch)
-        for worker, share in spark.shares.items()
+        for worker, plan in spark.plans.items()
         for epoch in spark.epochs
-        for batch in range(share.batches)
+        for batch in range(plan.batches)
     }
 
 
 def check(spark):
-    """All was applied once, and every epoch was told once, whole and in its order."""
-    planned = all_of(spark)
+    """Check that every batch was applied once, and that every epoch was reported once, complete and in order."""
+    planned = planned_batches(spark)
     assert set(spark.applied) <= planned
     assert all((count == 1) for count in spark.applied.values())
     assert {one for one in planned if one[0] not in spark.left} <= set(spark.applied)
     assert spark.ledger.rows == len(spark.applied)
     assert spark.ledger.duplicates == spark.duplicates
-    trained = {worker for worker, share in spark.shares.items() if share.batches}
+    trained = {worker for worker, plan in spark.plans.items() if plan.batches}
     stayed = trained - spark.left
     if stayed:
-        assert [end.epoch for end in spark.over] == list(spark.epochs)
-    for end in spark.over:
+        assert [end.epoch for end in spark.ended] == list(spark.epochs)
+    for end in spark.ended:
         rows = {report.worker: report.rows for report in end.reports}
         assert list(rows) == sorted(rows)
         assert stayed <= set(rows) <= trained
-        assert all(rows[worker] == spark.shares[worker].batches for worker in rows)
+        assert all(rows[worker] == spark.plans[worker].batches for worker in rows)
         validators = [int(metrics[0]) for metrics in end.validation]
         assert validators == sorted(set(validators))
-        assert all(spark.shares[worker].validates and end.epoch != 2 for worker in validators)
-    assert len(spark.over) == len({end.epoch for end in spark.over})
+        assert all(spark.plans[worker].validates and end.epoch != 2 for worker in validators)
+    assert len(spark.ended) == len({end.epoch for end in spark.ended})
 
 
 runs = pytest.mark.parametrize("runs", [100, pytest.param(5000, marks=pytest.mark.soak)])
@@ -233,7 +233,7 @@ runs = pytest.mark.parametrize("runs", [100, pytest.param(5000, marks=pytest.mar
 @pytest.mark.parametrize("bound", [None, 0, 1, 3])
 @pytest.mark.parametrize("trouble", [0.0, 0.02, 0.15])
 @runs
-def test_all_is_applied_once_and_somebody_may_always_go_on(bound, trouble, runs):
+def test_every_batch_is_applied_once_and_a_worker_may_always_continue(bound, trouble, runs):
     for seed in range(runs):
         spark = Spark(seed, trouble, bound)
         spark.run()
@@ -242,7 +242,7 @@ def test_all_is_applied_once_and_somebody_may_always_go_on(bound, trouble, runs)
 
 @pytest.mark.parametrize("bound", [None, 0])
 @runs
-def test_nor_do_those_that_leave_early_hold_the_others_up(bound, runs):
+def test_workers_that_leave_early_do_not_block_the_others(bound, runs):
     left = 0
     for seed in range(runs):
         spark = Spark(seed, 0.05, bound, early=True)
@@ -253,10 +253,10 @@ def test_nor_do_those_that_leave_early_hold_the_others_up(bound, runs):
 
 
 @runs
-def test_without_trouble_and_with_a_slot_for_each_all_that_can_validate_do(runs):
+def test_without_faults_and_with_enough_slots_all_workers_validate(runs):
     for seed in range(runs):
         spark = Spark(seed, 0.0, calm=True)
         spark.run()
-        validators = [worker for worker, share in spark.shares.items() if share.validates and share.batches]
-        for end in spark.over:
+        validators = [worker for worker, plan in spark.plans.items() if plan.validates and plan.batches]
+        for end in spark.ended:
             assert [int(metrics[0]) for metrics in end.validation] == (validators if end.epoch != 2 else [])
