@@ -140,7 +140,7 @@ class Call:
     peer: Hashable
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
@@ -156,7 +156,7 @@ class Reply:
 
     fields: Fields
     body: Body = ()
-    sent: Callable[[], None] = _nothing
+    sent: Callable[[], None] = _no_op
 
 
 MAX_DISCARDED_BYTES = 1 << 30

@@ -208,9 +208,9 @@ class Handshake:
         Raises:
             WireError: The answer does not prove that the server has the secret.
         """
-        theirs = _verified(self._secret, b"welcome" + self._random, answer)
-        there, back = _keys(self._secret, self._random, theirs)
-        return Session(there, back, self._encrypt)
+        server_random = _verified(self._secret, b"welcome" + self._random, answer)
+        to_server, to_client = _keys(self._secret, self._random, server_random)
+        return Session(to_server, to_client, self._encrypt)
 
 
 class Acceptor:
@@ -227,14 +227,15 @@ class Acceptor:
         Raises:
             WireError: The hello does not prove that the client has this run's secret, or it was used before.
         """
-        random = _verified(self._secret, b"hello", hello)
+        client_random = _verified(self._secret, b"hello", hello)
         with self._lock:
-            if random in self._seen:
+            if client_random in self._seen:
                 raise WireError("a handshake message was used before")
-            self._seen.add(random)
-        mine = secrets.token_bytes(_RANDOM_BYTES)
-        there, back = _keys(self._secret, random, mine)
-        return _signed(self._secret, b"welcome" + random, mine), Session(back, there, self._encrypt)
+            self._seen.add(client_random)
+        server_random = secrets.token_bytes(_RANDOM_BYTES)
+        to_server, to_client = _keys(self._secret, client_random, server_random)
+        answer = _signed(self._secret, b"welcome" + client_random, server_random)
+        return answer, Session(to_client, to_server, self._encrypt)
 
 
 def _signed(secret: Secret, purpose: bytes, random: bytes) -> bytes:
