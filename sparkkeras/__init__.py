@@ -7,7 +7,7 @@
     spark_model = SparkModel(model)
     history = spark_model.fit(to_simple_rdd(sc, x_train, y_train), epochs=10)
 
-Names are imported when they are first used, so that a Spark worker that only reads data does not load Keras.
+Names are imported on first use, so that a Spark worker that only reads data does not load Keras.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Type checkers read __init__.pyi, which has the same names.
+# The modules of the public names. Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
     "sources.arrays": ["to_simple_rdd"],
     "formats.images": ["image_loader"],
@@ -83,7 +83,7 @@ __all__ = sorted(_HOME_OF)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
-_ELSEWHERE = {
+_REPLACEMENTS = {
     "AsynchronousSparkModel": 'SparkModel(model, mode="asynchronous")',
     "ElephasEstimator": "sparkkeras.ml.KerasEstimator",
     "ElephasTransformer": "sparkkeras.ml.KerasTransformer",
@@ -95,16 +95,16 @@ _ELSEWHERE = {
     "load_ml_estimator": "sparkkeras.ml.KerasEstimator.load(path)",
     "load_ml_transformer": "sparkkeras.ml.KerasTransformer.load(path)",
 }
-"""Names that are elsewhere, or that Elephas has for what is called otherwise here."""
+"""Names in other modules of sparkkeras, and names of Elephas with their replacements."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        told = f"{__name__} has no {name}: use {_ELSEWHERE[name]}."
-        # `from sparkkeras import name` replaces the message of an AttributeError. All else must get one: hasattr, getattr.
+    if name in _REPLACEMENTS:
+        message = f"{__name__} has no {name}: use {_REPLACEMENTS[name]}."
+        # `from sparkkeras import name` would replace the message of an AttributeError; hasattr and getattr need that type.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-            raise ImportError(told, name=__name__)
-        raise AttributeError(told)
+            raise ImportError(message, name=__name__)
+        raise AttributeError(message)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

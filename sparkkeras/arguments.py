@@ -1,4 +1,4 @@
-"""Arguments, checked before anything starts."""
+"""Argument validation: the driver checks arguments before it starts a Spark job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments that ``function`` does not take, and name those that it does."""
+    """Raise `UnknownArgumentError` for arguments that ``function`` does not take; the message lists those that it takes."""
     parameters = [each for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")]
     known = [each.name for each in parameters]
     in_order = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -35,7 +35,7 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
             if name not in known:
                 renamed = next((each for each in _RENAMED.get(name, ()) if each in known), name)
                 raise UnknownArgumentError(
-                    f"{called} takes no argument {name!r}. {_elsewhere(name, known, owner(args), called)}"
+                    f"{called} takes no argument {name!r}. {_where_it_belongs(name, known, owner(args), called)}"
                     f"{known_names(renamed, known)}"
                 )
         given = len(args) - bound
@@ -51,26 +51,26 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def known_fields(kind: type[R]) -> type[R]:
-    """As `known_arguments`, for the constructor of a dataclass."""
+    """Apply `known_arguments` to the constructor of a dataclass."""
     kind.__init__ = known_arguments(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
-_OPTIONS = ("host", "bind", "encrypt", "lease_seconds", "timeout")
-_OF_ASYNCHRONOUS_TRAINING = ("max_staleness", "warmup_timeout")
-_COMPILED = ("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer")
+_SERVER_OPTIONS = ("host", "bind", "encrypt", "lease_seconds", "timeout")
+_ASYNCHRONOUS_OPTIONS = ("max_staleness", "warmup_timeout")
+_COMPILE = ("loss", "loss_weights", "metrics", "optimizer", "optimizer_config", "worker_optimizer")
 _HADOOP = ("to_hadoop", "from_hadoop")
 _LABELS = ("categorical", "nb_classes")
 
 
-def _elsewhere(name: str, known: Sequence[str], owner: type | None, called: str) -> str:
-    """Where an argument that a function does not take belongs; empty where nothing is known of it.
+def _where_it_belongs(name: str, known: Sequence[str], owner: type | None, called: str) -> str:
+    """A sentence that says where an unknown argument belongs; empty if it is not an argument of sparkkeras at all.
 
     Args:
-        name: The argument.
+        name: The unknown argument.
         known: The arguments that the function takes.
-        owner: The class whose method or constructor it is; ``None`` for a plain function.
-        called: The function, as messages call it.
+        owner: The class that the method or constructor belongs to; ``None`` for a plain function.
+        called: The name of the function in messages.
     """
     is_constructor = owner is not None and called == owner.__name__
     of_owner: Sequence[str] = () if owner is None or is_constructor else tuple(inspect.signature(owner).parameters)
@@ -78,16 +78,17 @@ def _elsewhere(name: str, known: Sequence[str], owner: type | None, called: str)
     if name in of_owner:
         return f"It is an argument{owned_by}. "
     for takes, whose in ((known, ""), (of_owner, owned_by)):
-        if "server_options" in takes and (name in _OPTIONS or (name in _OF_ASYNCHRONOUS_TRAINING and "rule" in takes)):
+        if "server_options" in takes and (name in _SERVER_OPTIONS or (name in _ASYNCHRONOUS_OPTIONS and "rule" in takes)):
             kind = "ParameterServerOptions" if "rule" in takes else "ServerOptions"
             return f"It belongs in server_options={kind}(...){whose}. "
-    if name in _COMPILED and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
+    if name in _COMPILE and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
         return "It belongs in model.compile(...). "
     if name in _HADOOP and "path" in known:
         return 'Give a URI as the path instead, such as "hdfs:///models/digits.keras". '
     if name in _LABELS and not {"y", "label", "labelCol"}.isdisjoint(known):
         return (
-            "The model's loss says what labels are: class indices with sparse_categorical_crossentropy, else one-hot rows. "
+            "The model's loss determines the format of labels: class indices for sparse_categorical_crossentropy, one-hot "
+            "rows for categorical_crossentropy. "
         )
     return ""
 
@@ -103,52 +104,52 @@ _RENAMED = {
     "x_test": ("data",),
     "y_test": ("y",),
 }
-"""What Keras, Elephas and dist-keras call an argument, and what it is called here, where the spelling does not show it."""
+"""Argument names of Keras, Elephas and dist-keras, and their names here, where `difflib` would not find the match."""
 
 
 def whole_number(name: str, value: Any, low: int = 1) -> int:
-    """The value as an int; refuse what is no whole number of at least ``low``."""
+    """Return the value as an int; raise `ConfigurationError` unless it is an integer of at least ``low``."""
     return _whole_number(name, value, low, "")
 
 
 def optional_number(name: str, value: Any, low: int = 1) -> int | None:
-    """As `whole_number`; ``None`` may stand for no number."""
+    """Return the value as an int, or ``None`` if it is ``None``; else as `whole_number`."""
     return None if value is None else _whole_number(name, value, low, " or None")
 
 
 def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        told = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
-        raise ConfigurationError(f"{name}={value!r}: expected {told}{otherwise}.")
+        expected = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
+        raise ConfigurationError(f"{name}={value!r}: expected {expected}{otherwise}.")
     return int(value)
 
 
 def path(name: str, value: Any) -> str:
-    """The value as a path; refuse what is none."""
+    """Return the value as a str; raise `ConfigurationError` unless it is a non-empty path (str or os.PathLike)."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
-        raise ConfigurationError(f"{name}={value!r}: expected a path.")
+        raise ConfigurationError(f"{name}={value!r}: expected a path (str or os.PathLike).")
     return str(value)
 
 
 def class_weight(value: Any) -> dict[int, float] | None:
-    """The value as the weight of each class; ``None`` stands for none."""
+    """Return the value as ``{class index: weight}``, or ``None``; raise `ConfigurationError` for anything else."""
     if value is None:
         return None
-    expected = "expected a dict of class numbers from 0 up, each with a weight of 0 or more, or None."
+    expected = "expected a dict from class indices (0, 1, ...) to finite weights of at least 0, or None."
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"class_weight={value!r}: {expected}")
     for key, weight in value.items():
-        number = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
-        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not number:
+        is_weight = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
+        if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not is_weight:
             raise ConfigurationError(f"class_weight={dict(value)!r}: {expected}")
     return {int(key): float(weight) for key, weight in value.items()}
 
 
 def custom_objects(value: Any) -> dict[str, Any]:
-    """The value as a dict of classes, functions and other objects by name; ``None`` stands for an empty one."""
+    """Return the value as a dict of classes, functions and other objects by name; empty for ``None``."""
     if value is None:
         return {}
-    expected = "expected a dict of classes, functions or objects by name, such as {'MyLayer': MyLayer}, or None."
+    expected = "expected a dict from names to classes, functions or objects, such as {'MyLayer': MyLayer}, or None."
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"custom_objects={value!r}: {expected}")
     for key, member in value.items():
@@ -158,7 +159,7 @@ def custom_objects(value: Any) -> dict[str, Any]:
 
 
 def is_custom_object(name: Any, value: Any) -> bool:
-    """Whether a name and a value may be one of ``custom_objects``: any object, as in Keras, but for plain values."""
+    """Whether a name and a value can be an entry of ``custom_objects``: any object except numbers, strings and containers."""
     return isinstance(name, str) and not isinstance(value, _PLAIN)
 
 
@@ -166,57 +167,57 @@ _PLAIN = (str, bytes, numbers.Number, np.bool_, type(None), list, tuple, dict, s
 
 
 def port(value: Any) -> int:
-    """The value as a port; 0 stands for any."""
+    """Return the value as a port number; 0 means any free port."""
     number = _whole_number("port", value, 0, "")
     if number > 65535:
-        raise ConfigurationError(f"port={value!r}: expected a number from 0 to 65535; 0 takes any that is free.")
+        raise ConfigurationError(f"port={value!r}: expected a number from 0 to 65535; 0 selects any free port.")
     return number
 
 
 def instance(name: str, value: Any, kind: type[R]) -> R | None:
-    """The value, if it is one of ``kind`` or ``None``."""
+    """Return the value; raise `ConfigurationError` unless it is an instance of ``kind`` or ``None``."""
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{name}={value!r}: expected sparkkeras.{kind.__name__}(...) or None.")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """The value as a bool; refuse what is neither true nor false."""
+    """Return the value as a bool; raise `ConfigurationError` unless it is True, False, 1 or 0."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise ConfigurationError(f"{name}={value!r}: expected True or False.")
     return bool(value)
 
 
 def fraction(name: str, value: Any) -> None:
-    """Refuse what is no number in [0, 1)."""
+    """Raise `ConfigurationError` unless the value is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ConfigurationError(f"{name}={value!r}: expected a number in [0, 1).")
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Refuse what is not among ``known``."""
+    """Raise `ConfigurationError` unless the value is one of ``known``."""
     if value not in known:
         raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, known)}")
 
 
 def on_invalid_to_predict(value: Any) -> None:
-    """Refuse what cannot be done about NaN and nulls where each row has its prediction."""
+    """Raise `ConfigurationError` unless the value is a policy for NaN and nulls that keeps one prediction for each row."""
     if value == "drop":
         raise ConfigurationError(
-            'on_invalid="drop": every row gets its prediction, so none can be left out. Give on_invalid="allow", which '
-            "predicts null for rows with nulls, or leave such rows out before (df.dropna(subset=[...]))."
+            'on_invalid="drop": every row gets one prediction, so predict cannot drop rows. Use on_invalid="allow", which '
+            "predicts null for rows with nulls, or drop these rows first (df.dropna(subset=[...]))."
         )
     one_of("on_invalid", value, ("error", "allow"))
 
 
 def function(name: str, value: Any) -> None:
-    """Refuse what cannot be called; ``None`` stands for no function."""
+    """Raise `ConfigurationError` unless the value is a function or ``None``; classes are refused, too."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise ConfigurationError(f"{name}={value!r}: expected a function of (x, y) that returns (x, y), or None.")
 
 
 def frequency(value: Any) -> str | int:
-    """``"epoch"``, ``"batch"`` (which is 1) or a positive number of batches."""
+    """Return ``"epoch"`` or a positive number of batches; ``"batch"`` is 1. Raise `ConfigurationError` for anything else."""
     if value == "epoch":
         return "epoch"
     if value == "batch":

@@ -1,4 +1,4 @@
-"""A model as a function: in SQL, and as a column expression."""
+"""Keras models as functions on columns, for DataFrames and for SQL."""
 
 from __future__ import annotations
 
@@ -32,27 +32,30 @@ def keras_udf(
     custom_objects: Mapping[str, Any] | None = None,
     on_invalid: OnInvalidToPredict = "allow",
 ) -> Callable[..., Column]:
-    """A model as a function from columns to a column: ``df.select(keras_udf(model)(df.features))``.
+    """Make a function from columns to a column that applies a model: ``df.select(keras_udf(model)(df.features))``.
 
-    It takes one column for each input of the model. A model with one input takes several columns as well: numbers and flat
-    arrays, which are laid side by side. Rows go to the model in batches, through Arrow; each worker process loads it once.
+    The function takes one column for each input of the model. For a model with one input it also takes several columns of
+    numbers or flat arrays, which are concatenated. Spark passes rows in batches, through Arrow; each worker process loads the
+    model once.
 
     Args:
-        model: A built model, compiled or not. What becomes of it afterwards does not matter to the function.
-        batch_size: Rows that the model is called on at a time.
-        transform: ``transform(x, None) -> x`` on each batch, on the workers.
-        loader: What turns a column into an input, such as `image_loader`, or ``{input name: loader}``.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        on_invalid: ``"allow"`` predicts null for rows with nulls; ``"error"`` refuses these, and NaN and infinite values.
+        model: A built model, compiled or not. The function keeps a copy: later changes of the model do not affect it.
+        batch_size: The number of rows in each call of the model.
+        transform: ``transform(x, None) -> x``, which the workers apply to each batch.
+        loader: A loader that converts a column into an input, such as `image_loader`, or ``{input name: loader}``.
+        custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
+            model.
+        on_invalid: ``"allow"`` predicts null for rows with nulls; ``"error"`` fails the query for nulls, NaN and infinite
+            values.
 
     Returns:
-        A function of columns or column names. Its value is a float for an output of shape (batch, 1), a (nested) array of
-        floats for other shapes, and a struct of these, by the outputs' names, for several outputs.
+        A function of columns or column names. It returns a float for an output of shape (batch, 1), a (nested) array of
+        floats for other shapes, and for several outputs a struct with a field for each output.
 
     Raises:
-        ModelError: The model is not built, or does not say the shape of its outputs.
-        ConfigurationError: An argument is out of range; the function raises it for a number of columns that no widths of
-            theirs could make right.
+        ModelError: The model is not built, or the shape of an output is unknown.
+        ConfigurationError: An argument is out of range. The returned function raises it if the model cannot take that number
+            of columns.
 
     Example::
 
@@ -60,19 +63,19 @@ def keras_udf(
         df.select("id", classify("sepal_length", "sepal_width", "petal_length", "petal_width").alias("scores"))
     """
     function, read = _function(None, None, model, batch_size, transform, loader, custom_objects, on_invalid)
-    return _Checked(function, read, None)
+    return _CheckedFunction(function, read, None)
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """A function of columns that refuses a wrong number of them."""
+class _CheckedFunction:
+    """A function of columns that raises `ConfigurationError` for a number of columns that the model cannot take."""
 
     function: Callable[..., Column]
     read: ArgumentsToBlocks
     session: SparkSession | None
 
     def __call__(self, *columns: Any) -> Column:
-        """The column of its values."""
+        """Return the column of predictions."""
         wrong = self.read.wrong_count(len(columns))
         if wrong:
             raise ConfigurationError(wrong)
@@ -92,11 +95,11 @@ def register_keras_udf(
     custom_objects: Mapping[str, Any] | None = None,
     on_invalid: OnInvalidToPredict = "allow",
 ) -> Callable[..., Column]:
-    """A model as a function of SQL: ``SELECT classify(features) FROM measurements``.
+    """Register a model as a SQL function: ``SELECT classify(features) FROM measurements``.
 
     Args:
-        spark: The session whose SQL shall know it.
-        name: What SQL calls it.
+        spark: The session to register the function in.
+        name: The name of the function: letters, digits and underscores.
         model: As in `keras_udf`.
         batch_size: As in `keras_udf`.
         transform: As in `keras_udf`.
@@ -105,14 +108,13 @@ def register_keras_udf(
         on_invalid: As in `keras_udf`.
 
     Returns:
-        The function, which takes columns or their names, as `keras_udf` gives it.
+        The function for use on columns or column names, as `keras_udf` returns it.
 
     Raises:
-        ConfigurationError: The name is none that SQL takes, or one of Spark's own functions; the returned function raises it
-            as that of `keras_udf` does. In SQL, wrong arguments fail the query with an
-            exception of Spark's, whose message has the ``DataError``.
+        ConfigurationError: The name is not valid in SQL or is a built-in function of Spark, or as in `keras_udf`. In SQL,
+            wrong arguments fail the query with an exception of Spark that contains the ``DataError``.
         ModelError: As in `keras_udf`.
-        ClusterError: The session was stopped.
+        ClusterError: The session is stopped.
 
     Example::
 
@@ -124,12 +126,12 @@ def register_keras_udf(
     check_session(spark)
     if _is_built_in(spark, name):
         raise ConfigurationError(
-            f"name={name!r}: Spark has a function of this name, and SQL would go on calling that one. Choose another."
+            f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
     function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
     with cluster_of(spark, device.worker_environment).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
-    return _Checked(registered, read, spark)
+    return _CheckedFunction(registered, read, spark)
 
 
 def _is_built_in(spark: SparkSession, name: str) -> bool:

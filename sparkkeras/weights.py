@@ -1,8 +1,8 @@
-"""A list of arrays as one flat vector, and the averages of such vectors.
+"""Conversion of lists of arrays to flat vectors, and weighted averages of these vectors.
 
-What is trained and what is gathered (batch-norm statistics, optimizer moments) is floating point and lives in one
-vector, the trainable part first. What counts (iterations, vocabulary sizes) stays apart in ``counters``: a mean of
-counters means nothing, so of several the largest is taken.
+Floating-point arrays (trainable weights, batch-norm statistics, optimizer moments) are stored in one vector, the trainable
+weights first. Integer arrays (iterations, vocabulary sizes) are stored separately in ``counters``: their mean has no meaning,
+so an average takes the maximum.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Array = NDArray[Any]
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether a dtype is a floating one, with the small kinds that NumPy itself does not know (bfloat16, float8)."""
+    """Whether a dtype is floating point, including those that NumPy itself does not define (bfloat16, float8)."""
     dtype = np.dtype(dtype)
     return bool(dtype.kind == "f" or dtype.name.startswith(("bfloat", "float8")))
 
 
 @dataclass(frozen=True)
 class Flat:
-    """The arrays of one model or optimizer at one moment.
+    """The values of a model's or an optimizer's variables, as one vector and the integer arrays.
 
     Attributes:
-        vector: All floating arrays, one after the other. Shape (parameters,), float32, or float64 if any of them is.
-        counters: The arrays that are not floating point, as they are.
+        vector: All floating-point arrays, concatenated. Shape (parameters,), float32, or float64 if any of them is float64.
+        counters: The arrays that are not floating point, unchanged.
     """
 
     vector: Array
@@ -41,23 +41,23 @@ class Flat:
         return int(self.vector.nbytes) + sum(int(counter.nbytes) for counter in self.counters)
 
     def split(self, count: int) -> list[Flat]:
-        """``count`` stretches of the vector; the counters go with the first."""
+        """Split the vector into ``count`` chunks; the first one has the counters."""
         first, *rest = np.array_split(self.vector, count)
-        return [Flat(first, self.counters), *(Flat(stretch) for stretch in rest)]
+        return [Flat(first, self.counters), *(Flat(chunk) for chunk in rest)]
 
     @classmethod
-    def join(cls, stretches: Sequence[Flat]) -> Flat:
-        """The stretches as one again."""
-        return cls(np.concatenate([stretch.vector for stretch in stretches]), stretches[0].counters)
+    def join(cls, chunks: Sequence[Flat]) -> Flat:
+        """Join the chunks that `split` returned."""
+        return cls(np.concatenate([chunk.vector for chunk in chunks]), chunks[0].counters)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a list lies in a `Flat`.
+    """The shapes and dtypes of a list of arrays, which convert it to a `Flat` and back.
 
     Attributes:
         shapes: The shape of each array.
-        dtypes: The dtype name of each array.
+        dtypes: The name of each array's dtype.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -84,7 +84,7 @@ class Layout:
         return Flat(vector, counters)
 
     def unpack(self, flat: Flat) -> list[Array]:
-        """The arrays again, in their shapes and dtypes. Floating ones are views where the dtype allows it."""
+        """Return the arrays in their original shapes and dtypes; those of the vector's dtype are views of it."""
         arrays: list[Array] = []
         start = 0
         counters = iter(flat.counters)
@@ -97,18 +97,21 @@ class Layout:
             arrays.append(flat.vector[start : start + size].reshape(shape).astype(dtype, copy=False))
             start += size
         if start != flat.vector.size or next(counters, None) is not None:
-            raise ValueError(f"a vector of {flat.vector.size} values does not fit a layout of {start}")
+            raise ValueError(f"a vector of {flat.vector.size} values does not fit a layout of {start} values")
         return arrays
 
 
 def average(flats: Iterable[tuple[Flat, float]]) -> Flat:
-    """The weighted mean of the vectors and the largest of the counters.
+    """The weighted mean of the vectors and the maximum of the counters.
 
-    Formed in float64 and in the order given, as the first replica plus the mean of the differences from it: the same
-    replicas give the same mean to the last bit, and equal replicas give themselves.
+    It is computed in float64, in the given order, as the first replica plus the mean of the differences from it: the same
+    replicas give a bit-identical mean, and equal replicas give exactly these values.
 
     Args:
         flats: Pairs of a replica and its weight. At least one weight is positive.
+
+    Raises:
+        ValueError: There are no replicas, or no weight is positive.
     """
     first: Flat | None = None
     total: Array = np.empty(0)

@@ -169,7 +169,7 @@ PLACES = {
     "mode": r"It is an argument of Trainer\. ",
     "loss": r"It belongs in model\.compile",
     "to_hadoop": r'Give a URI as the path instead, such as "hdfs:',
-    "nb_classes": "The model's loss says what labels are",
+    "nb_classes": "The model's loss determines the format of labels",
 }
 
 

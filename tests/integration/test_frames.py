@@ -238,7 +238,7 @@ def test_mistakes_of_predict_are_told_at_once(spark):
     spark_model = SparkModel(model())
     frame = table(spark)
     for data in (frame, X):
-        with pytest.raises(ConfigurationError, match="every row gets its prediction"):
+        with pytest.raises(ConfigurationError, match="every row gets one prediction"):
             spark_model.predict(data, on_invalid="drop")
         with pytest.raises(ConfigurationError, match="transform='flip': expected a function"):
             spark_model.predict(data, transform="flip")

@@ -135,7 +135,7 @@ def test_mistakes_are_told_at_once(spark, model):
 
 def test_a_function_of_sparks_own_is_not_hidden(spark, model):
     """SQL would go on calling it, whatever was registered."""
-    with pytest.raises(ConfigurationError, match="name='Upper': Spark has a function of this name"):
+    with pytest.raises(ConfigurationError, match="name='Upper': Spark has a built-in function of this name"):
         register_keras_udf(spark, "Upper", model)
     register_keras_udf(spark, "upper_bound", model)
     register_keras_udf(spark, "upper_bound", model)  # an own one is replaced
