@@ -159,7 +159,7 @@ def custom_objects(value: Any) -> dict[str, Any]:
 
 
 def is_custom_object(name: Any, value: Any) -> bool:
-    """Whether a name and a value can be an entry of ``custom_objects``: any object except numbers, strings and containers."""
+    """Whether a name and a value can be an entry of ``custom_objects``: any object but numbers, strings and containers."""
     return isinstance(name, str) and not isinstance(value, _PLAIN)
 
 

@@ -35,7 +35,7 @@ def keras_udf(
     """Make a function from columns to a column that applies a model: ``df.select(keras_udf(model)(df.features))``.
 
     The function takes one column for each input of the model. For a model with one input it also takes several columns of
-    numbers or flat arrays, which are concatenated. Spark passes rows in batches, through Arrow; each worker process loads the
+    numbers or flat arrays, which are concatenated. Rows are passed in batches, through Arrow; each worker process loads the
     model once.
 
     Args:

@@ -1,8 +1,8 @@
 """Conversion of lists of arrays to flat vectors, and weighted averages of these vectors.
 
 Floating-point arrays (trainable weights, batch-norm statistics, optimizer moments) are stored in one vector, the trainable
-weights first. Integer arrays (iterations, vocabulary sizes) are stored separately in ``counters``: their mean has no meaning,
-so an average takes the maximum.
+weights first. Integer arrays (iterations, vocabulary sizes) are stored separately in ``counters``: their mean has no
+meaning, so an average takes the maximum.
 """
 
 from __future__ import annotations
