@@ -1,6 +1,6 @@
-"""The benchmarks. A new one is a function here: what it measures, and the figures that follow.
+"""The benchmarks: each is a function that measures samples, with the metrics to compute from them.
 
-Keras, Spark and sparkkeras are imported inside, since each benchmark runs in a process of its own, with its own backend.
+Functions import Keras, Spark and sparkkeras locally, since each benchmark runs in a separate process with its own backend.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from pathlib import Path
 
 import data
 import numpy as np
-from harness import ELEPHAS_PYTHON, Effort, Figure, Samples, alternate, benchmark, timed
+from harness import ELEPHAS_PYTHON, Effort, Metric, Samples, alternate, benchmark, timed
 
 LARGE, SMALL = 60_000, 8_000
 PREDICT_BATCH_SIZE = 1024
 
 
 @benchmark(
-    Figure("MLP epoch begin -> end, 60,000 rows, against Keras as compiled", "large", "keras_large", 0.55),
-    Figure("MLP epoch begin -> end, 60,000 rows, against Keras at equal steps", "large", "equal_large", 0.8),
-    Figure("MLP epoch begin -> end, 8,000 rows, against Keras as compiled", "small", "keras_small", 0.8),
-    Figure("MLP epoch begin -> end, 8,000 rows, against Keras at equal steps", "small", "equal_small"),
-    Figure("epoch begin -> end less the slowest worker's fit, 60,000 rows", "added_large", None, 0.1, "seconds"),
-    Figure("epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, 0.1, "seconds"),
+    Metric("MLP epoch begin -> end, 60,000 rows, against Keras as compiled", "large", "keras_large", 0.55),
+    Metric("MLP epoch begin -> end, 60,000 rows, against Keras at equal steps", "large", "equal_large", 0.8),
+    Metric("MLP epoch begin -> end, 8,000 rows, against Keras as compiled", "small", "keras_small", 0.8),
+    Metric("MLP epoch begin -> end, 8,000 rows, against Keras at equal steps", "small", "equal_small"),
+    Metric("epoch begin -> end less the slowest worker's fit, 60,000 rows", "added_large", None, 0.1, "seconds"),
+    Metric("epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, 0.1, "seconds"),
 )
 def synchronous(effort: Effort) -> Samples:
-    """Epochs that overheads weigh on, against Keras as compiled and at the steps_per_execution that sparkkeras takes."""
+    """Epochs of a small model, where overhead dominates: against Keras as compiled and with equal steps_per_execution."""
     from sparkkeras.worker.device import AUTO_STEPS_PER_EXECUTION
 
     return _epochs(effort, {"keras": 1, "equal": AUTO_STEPS_PER_EXECUTION})
 
 
 @benchmark(
-    Figure("JAX: MLP epoch begin -> end, 60,000 rows, against Keras", "large", "keras_large"),
-    Figure("JAX: MLP epoch begin -> end, 8,000 rows, against Keras", "small", "keras_small"),
-    Figure("JAX: epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, None, "seconds"),
+    Metric("JAX: MLP epoch begin -> end, 60,000 rows, against Keras", "large", "keras_large"),
+    Metric("JAX: MLP epoch begin -> end, 8,000 rows, against Keras", "small", "keras_small"),
+    Metric("JAX: epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, None, "seconds"),
     backend="jax",
 )
 def synchronous_jax(effort: Effort) -> Samples:
-    """The same under JAX, which runs one step a call on both sides."""
+    """The same with JAX, which runs one step per call in both Keras and sparkkeras."""
     return _epochs(effort, {"keras": 1})
 
 
@@ -67,9 +67,9 @@ def _epochs(effort: Effort, baselines: dict[str, int]) -> Samples:
     return samples
 
 
-@benchmark(Figure("CNN epoch begin -> end, 16,000 rows, against Keras on the same cores", "ours", "keras", 1.05))
+@benchmark(Metric("CNN epoch begin -> end, 16,000 rows, against Keras on the same cores", "ours", "keras", 1.05))
 def cnn(effort: Effort) -> Samples:
-    """A model that keeps the cores busy: two workers of one thread against Keras with two threads."""
+    """A model that keeps the cores busy: two workers with one thread each against Keras with two threads."""
     from contestants import OnSpark, PlainKeras, spark
 
     x, y = data.images(effort.rows(2 * SMALL))
@@ -82,11 +82,11 @@ def cnn(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("predict call -> array, 60,000 rows, batch 1024, against Keras", "predict", "keras_predict", 1.0),
-    Figure("evaluate call -> figures, 60,000 rows, batch 1024, against Keras", "evaluate", "keras_evaluate"),
+    Metric("predict call -> array, 60,000 rows, batch 1024, against Keras", "predict", "keras_predict", 1.0),
+    Metric("evaluate call -> metrics, 60,000 rows, batch 1024, against Keras", "evaluate", "keras_evaluate"),
 )
 def predict(effort: Effort) -> Samples:
-    """Inference on arrays of the driver, warm."""
+    """Inference on arrays of the driver, after warm-up."""
     from contestants import WORKERS, spark
 
     from sparkkeras import SparkModel
@@ -109,9 +109,9 @@ def predict(effort: Effort) -> Samples:
         )
 
 
-@benchmark(Figure("Handle.open -> last shuffled piece, 30,000 x 784, against np.copy", "ours", "copy", 2.0))
+@benchmark(Metric("Handle.open -> last shuffled piece, 30,000 x 784, against np.copy", "ours", "copy", 2.0))
 def handles(effort: Effort) -> Samples:
-    """From a partition's files to the arrays of one shuffled epoch, as a worker goes through them; no Spark."""
+    """Read a partition's files as the arrays of one shuffled epoch, as a worker does; without Spark."""
     from sparkkeras.data import files
     from sparkkeras.data.block import from_arrays
     from sparkkeras.data.order import RowOrder
@@ -138,11 +138,11 @@ def handles(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("accuracy lost, digits, equal steps a worker, against Keras", "ours", "keras", 0.5, "points"),
+    Metric("accuracy lost, digits, equal steps a worker, against Keras", "ours", "keras", 0.5, "points"),
     once=True,
 )
 def accuracy(effort: Effort) -> Samples:
-    """Accuracy on held-out rows. Two workers see half the rows each, so they go through them twice as often."""
+    """Accuracy on held-out rows. Each of two workers has half the rows, so it trains twice as many epochs."""
     import keras
     from contestants import WORKERS, spark
 
@@ -166,19 +166,19 @@ def accuracy(effort: Effort) -> Samples:
 
 
 def _elephas_missing() -> str | None:
-    return None if ELEPHAS_PYTHON.exists() else "it needs Elephas's own environment: run benchmarks/elephas_env.sh"
+    return None if ELEPHAS_PYTHON.exists() else "the environment of Elephas is missing: run benchmarks/elephas_env.sh"
 
 
 @benchmark(
-    Figure("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.5),
-    Figure("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.5),
-    Figure("DataFrame -> blocks on disk, 60,000 x array of 784", "blocks_wide", None, None, "seconds"),
-    Figure("DataFrame -> blocks on disk, 600,000 x 10 columns", "blocks_narrow", None, None, "seconds"),
-    Figure("DataFrame -> its Arrow batches in Python, 60,000 x array of 784", "arrow_wide", None, None, "seconds"),
-    Figure("DataFrame -> its Arrow batches in Python, 600,000 x 10 columns", "arrow_narrow", None, None, "seconds"),
+    Metric("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.5),
+    Metric("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.5),
+    Metric("DataFrame -> blocks on disk, 60,000 x array of 784", "blocks_wide", None, None, "seconds"),
+    Metric("DataFrame -> blocks on disk, 600,000 x 10 columns", "blocks_narrow", None, None, "seconds"),
+    Metric("DataFrame -> its Arrow batches in Python, 60,000 x array of 784", "arrow_wide", None, None, "seconds"),
+    Metric("DataFrame -> its Arrow batches in Python, 600,000 x 10 columns", "arrow_narrow", None, None, "seconds"),
 )
 def frames(effort: Effort) -> Samples:
-    """A cached DataFrame through a model, and to the files that workers train from; batches of 1024, warm."""
+    """Apply a model to a cached DataFrame, and write it to the files that workers train from; batches of 1024, warm."""
     from contestants import WORKERS, spark
 
     from sparkkeras.ml import KerasTransformer
@@ -208,12 +208,12 @@ def frames(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("transform, 8,000 x 784, against Elephas's transformer", "wide", "elephas_wide", 0.1),
-    Figure("transform, 8,000 x 10, against Elephas's transformer", "narrow", "elephas_narrow", 0.1),
+    Metric("transform, 8,000 x 784, against Elephas's transformer", "wide", "elephas_wide", 0.1),
+    Metric("transform, 8,000 x 10, against Elephas's transformer", "narrow", "elephas_narrow", 0.1),
     missing=_elephas_missing,
 )
 def elephas_frames(effort: Effort) -> Samples:
-    """Elephas 7.3.0's transformer on the same rows, which it takes as vectors."""
+    """The transformer of Elephas 7.3.0 on the same rows, as vectors."""
     from contestants import WORKERS, Elephas, spark
 
     from sparkkeras.ml import KerasTransformer
@@ -234,7 +234,7 @@ def elephas_frames(effort: Effort) -> Samples:
 
 
 def _frames(effort: Effort):
-    """Models with their rows as arrays, and the columns of their DataFrames."""
+    """Models, their rows as arrays, and the names of the columns in their DataFrames."""
     wide, _ = data.vectors(effort.rows(LARGE))
     narrow = data.narrow(effort.rows(10 * LARGE))
     return {
@@ -244,7 +244,7 @@ def _frames(effort: Effort):
 
 
 def _cached(session, x, columns, partitions: int):
-    """Arrays as a DataFrame in Spark's memory."""
+    """Convert arrays to a DataFrame that is cached in Spark's memory."""
     from sparkkeras import to_data_frame
 
     sides = {"features": x} if columns == "features" else {name: x[:, index] for index, name in enumerate(columns)}
@@ -254,12 +254,12 @@ def _cached(session, x, columns, partitions: int):
 
 
 def _exhaust(frame) -> None:
-    """Have Spark compute all rows, and keep none."""
+    """Make Spark compute all rows and discard them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def _counting():
-    """A function that counts rows, and does nothing else with them; workers cannot import this file."""
+    """Return a function that only counts rows. It is nested so that it is pickled: workers cannot import this file."""
 
     def count(batches):
         import pyarrow as pa
@@ -270,7 +270,7 @@ def _counting():
 
 
 def _store(frame, model, columns) -> None:
-    """Write the rows as `fit` would before it trains."""
+    """Write the rows to disk, as `fit` does before it trains."""
     from sparkkeras.data.schema import Reader
     from sparkkeras.modeling import archive as models
     from sparkkeras.sources.source import NamedColumns, as_source
@@ -281,12 +281,12 @@ def _store(frame, model, columns) -> None:
 
 
 @benchmark(
-    Figure("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 1 / 6),
-    Figure("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict"),
+    Metric("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 1 / 6),
+    Metric("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict"),
     missing=_elephas_missing,
 )
 def elephas(effort: Effort) -> Samples:
-    """What people have today: Elephas 7.3.0, synchronous, with the same data, model and number of workers."""
+    """Elephas 7.3.0, synchronous, with the same data, model and number of workers."""
     from contestants import Elephas, OnSpark, spark
 
     rows, predict_rows = effort.rows(SMALL), effort.rows(2_000)
@@ -319,16 +319,16 @@ LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000
 
 
 @benchmark(
-    Figure("parameter server, socket: 100 MB pull, signed", "socket_pull", None, LARGE_BYTES / 2e9, "seconds"),
-    Figure("parameter server, socket: 100 MB push, signed", "socket_push", None, LARGE_BYTES / 2e9, "seconds"),
-    Figure("parameter server, http: 100 MB pull, signed", "http_pull", None, LARGE_BYTES / 1.2e9, "seconds"),
-    Figure("parameter server, http: 100 MB push, signed", "http_push", None, LARGE_BYTES / 1.2e9, "seconds"),
-    Figure("parameter server, socket: 100 MB pull, encrypted", "socket_encrypted_pull", None, None, "seconds"),
-    Figure("parameter server, socket: 1 MB pull", "socket_small_pull", None, 0.0015, "seconds"),
-    Figure("parameter server, http: 1 MB pull", "http_small_pull", None, 0.0015, "seconds"),
+    Metric("parameter server, socket: 100 MB pull, signed", "socket_pull", None, LARGE_BYTES / 2e9, "seconds"),
+    Metric("parameter server, socket: 100 MB push, signed", "socket_push", None, LARGE_BYTES / 2e9, "seconds"),
+    Metric("parameter server, http: 100 MB pull, signed", "http_pull", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Metric("parameter server, http: 100 MB push, signed", "http_push", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Metric("parameter server, socket: 100 MB pull, encrypted", "socket_encrypted_pull", None, None, "seconds"),
+    Metric("parameter server, socket: 1 MB pull", "socket_small_pull", None, 0.0015, "seconds"),
+    Metric("parameter server, http: 1 MB pull", "http_small_pull", None, 0.0015, "seconds"),
 )
 def parameter_server(effort: Effort) -> Samples:
-    """Pulls and pushes of one worker in another process, from the call to weights in memory or to the acknowledgement."""
+    """Pulls and pushes of a worker in another process: from the call until it has the weights, or the acknowledgement."""
     from servers import exchanges
 
     samples: Samples = {}
@@ -347,16 +347,16 @@ def _add(samples: Samples, prefix: str, turns: dict[str, list[float]]) -> None:
 
 
 @benchmark(
-    Figure("100 MB pull, socket, against Elephas's socket server", "socket_pull", "elephas_socket_pull"),
-    Figure("100 MB push, socket, against Elephas's socket server", "socket_push", "elephas_socket_push"),
-    Figure("100 MB pull, http, against Elephas's HTTP server", "http_pull", "elephas_http_pull"),
-    Figure("100 MB push, http, against Elephas's HTTP server", "http_push", "elephas_http_push"),
-    Figure("asynchronous epoch, 8,000 rows, socket, against Elephas's", "socket_epoch", "elephas_socket_epoch"),
-    Figure("asynchronous epoch, 8,000 rows, http, against Elephas's", "http_epoch", "elephas_http_epoch"),
+    Metric("100 MB pull, socket, against Elephas's socket server", "socket_pull", "elephas_socket_pull"),
+    Metric("100 MB push, socket, against Elephas's socket server", "socket_push", "elephas_socket_push"),
+    Metric("100 MB pull, http, against Elephas's HTTP server", "http_pull", "elephas_http_pull"),
+    Metric("100 MB push, http, against Elephas's HTTP server", "http_push", "elephas_http_push"),
+    Metric("asynchronous epoch, 8,000 rows, socket, against Elephas's", "socket_epoch", "elephas_socket_epoch"),
+    Metric("asynchronous epoch, 8,000 rows, http, against Elephas's", "http_epoch", "elephas_http_epoch"),
     missing=_elephas_missing,
 )
 def elephas_servers(effort: Effort) -> Samples:
-    """Elephas 7.3.0's two servers, unsigned, and its asynchronous training with an exchange an epoch."""
+    """The two servers of Elephas 7.3.0, without signatures, and its asynchronous training with one exchange per epoch."""
     from contestants import Elephas, OnSpark, spark
     from servers import exchanges
 
@@ -378,14 +378,14 @@ def elephas_servers(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("asynchronous epoch, frequency 10, 60,000 rows, socket, against Keras", "socket", "keras", 0.6),
-    Figure("asynchronous epoch, frequency 10, 60,000 rows, http, against Keras", "http", "keras", 0.6),
-    Figure("hogwild epoch, frequency 10, 60,000 rows, socket, against Keras", "hogwild", "keras"),
-    Figure("asynchronous epoch, frequency 1, 60,000 rows, socket, against Keras", "every_batch", "keras"),
-    Figure("asynchronous epoch, frequency epoch, 60,000 rows, socket, against Keras", "every_epoch", "keras"),
+    Metric("asynchronous epoch, frequency 10, 60,000 rows, socket, against Keras", "socket", "keras", 0.6),
+    Metric("asynchronous epoch, frequency 10, 60,000 rows, http, against Keras", "http", "keras", 0.6),
+    Metric("hogwild epoch, frequency 10, 60,000 rows, socket, against Keras", "hogwild", "keras"),
+    Metric("asynchronous epoch, frequency 1, 60,000 rows, socket, against Keras", "every_batch", "keras"),
+    Metric("asynchronous epoch, frequency epoch, 60,000 rows, socket, against Keras", "every_epoch", "keras"),
 )
 def asynchronous(effort: Effort) -> Samples:
-    """Epochs through a parameter server, from the end of one on the driver to the end of the next."""
+    """Epochs with a parameter server, from the end of one epoch on the driver to the end of the next."""
     from contestants import OnSpark, PlainKeras, spark
 
     x, y = data.vectors(effort.rows(LARGE))
@@ -408,7 +408,7 @@ def asynchronous(effort: Effort) -> Samples:
 
 
 def _seeded(build, *arguments, seed: int = 0):
-    """A new model with the weights that ``seed`` gives."""
+    """Build a model with initial weights determined by ``seed``."""
     import keras
 
     keras.utils.set_random_seed(seed)

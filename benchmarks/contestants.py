@@ -1,4 +1,4 @@
-"""Who competes: the same training by plain Keras, by sparkkeras on Spark, and by Elephas."""
+"""The contestants: the same training with plain Keras, with sparkkeras on Spark, and with Elephas."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPARK_SETTINGS = {
 
 @contextmanager
 def spark() -> Iterator[SparkSession]:
-    """Spark with two slots in this process, whose workers run this very Python."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python counts in spark-submit only
+    """Start Spark with two slots in this process; its workers use the same Python."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python affects only spark-submit
     builder = SparkSession.builder.master(f"local[{WORKERS}]").appName("benchmarks")
     session = builder.config(map=SPARK_SETTINGS).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -42,7 +42,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the seconds from each epoch's begin to its end."""
+    """Records the seconds from the beginning to the end of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop it."""
+        """Stop the clock."""
         self.seconds.append(time.perf_counter() - self._begun)
 
 
@@ -65,7 +65,7 @@ class PlainKeras:
         self.model, self.x, self.y = model, x, y
 
     def epochs(self, count: int) -> Turn:
-        """The seconds of ``count`` epochs after the first one, which Keras prepares its loop in."""
+        """Return the seconds of ``count`` epochs after the first one, in which Keras compiles its loop."""
         clock = EpochClock()
         self.model.fit(self.x, self.y, batch_size=data.BATCH_SIZE, epochs=count + 1, verbose=0, callbacks=[clock])
         return clock.seconds[1:]
@@ -75,7 +75,7 @@ class OnSpark:
     """``SparkModel.fit`` with two workers.
 
     Attributes:
-        added: For each call of `epochs`, what each epoch took longer than its slowest worker's ``fit``.
+        added: For each call of `epochs`, the seconds of each epoch minus those of its slowest worker's ``fit``.
     """
 
     def __init__(self, model: keras.Model, x: Any, y: Any, **arguments: Any) -> None:
@@ -83,7 +83,7 @@ class OnSpark:
         self.added: list[Turn] = []
 
     def epochs(self, count: int) -> Turn:
-        """As `PlainKeras.epochs`."""
+        """Return the seconds of ``count`` epochs after the first one."""
         clock = EpochClock()
         self.spark_model.training_histories.clear()
         self.spark_model.fit(self.x, self.y, batch_size=data.BATCH_SIZE, epochs=count + 1, verbose=0, callbacks=[clock])
@@ -95,10 +95,10 @@ class OnSpark:
 
 
 class Elephas:
-    """Elephas with two workers, in its own environment: each run is a new process."""
+    """Elephas with two workers, in a separate environment: each call starts a new process."""
 
     def run(self, *, rows: int, warmup: int, epochs: int, predict_rows: int, predicts: int) -> dict[str, Turn]:
-        """The seconds of epochs and of predictions, under ``"epoch"`` and ``"predict"``."""
+        """Return the seconds of epochs and of predictions, as ``"epoch"`` and ``"predict"``."""
         options = {
             "rows": rows,
             "warmup": warmup,
@@ -110,21 +110,21 @@ class Elephas:
         return _in_elephas("elephas_bench.py", options)
 
     def transforms(self, rows: int, passes: int) -> dict[str, Turn]:
-        """The seconds of passes through its transformer, ``"wide"`` and ``"narrow"``."""
+        """Return the seconds of passes through Elephas's transformer, as ``"wide"`` and ``"narrow"``."""
         return _in_elephas("elephas_frames_bench.py", {"rows": rows, "passes": passes, "workers": WORKERS})
 
     def servers(self, count: int) -> dict[str, dict[str, Turn]]:
-        """The seconds of ``count`` pulls and pushes of 100 MB, by server, ``"http"`` or ``"socket"``."""
+        """Return the seconds of ``count`` pulls and pushes of 100 MB, by server: ``"http"`` or ``"socket"``."""
         return _in_elephas("elephas_servers_bench.py", {"count": count, "only": "servers"})
 
     def asynchronous(self, rows: int, epochs: int) -> dict[str, float]:
-        """The seconds of an asynchronous epoch with each server, ``"http_epoch"`` and ``"socket_epoch"``."""
+        """Return the seconds of an asynchronous epoch with each server, as ``"http_epoch"`` and ``"socket_epoch"``."""
         options = {"rows": rows, "epochs": epochs, "workers": WORKERS, "only": "training"}
         return _in_elephas("elephas_servers_bench.py", options)
 
 
 def _in_elephas(script: str, options: dict[str, Any]) -> Any:
-    """What a script in Elephas's environment prints last."""
+    """Run a script in Elephas's environment; return the last line of its output, parsed as JSON."""
     command = [ELEPHAS_PYTHON, Path(__file__).parent / script]
     command += [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,6 +1,6 @@
-"""The benchmarks' data and models: digits that ship with scikit-learn, so nothing is downloaded.
+"""The data and models of the benchmarks: digits from scikit-learn, so nothing is downloaded.
 
-Elephas runs in an environment of its own and imports this file too: keep it free of sparkkeras.
+The environment of Elephas imports this file, too, so it must not import sparkkeras.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_SHIFT = 3
 def images(rows: int, seed: int = 0) -> Arrays:
     """Digits of 28 x 28 pixels in [0, 1], shape (rows, 28, 28, 1), and their labels.
 
-    The 1,797 8 x 8 digits are enlarged, and repeated in random order to the rows wanted, each shifted by up to 3 pixels.
+    The 1,797 digits of 8 x 8 pixels are enlarged, repeated in random order up to ``rows``, and shifted by up to 3 pixels.
     """
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
@@ -36,13 +36,13 @@ def images(rows: int, seed: int = 0) -> Arrays:
 
 
 def vectors(rows: int, seed: int = 0) -> Arrays:
-    """The same digits flat, shape (rows, 784)."""
+    """The digits of `images` as flat vectors, shape (rows, 784), and their labels."""
     x, y = images(rows, seed)
     return x.reshape(rows, SIDE * SIDE), y
 
 
 def small_digits() -> Arrays:
-    """scikit-learn's digits as they are, in [0, 1], shape (1797, 64), and their labels."""
+    """scikit-learn's digits in their original size, in [0, 1], shape (1797, 64), and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -53,12 +53,12 @@ NARROW = 10
 
 
 def narrow(rows: int, seed: int = 0) -> NDArray[np.float32]:
-    """Ten numbers a row, as tables have them, shape (rows, 10)."""
+    """Random rows of ten values, like those of a table, shape (rows, 10)."""
     return np.random.default_rng(seed).normal(size=(rows, NARROW)).astype(np.float32)
 
 
 def mlp(steps_per_execution: int = 1) -> Any:
-    """784-128-128-10: so small that what surrounds a step costs more than the step."""
+    """784-128-128-10: so small that the overhead of a step costs more than its arithmetic."""
     from keras import Input, Sequential, layers
 
     return _compiled(
@@ -93,7 +93,7 @@ def narrow_mlp() -> Any:
 
 
 def cnn() -> Any:
-    """Two convolutions: so much arithmetic that what surrounds a step does not matter."""
+    """Two convolutions: so much arithmetic that the overhead of a step is negligible."""
     from keras import Input, Sequential, layers
 
     return _compiled(

@@ -1,6 +1,6 @@
-"""Elephas on the benchmarks' data: one JSON line with the seconds of its epochs and its predictions.
+"""Measure Elephas on the benchmarks' data: print the seconds of its epochs and predictions as one line of JSON.
 
-It runs in the environment that ``elephas_env.sh`` makes::
+Run it in the environment that ``elephas_env.sh`` creates::
 
     benchmarks/.elephas/bin/python benchmarks/elephas_bench.py --rows 8000
 """
@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python counts in spark-submit only
+os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python affects only spark-submit
 
 import data
 import keras
@@ -26,25 +26,25 @@ from pyspark.sql import SparkSession
 
 
 class Rounds(list[Any]):
-    """Elephas's histories: it appends one for each worker at the end of a round, which times the rounds."""
+    """Replaces Elephas's list of histories: Elephas appends one per worker at the end of a round, which times the rounds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.times: list[float] = []
 
     def append(self, history: Any) -> None:
-        """Note the time."""
+        """Append the history and record the time."""
         super().append(history)
         self.times.append(time.perf_counter())
 
     def seconds(self, workers: int) -> list[float]:
-        """From the end of each round to the end of the next one."""
+        """Return the seconds from the end of each round to the end of the next one."""
         ends = self.times[workers - 1 :: workers]
         return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def epochs(context: Any, model: Any, rows: int, count: int, workers: int) -> list[float]:
-    """The seconds of ``count`` synchronous epochs after the first one."""
+    """Return the seconds of ``count`` synchronous epochs after the first one."""
     spark_model = SparkModel(model, frequency="epoch", mode="synchronous", num_workers=workers)
     spark_model._training_histories = rounds = Rounds()
     spark_model.fit(to_simple_rdd(context, *data.vectors(rows)), epochs=count + 1, batch_size=data.BATCH_SIZE, verbose=0)
@@ -52,7 +52,7 @@ def epochs(context: Any, model: Any, rows: int, count: int, workers: int) -> lis
 
 
 def predictions(model: Any, rows: int, count: int, workers: int) -> list[float]:
-    """The seconds of ``count`` calls of ``predict``, from the call to its list."""
+    """Return the seconds of ``count`` calls of ``predict``, from the call until it returns the list."""
     x, _ = data.vectors(rows)
     spark_model = SparkModel(model, num_workers=workers)
     seconds = []
@@ -67,9 +67,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=8000, help="rows to train on")
     parser.add_argument("--predict-rows", type=int, default=2000)
-    parser.add_argument("--warmup", type=int, default=10, help="epochs that are not measured")
-    parser.add_argument("--epochs", type=int, default=10, help="epochs that are")
-    parser.add_argument("--predicts", type=int, default=3, help="predictions that are; one more comes before them")
+    parser.add_argument("--warmup", type=int, default=10, help="epochs before the measured ones")
+    parser.add_argument("--epochs", type=int, default=10, help="measured epochs")
+    parser.add_argument("--predicts", type=int, default=3, help="measured predictions, after one that is not measured")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     spark = (

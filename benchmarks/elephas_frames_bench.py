@@ -1,6 +1,6 @@
-"""Elephas's transformer on the benchmarks' data: one JSON line with the seconds of its passes over a DataFrame.
+"""Measure Elephas's transformer on the benchmarks' data: print the seconds of passes over a DataFrame as one line of JSON.
 
-It runs in the environment that ``elephas_env.sh`` makes::
+Run it in the environment that ``elephas_env.sh`` creates::
 
     benchmarks/.elephas/bin/python benchmarks/elephas_frames_bench.py --rows 8000
 """
@@ -14,7 +14,7 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python counts in spark-submit only
+os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python affects only spark-submit
 
 import data
 import keras
@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=8000)
-    parser.add_argument("--passes", type=int, default=3, help="passes that are measured; one more comes before them")
+    parser.add_argument("--passes", type=int, default=3, help="measured passes, after one that is not measured")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     spark = (

@@ -1,6 +1,6 @@
-"""Elephas's parameter servers and its asynchronous training: one JSON line with their seconds.
+"""Measure Elephas's parameter servers and asynchronous training: print the seconds as one line of JSON.
 
-It runs in the environment that ``elephas_env.sh`` makes::
+Run it in the environment that ``elephas_env.sh`` creates::
 
     benchmarks/.elephas/bin/python benchmarks/elephas_servers_bench.py --rows 8000
 """
@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python counts in spark-submit only
+os.environ["PYSPARK_PYTHON"] = sys.executable  # the setting spark.pyspark.python affects only spark-submit
 
 import data
 import keras
@@ -33,7 +33,7 @@ PORT = 4711
 
 
 def exchanges(name: str, nbytes: int, count: int) -> dict[str, list[float]]:
-    """The seconds of pulls and pushes of a model of ``nbytes`` bytes, by a client in another process."""
+    """Return the seconds of pulls and pushes of a model of ``nbytes`` bytes, by a client in another process."""
     side = int((nbytes / 4) ** 0.5)
     model = keras.Sequential([keras.Input((side,)), keras.layers.Dense(side, use_bias=False)])
     model.compile("sgd", "mse")
@@ -47,7 +47,7 @@ def exchanges(name: str, nbytes: int, count: int) -> dict[str, list[float]]:
 
 
 def client(name: str, side: int, count: int) -> dict[str, list[float]]:
-    """Pull and push in turn."""
+    """Pull and push alternately, and return the seconds of each."""
     caller = BaseParameterClient.get_client(name, PORT)
     delta = [np.ones((side, side), np.float32)]
     seconds: dict[str, list[float]] = {"pull": [], "push": []}
@@ -65,7 +65,7 @@ def client(name: str, side: int, count: int) -> dict[str, list[float]]:
 
 
 def epochs(context: Any, name: str, rows: int, count: int, workers: int) -> float:
-    """The seconds of an asynchronous epoch: what ``count`` more epochs take, by their number."""
+    """Return the seconds of an asynchronous epoch: the additional time for ``count`` more epochs, divided by ``count``."""
     seconds = []
     for number in (2, 2 + count):
         keras.utils.set_random_seed(0)

@@ -1,8 +1,8 @@
-"""What a benchmark is: a function in which contestants take turns, and the figures that follow from their samples.
+"""Definition of benchmarks: functions that run contestants in turns, and metrics computed from their samples.
 
-A turn gives some seconds (or whatever is measured) of each contestant, one contestant right after the other, so that
-what disturbs the machine disturbs them all. A figure is worked out turn by turn, and its value is the median over the
-turns. Every figure is better the smaller it is, and a target is the most that it may be.
+In a turn, all contestants run one after the other and each gives a list of samples (mostly seconds), so that disturbances of
+the machine affect all of them. A metric is computed for each turn; its value is the median over the turns. For every metric
+lower is better, and its target is an upper bound.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from statistics import fmean, median
 from typing import Literal
 
 ELEPHAS_PYTHON = Path(__file__).resolve().parent / ".elephas" / "bin" / "python"
-"""The environment that ``elephas_env.sh`` makes."""
+"""The Python of the environment that ``elephas_env.sh`` creates."""
 
 Turn = list[float]
 Samples = dict[str, list[Turn]]
-"""The turns of each contestant, by its name."""
+"""The turns of each contestant, by name."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """The size of a benchmark run.
 
     Attributes:
-        warmup: Epochs before the measured ones. Spark's JVM needs some 50 small rounds until it is as fast as it gets.
-        turns: How often the contestants take turns.
-        epochs: The measured epochs (or calls) in a turn.
-        seeds: Over how many seeds accuracy is averaged.
-        shrink: By how much rows are divided.
+        warmup: The number of epochs before the measured ones. Spark's JVM reaches full speed after about 50 small rounds.
+        turns: The number of turns.
+        epochs: The number of measured epochs (or calls) in a turn.
+        seeds: The number of seeds that accuracy is averaged over.
+        shrink: The divisor of the number of rows.
     """
 
     warmup: int
@@ -41,7 +41,7 @@ class Effort:
     shrink: int = 1
 
     def rows(self, wanted: int) -> int:
-        """``wanted`` rows, or fewer where this is a trial."""
+        """``wanted`` rows, divided by `shrink`."""
         return wanted // self.shrink
 
 
@@ -50,15 +50,15 @@ QUICK = Effort(warmup=2, turns=2, epochs=2, seeds=2, shrink=10)
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure that follows from samples.
+class Metric:
+    """A metric that is computed from samples.
 
     Attributes:
-        name: What it is; it says where the clock starts and ends (``begin -> end``).
-        ours: The contestant that sparkkeras is.
-        baseline: The one that it is held against; ``None`` where the figure stands for itself.
-        target: The most that it may be; ``None`` where it is for information.
-        kind: ``"ratio"`` of median times, median ``"seconds"``, or percentage ``"points"`` of accuracy that are lost.
+        name: The label, which includes where the clock starts and ends (``begin -> end``).
+        ours: The name of sparkkeras's contestant.
+        baseline: The contestant to compare with; ``None`` for an absolute value.
+        target: The upper bound; ``None`` if there is none.
+        kind: ``"ratio"`` of median times, median ``"seconds"``, or loss of accuracy in percentage ``"points"``.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Figure:
     kind: Literal["ratio", "seconds", "points"] = "ratio"
 
     def turns(self, samples: Samples) -> list[float]:
-        """The figure of each turn."""
+        """The value for each turn."""
         ours = samples[self.ours]
         if self.baseline is None:
             return [median(turn) for turn in ours]
@@ -78,32 +78,32 @@ class Figure:
         return [median(mine) / median(theirs) for mine, theirs in pairs]
 
     def value(self, samples: Samples) -> float:
-        """The figure."""
+        """The value over all turns: the median, or the mean for accuracies."""
         turns = self.turns(samples)
         return fmean(turns) if self.kind == "points" else median(turns)
 
     def typical(self, samples: Samples, contestant: str) -> float:
-        """What a contestant's samples are like: the median of seconds, the mean of accuracies."""
+        """A contestant's typical sample: the median of seconds, the mean of accuracies."""
         values = [value for turn in samples[contestant] for value in turn]
         return fmean(values) if self.kind == "points" else median(values)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A registered benchmark; it runs in a process of its own.
+    """A registered benchmark; it runs in a separate process.
 
     Attributes:
-        name: What ``--only`` calls it.
-        run: Measures.
-        figures: What follows.
+        name: The name for ``--only``.
+        run: The function that measures.
+        metrics: The metrics to compute from its samples.
         environment: Environment variables of its process.
-        once: Whether repeating it would give the same again.
-        missing: Says what is not there to run it; ``None`` if all is.
+        once: Whether to run it only once, because repetitions would give the same samples.
+        missing: Returns a message if a requirement of the benchmark is missing, else ``None``.
     """
 
     name: str
     run: Callable[[Effort], Samples]
-    figures: tuple[Figure, ...]
+    metrics: tuple[Metric, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     once: bool = False
     missing: Callable[[], str | None] = lambda: None
@@ -113,7 +113,7 @@ BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(
-    *figures: Figure,
+    *metrics: Metric,
     backend: str = "tensorflow",
     once: bool = False,
     missing: Callable[[], str | None] = lambda: None,
@@ -122,14 +122,14 @@ def benchmark(
 
     def register(run: Callable[[Effort], Samples]) -> Callable[[Effort], Samples]:
         environment = {"KERAS_BACKEND": backend}
-        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, figures, environment, once, missing)
+        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, metrics, environment, once, missing)
         return run
 
     return register
 
 
 def alternate(turns: int, **contestants: Callable[[], Turn]) -> Samples:
-    """Let the contestants take turns."""
+    """Run the contestants alternately, ``turns`` times."""
     samples: Samples = {name: [] for name in contestants}
     for _ in range(turns):
         for name, run in contestants.items():

@@ -1,4 +1,4 @@
-"""What becomes of the samples: a table, a JSON file and a chart."""
+"""Reports of the samples: a table, a JSON file and a chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Figure, Samples
+from harness import Benchmark, Metric, Samples
 
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "pyspark", "numpy", "elephas")
@@ -23,61 +23,61 @@ _UNITS = {"ratio": "", "seconds": " s", "points": " points"}
 
 @dataclass(frozen=True)
 class Result:
-    """A figure with its samples, in words."""
+    """A metric with its samples."""
 
-    figure: Figure
+    metric: Metric
     samples: Samples
 
     @property
     def value(self) -> float:
-        """The figure's value."""
-        return self.figure.value(self.samples)
+        """The metric's value."""
+        return self.metric.value(self.samples)
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the most of all turns."""
-        turns = self.figure.turns(self.samples)
+        """The minimum and the maximum over all turns."""
+        turns = self.metric.turns(self.samples)
         return min(turns), max(turns)
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``short``, or nothing where there is no target."""
-        if self.figure.target is None:
+        """``ok`` if the target is met, ``short`` if not, empty if there is none."""
+        if self.metric.target is None:
             return ""
-        return "ok" if self.value <= self.figure.target else "short"
+        return "ok" if self.value <= self.metric.target else "short"
 
     def row(self) -> list[str]:
         """The result as the cells of a table."""
-        figure, low_high = self.figure, self.range
-        unit = "" if figure.kind == "points" else " s"
+        metric, low_high = self.metric, self.range
+        unit = "" if metric.kind == "points" else " s"
         cells = [
-            "-" if name is None else f"{figure.typical(self.samples, name):.4f}{unit}"
-            for name in (figure.ours, figure.baseline)
+            "-" if name is None else f"{metric.typical(self.samples, name):.4f}{unit}"
+            for name in (metric.ours, metric.baseline)
         ]
-        target = "-" if figure.target is None else f"{figure.target:.2f}{_UNITS[figure.kind]}"
+        target = "-" if metric.target is None else f"{metric.target:.2f}{_UNITS[metric.kind]}"
         spread = f"{low_high[0]:.2f} to {low_high[1]:.2f}"
-        return [figure.name, *cells, f"{self.value:.2f}{_UNITS[figure.kind]}", spread, target, self.verdict]
+        return [metric.name, *cells, f"{self.value:.2f}{_UNITS[metric.kind]}", spread, target, self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """The result for a file; the samples stand elsewhere in it."""
+        """The result for the JSON file, without the samples, which the file has separately."""
         return {
-            "figure": self.figure.name,
-            "kind": self.figure.kind,
+            "figure": self.metric.name,
+            "kind": self.metric.kind,
             "value": self.value,
             "range": self.range,
-            "target": self.figure.target,
+            "target": self.metric.target,
             "verdict": self.verdict or None,
         }
 
 
 def results(benchmarks: Sequence[Benchmark], samples: Mapping[str, Samples]) -> list[Result]:
-    """The figures of all benchmarks that were measured."""
-    return [Result(figure, samples[case.name]) for case in benchmarks if case.name in samples for figure in case.figures]
+    """The results of all benchmarks that have samples."""
+    return [Result(metric, samples[case.name]) for case in benchmarks if case.name in samples for metric in case.metrics]
 
 
 def table(found: Sequence[Result]) -> str:
     """The results as text."""
-    head = ["figure", "sparkkeras", "baseline", "value", "range over turns", "at most", ""]
+    head = ["metric", "sparkkeras", "baseline", "value", "range over turns", "at most", ""]
     rows = [head, *(result.row() for result in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -85,10 +85,10 @@ def table(found: Sequence[Result]) -> str:
 
 
 def machine(environments: Mapping[str, str]) -> dict[str, Any]:
-    """Where the figures come from.
+    """The machine and the versions that the results were measured with.
 
     Args:
-        environments: The Python of each environment whose versions count, by name.
+        environments: The Python executables of the environments to list package versions of, by name.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -113,8 +113,8 @@ def save(directory: Path, name: str, content: Mapping[str, Any]) -> Path:
 
 
 def chart(found: Sequence[Result], directory: Path, name: str, caption: str) -> Path | None:
-    """Draw each figure as a share of what it may be; ``None`` without matplotlib or without targets."""
-    shown = [result for result in found if result.figure.target]
+    """Draw each metric as a share of its target; return ``None`` without matplotlib or without targets."""
+    shown = [result for result in found if result.metric.target]
     try:
         import matplotlib as mpl
     except ImportError:
@@ -124,26 +124,26 @@ def chart(found: Sequence[Result], directory: Path, name: str, caption: str) -> 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shares = [[end / result.figure.target for end in (result.value, *result.range)] for result in shown]  # type: ignore[operator]
-    shown_to = max(1.35, min(2.5, 1.25 * max(share for share, _, _ in shares)))
+    shares = [[end / result.metric.target for end in (result.value, *result.range)] for result in shown]  # type: ignore[operator]
+    limit = max(1.35, min(2.5, 1.25 * max(share for share, _, _ in shares)))
     figure, axes = plt.subplots(figsize=(12, 1.6 + 0.52 * len(shown)), layout="constrained")
     for row, (result, (share, low, high)) in enumerate(zip(shown, shares, strict=True)):
         fill = "#4c9a6a" if result.verdict == "ok" else "#d9822b"
-        axes.barh(row, min(max(share, 0), shown_to), color=fill, height=0.6)
+        axes.barh(row, min(max(share, 0), limit), color=fill, height=0.6)
         axes.plot([low, high], [row, row], color="#333333", linewidth=1.2, clip_on=True)
-        unit = _UNITS[result.figure.kind]
-        text = f"{result.value:.2f}{unit} of {result.figure.target:.2f}{unit}"
-        inside = share > 0.2 * shown_to
-        where, color = (0.01 * shown_to, "white") if inside else (max(share, high, 0) + 0.01 * shown_to, "#222222")
-        behind = {"facecolor": fill if inside else "white", "edgecolor": "none", "pad": 1.5}
-        axes.text(where, row, text, va="center", color=color, fontsize=9, weight="bold", bbox=behind)
+        unit = _UNITS[result.metric.kind]
+        text = f"{result.value:.2f}{unit} of {result.metric.target:.2f}{unit}"
+        inside = share > 0.2 * limit
+        where, color = (0.01 * limit, "white") if inside else (max(share, high, 0) + 0.01 * limit, "#222222")
+        background = {"facecolor": fill if inside else "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(where, row, text, va="center", color=color, fontsize=9, weight="bold", bbox=background)
     axes.axvline(1, color="#222222", linewidth=1.5)
     axes.set(
-        xlim=(0, shown_to),
+        xlim=(0, limit),
         ylim=(len(shown) - 0.4, -0.6),
         yticks=range(len(shown)),
-        yticklabels=[result.figure.name for result in shown],
-        xlabel="share of what it may be: shorter is better, 1 is the target; thin line: the range over the turns",
+        yticklabels=[result.metric.name for result in shown],
+        xlabel="value / target: shorter is better, 1 is the target; thin line: the range over the turns",
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(caption, fontsize=10, loc="right")

@@ -23,12 +23,12 @@ LOG_LINES = 40
 
 
 def main() -> int:
-    """Run what was asked for; 1 if something failed."""
+    """Run the chosen benchmarks; return 1 if any failed, else 0."""
     options = _options()
     if options.child:
         _measure(options.child, Path(options.samples), options.quick)
         return 0
-    _confine(CORES)
+    _restrict_cpus(CORES)
     chosen = [BENCHMARKS[name] for name in options.only or BENCHMARKS]
     chosen = [case for case in chosen if not _skipped(case)]
     environments = {"sparkkeras": sys.executable}
@@ -36,7 +36,7 @@ def main() -> int:
         environments["elephas"] = str(ELEPHAS_PYTHON)
     about = {"quick": options.quick, "spark": "local[2], UI off, spark.python.unix.domain.socket.enabled=true"}
     about |= report.machine(environments)
-    _introduce(about)
+    _print_header(about)
     samples: dict[str, Samples] = {}
     failed: set[str] = set()
     for repeat in range(options.repeats):
@@ -64,9 +64,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure sparkkeras against Keras and Elephas.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(BENCHMARKS), help=", ".join(BENCHMARKS))
-    parser.add_argument("--repeats", type=int, help="processes for each benchmark, round and round (3; quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="see that all runs: few rows and epochs, figures mean nothing")
-    parser.add_argument("--output", type=Path, default=HERE / "results", metavar="DIR", help="where the results go")
+    parser.add_argument("--repeats", type=int, help="run all benchmarks so many times, in new processes (3; quick: 1)")
+    parser.add_argument("--quick", action="store_true", help="only check that all run: few rows and epochs, no real results")
+    parser.add_argument("--output", type=Path, default=HERE / "results", metavar="DIR", help="the folder for the results")
     parser.add_argument("--child", choices=BENCHMARKS, help=argparse.SUPPRESS)
     parser.add_argument("--samples", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -75,12 +75,12 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(name: str, path: Path, quick: bool) -> None:
-    """Run one benchmark in this process and leave its samples in a file."""
+    """Run one benchmark in this process and write its samples to a file."""
     path.write_text(json.dumps(BENCHMARKS[name].run(QUICK if quick else FULL)))
 
 
 def _in_own_process(case: Benchmark, quick: bool) -> Samples | None:
-    """The samples of one benchmark; ``None``, and the end of its log, where it fails."""
+    """Run one benchmark in a new process and return its samples; if it fails, print the end of its log and return ``None``."""
     environment = {
         **os.environ,
         **case.environment,
@@ -107,7 +107,7 @@ def _in_own_process(case: Benchmark, quick: bool) -> Samples | None:
 
 
 def _write(options, about, chosen, samples, failed) -> list[Path]:
-    """Write what is known so far."""
+    """Write the results so far."""
     name = "quick" if options.quick else "latest"
     found = report.results(chosen, samples)
     content = {
@@ -117,7 +117,7 @@ def _write(options, about, chosen, samples, failed) -> list[Path]:
         "samples": samples,
     }
     path = report.save(options.output, name, content)
-    quick = "QUICK: MEANS NOTHING - " if options.quick else ""
+    quick = "QUICK RUN, NOT MEANINGFUL - " if options.quick else ""
     caption = f"{quick}{about['date'][:10]}, {about['processor']}, {about['cpus_used']} CPUs, {about['spark']}"
     drawn = report.chart(found, options.output, name, caption)
     return [path] if drawn is None else [path, drawn]
@@ -126,24 +126,24 @@ def _write(options, about, chosen, samples, failed) -> list[Path]:
 def _skipped(case: Benchmark) -> bool:
     reason = case.missing()
     if reason:
-        print(f"{case.name} is left out: {reason}")
+        print(f"skipping {case.name}: {reason}")
     return reason is not None
 
 
-def _introduce(about: dict) -> None:
+def _print_header(about: dict) -> None:
     print(f"{about['processor']}, {about['cpus_used']} of {about['cpus']} CPUs; {about['system']}; {about['java']}")
     for name, versions in about["versions"].items():
         print(f"{name}: {', '.join(f'{package} {version}' for package, version in sorted(versions.items()))}")
     print(f"Spark: {about['spark']}")
     if about["load_at_start"] > 0.5:
-        print(f"The machine is busy (load {about['load_at_start']}): these figures will be noisy.")
+        print(f"The machine is busy (load {about['load_at_start']}): the results will be noisy.")
     if about["quick"]:
-        print("A quick run: a tenth of the rows, hardly any warm-up. Its figures mean nothing.")
+        print("Quick run: a tenth of the rows, almost no warm-up. The results are not meaningful.")
     print()
 
 
-def _confine(cores: int) -> None:
-    """Keep this process and all that it starts on some of the machine's CPUs, so that all contestants have the same."""
+def _restrict_cpus(cores: int) -> None:
+    """Restrict this process and its children to ``cores`` CPUs, so that all contestants use the same ones."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 

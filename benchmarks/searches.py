@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import Effort, Figure, Samples, benchmark, timed
+from harness import Effort, Metric, Samples, benchmark, timed
 
 TRIALS = 24
 EPOCHS = 5
@@ -39,15 +39,15 @@ def _space() -> dict[str, Any]:
 
 
 @benchmark(
-    Figure("search call -> best, 24 short trials, against hyperopt.SparkTrials", "search", "spark_trials", 0.7),
-    Figure("fmin with our SparkTrials, the same objective, against hyperopt's", "adapter", "spark_trials"),
+    Metric("search call -> best, 24 short trials, against hyperopt.SparkTrials", "search", "spark_trials", 0.7),
+    Metric("fmin with our SparkTrials, the same objective, against hyperopt's", "adapter", "spark_trials"),
     once=True,
 )
 def search(effort: Effort) -> Samples:
-    """24 trials of some seconds on two workers: the same networks on the same rows for as many epochs.
+    """24 trials of some seconds on two workers: the same networks on the same rows for the same number of epochs.
 
-    A few trials of each come first, for what is loaded once: by ours, Keras in each worker. ``hyperopt.SparkTrials`` has a
-    new worker process load it for every trial.
+    Each contestant first runs a few trials as warm-up: sparkkeras loads Keras once in each worker, while
+    ``hyperopt.SparkTrials`` loads it in a new worker process for every trial.
     """
     import hyperopt
     import numpy as np
@@ -99,10 +99,10 @@ def search(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("share of 4 workers' time that is not trials, until the last one is given out", "idle", None, 0.1, "seconds")
+    Metric("share of 4 workers' time that is not trials, until the last one is assigned", "idle", None, 0.1, "seconds")
 )
 def search_idle(effort: Effort) -> Samples:
-    """Trials that sleep for 1 to 5 units of half a second: does anybody wait for the slowest?"""
+    """Trials that sleep for 1 to 5 times half a second: measures whether workers wait for the slowest trial."""
     import os
 
     from hyperopt import hp
@@ -139,12 +139,12 @@ def search_idle(effort: Effort) -> Samples:
 
 
 @benchmark(
-    Figure("epochs of a search with ASHA, against all to the end", "asha_epochs", "full_epochs", 0.4),
-    Figure("its best loss, against that of the full search", "asha_loss", "full_loss", 1.02),
+    Metric("epochs of a search with ASHA, against all to the end", "asha_epochs", "full_epochs", 0.4),
+    Metric("its best loss, against that of the full search", "asha_loss", "full_loss", 1.02),
     once=True,
 )
 def search_asha(effort: Effort) -> Samples:
-    """The same candidates on digits, 27 epochs each, with and without ASHA; a turn for each seed."""
+    """The same candidates on digits, 27 epochs each, with and without ASHA; one turn per seed."""
     from contestants import WORKERS, spark
 
     from sparkkeras.hyperopt import HyperParamModel

@@ -1,4 +1,4 @@
-"""Parameter servers under the clock: sparkkeras's two, with a client in another process, as workers are."""
+"""Measure the two parameter servers of sparkkeras, with a client in another process, like a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkkeras.weights import Flat
 
 
 def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False) -> dict[str, Turn]:
-    """The seconds of ``count`` pulls and pushes of ``nbytes`` bytes, signed, one after the other.
+    """Return the seconds of ``count`` pulls and pushes of ``nbytes`` bytes, signed, one after the other.
 
     A pull ends when the weights are in the client's memory, a push when it has been applied and acknowledged.
     """
@@ -56,4 +56,4 @@ def _client(address: Address, contents: Contents, count: int) -> dict[str, Any]:
             client.push((delta,), (), (), base=version, epoch=0, batch=turn + 1, steps=1, rows=1, learning_rate=0.1)
             seconds["pull"].append(pulled - started)
             seconds["push"].append(time.perf_counter() - pulled)
-    return {name: turns[2:] for name, turns in seconds.items()}  # the first ones make connections and buffers
+    return {name: turns[2:] for name, turns in seconds.items()}  # the first ones create connections and buffers

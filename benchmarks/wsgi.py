@@ -1,12 +1,12 @@
-"""WSGI servers in a thread of a Python process: how fast they take and give large bodies, and what hostile clients do.
+"""Compare WSGI servers in a thread of a Python process: throughput of large bodies, and robustness against hostile clients.
 
-For each server and way of reading or writing a body: MB/s of a POST that ends in a preallocated bytearray, and of a GET
-out of a NumPy array's memory, over a persistent connection from another process, with one client and with four.
-Then how long a valid POST takes beside 500 idle connections and 100 that drip, what an unauthenticated body costs, and
-whether stopping leaves anything behind.
+Throughput, for each server and each method to read or write a body: MB/s of a POST into a preallocated bytearray, and of a GET
+from a NumPy array's memory, over a persistent connection from another process, with one client and with four.
+Robustness: the time of a valid POST during 500 idle and 100 slow connections, the cost of an unauthenticated body, and
+whether stopping the server leaves threads or an open port.
 
     pip install flask numpy waitress cheroot gevent
-    python benchmarks/wsgi.py                                    # everything, some minutes
+    python benchmarks/wsgi.py                                    # everything, takes some minutes
     python benchmarks/wsgi.py --servers waitress cheroot+ --megabytes 10 --parts speed robustness
 """
 
@@ -29,15 +29,15 @@ import numpy as np
 from flask import Flask, Response, request
 
 MB = 1 << 20
-IDLE, DRIPPING, DRIP_SECONDS = 500, 100, 0.2
+IDLE, SLOW, SLOW_SECONDS = 500, 100, 0.2
 Stop = Callable[[], None]
 
 
 def application(largest: int) -> Flask:
-    """Takes bodies at POST /body/<way>, gives them at GET /body/<way>/<size>, refuses unread ones at POST /refuse."""
+    """Receives bodies at POST /body/<way>, sends them at GET /body/<way>/<size>, rejects them unread at POST /refuse."""
     app = Flask("benchmark")
     source = memoryview(np.random.default_rng(0).integers(0, 256, largest * MB, np.uint8)).cast("B")
-    buffers: list[bytearray] = []  # those free: the last one used is the next, its pages touched and warm
+    buffers: list[bytearray] = []  # free buffers; the last one used is reused first, since its pages are in memory
 
     @app.get("/empty")
     def empty() -> Response:
@@ -85,7 +85,7 @@ def _readinto(target: memoryview, readinto: Callable[[memoryview], int | None]) 
 
 
 def _buffered(target: memoryview) -> None:
-    """Past the server's own wrapper, into its buffered reader."""
+    """Read directly from the server's buffered reader, bypassing its wrapper."""
     body = request.environ["wsgi.input"]
     _readinto(target, body.rfile.readinto)
     if hasattr(body, "remaining"):
@@ -116,7 +116,7 @@ GIVE: dict[str, Callable[[memoryview], Iterable[Any]]] = {
 }
 
 
-# The servers: each takes an application, and returns its port and what stops it.
+# The servers: each function starts a server for an application, and returns its port and a function that stops it.
 
 
 def waitress(app: Flask, **options: Any) -> tuple[int, Stop]:
@@ -200,8 +200,8 @@ def cheroot_tuned(app: Flask) -> tuple[int, Stop]:
     return cheroot(app, server)
 
 
-def cheroot_mended(app: Flask) -> tuple[int, Stop]:
-    """What sparkkeras makes of cheroot."""
+def cheroot_in_sparkkeras(app: Flask) -> tuple[int, Stop]:
+    """cheroot as sparkkeras runs it."""
     from sparkkeras.rpc.wsgi import serving
 
     context = serving(app, "127.0.0.1", 0, threads=16, timeout=30)
@@ -215,7 +215,7 @@ SERVERS: dict[str, Callable[[Flask], tuple[int, Stop]]] = {
     "gevent+": lambda app: gevent(app, backlog=1024),
     "cheroot": cheroot,
     "cheroot+": cheroot_tuned,
-    "sparkkeras": cheroot_mended,
+    "sparkkeras": cheroot_in_sparkkeras,
 }
 
 
@@ -233,7 +233,7 @@ def _serve(name: str, largest: int, pipe: Any) -> None:
 
 
 class Served:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     def __init__(self, name: str, largest: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -243,13 +243,13 @@ class Served:
         self.port: int = self._pipe.recv()
 
     def memory(self, field: str = "VmRSS") -> float:
-        """Megabytes, now (VmRSS) or at most so far (VmHWM)."""
+        """Return the memory in megabytes: current (VmRSS) or peak (VmHWM)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         match = re.search(rf"{field}:\s+(\d+)", status)
         return int(match[1]) / 1024 if match else float("nan")
 
     def stop(self) -> tuple[float, list[str], bool] | None:
-        """Seconds, threads left, whether the port is open still; None where it does not stop in 20 seconds."""
+        """Stop; return the seconds, the remaining threads and whether the port is open, or None after 20 seconds."""
         self._pipe.send(None)
         return self._pipe.recv() if self._pipe.poll(20) else None
 
@@ -275,7 +275,7 @@ def connect(port: int, timeout: float = 60) -> http.client.HTTPConnection:
 
 
 def exchange(connection: http.client.HTTPConnection, verb: str, way: str, buffer: bytearray, status: int = 200) -> float:
-    """Seconds of one request; the first with a GET checks that something came."""
+    """Send one request and read the response; return the seconds."""
     path = f"/body/{way}".replace(" ", "%20")
     started = time.perf_counter()
     if verb == "POST":
@@ -308,7 +308,7 @@ def _client(port: int, verb: str, way: str, size: int, times: int, barrier: Any,
 
 
 def speed(names: list[str], sizes: list[int]) -> None:
-    """MB/s, the median of several runs, with one client."""
+    """Print MB/s with one client, the median of several runs."""
     print(f"\n{'server':10} {'verb':5} {'way':16}" + "".join(f"{size:>8} MB" for size in sizes) + "   (MB/s, one client)")
     for name in names:
         for verb, ways in (("POST", TAKE), ("GET", GIVE)):
@@ -335,17 +335,17 @@ def _one(server: Served, verb: str, way: str, size: int) -> str:
         connection = connect(server.port, 20)
         exchange(connection, verb, way, buffer)
         runs = [exchange(connection, verb, way, buffer) for _ in range(5 if size >= 100 else 15)]
-    except Exception:  # this server does not know this way
+    except Exception:  # the server does not support this method
         return "-"
     return f"{size / statistics.median(runs):.0f}"
 
 
 def together(names: list[str], sizes: list[int], clients: int = 4) -> None:
-    """MB/s of several clients together."""
+    """Print the total MB/s of several concurrent clients."""
     context = multiprocessing.get_context("spawn")
     ways = {"waitress": ("input.read 1M", "bytes 256K"), "gevent": ("rfile.readinto", "one view")}
     ways |= {"cheroot": ("input.read 64K", "bytes 64K"), "sparkkeras": ("stream.readinto", "one view")}
-    print(f"\n{clients} clients together, MB/s")
+    print(f"\n{clients} concurrent clients, MB/s")
     for name in names:
         for verb, way in zip(("POST", "GET"), ways.get(name) or ways[name.rstrip("+")], strict=True):
             for size in sizes:
@@ -369,9 +369,9 @@ def together(names: list[str], sizes: list[int], clients: int = 4) -> None:
 
 
 def _flood(port: int, pipe: Any) -> None:
-    """Idle connections and ones that drip, until killed."""
+    """Open idle connections, and slow ones that send a byte at a time, until killed."""
     connections = []
-    for _ in range(IDLE + DRIPPING):
+    for _ in range(IDLE + SLOW):
         connection = socket.socket()
         connection.settimeout(2)
         with suppress(OSError):
@@ -383,11 +383,11 @@ def _flood(port: int, pipe: Any) -> None:
         for connection in connections[IDLE:]:
             with suppress(OSError):
                 connection.send(head[at : at + 1])
-        time.sleep(DRIP_SECONDS)
+        time.sleep(SLOW_SECONDS)
 
 
-def _raw_refused(port: int, size: int, body: int) -> str:
-    """What an unauthenticated POST gets that announces one size and sends another."""
+def _send_rejected(port: int, size: int, body: int) -> str:
+    """Send an unauthenticated POST that announces ``size`` bytes and sends ``body`` bytes; describe the response."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
         sock.sendall(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
         block, started, sent = bytes(MB), time.perf_counter(), 0
@@ -404,7 +404,7 @@ def _raw_refused(port: int, size: int, body: int) -> str:
 
 
 def robustness(names: list[str]) -> None:
-    """A valid POST under a flood; unread bodies; stopping."""
+    """Print the time of a valid POST during a flood, the cost of rejected bodies, and the result of stopping."""
     context = multiprocessing.get_context("spawn")
     for name in names:
         print(f"\n{name}")
@@ -434,10 +434,10 @@ def robustness(names: list[str]) -> None:
             flood.kill()
             flood.join()
         with served(name, 1) as server:
-            print(f"  2 GB announced, none sent: {_raw_refused(server.port, 2048 * MB, 0)}")
+            print(f"  2 GB announced, none sent: {_send_rejected(server.port, 2048 * MB, 0)}")
             before = server.memory()
-            told = _raw_refused(server.port, 300 * MB, 300 * MB)
-            print(f"  300 MB, refused: {told}; peak RSS +{server.memory('VmHWM') - before:.0f} MB")
+            response = _send_rejected(server.port, 300 * MB, 300 * MB)
+            print(f"  300 MB, refused: {response}; peak RSS +{server.memory('VmHWM') - before:.0f} MB")
             kept = [connect(server.port) for _ in range(8)]
             for connection in kept:
                 with suppress(OSError):
