@@ -1,7 +1,7 @@
 """Compare WSGI servers in a thread of a Python process: throughput of large bodies, and robustness against hostile clients.
 
-Throughput, for each server and each method to read or write a body: MB/s of a POST into a preallocated bytearray, and of a GET
-from a NumPy array's memory, over a persistent connection from another process, with one client and with four.
+Throughput, for each server and each method to read or write a body: MB/s of a POST into a preallocated bytearray, and of a
+GET from a NumPy array's memory, over a persistent connection from another process, with one client and with four.
 Robustness: the time of a valid POST during 500 idle and 100 slow connections, the cost of an unauthenticated body, and
 whether stopping the server leaves threads or an open port.
 
