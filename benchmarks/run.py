@@ -80,7 +80,7 @@ def _measure(name: str, path: Path, quick: bool) -> None:
 
 
 def _in_own_process(case: Benchmark, quick: bool) -> Samples | None:
-    """Run one benchmark in a new process and return its samples. If it fails, print its last log lines and return ``None``."""
+    """Run one benchmark in a new process and return its samples; if it fails, print its last log lines and return None."""
     environment = {
         **os.environ,
         **case.environment,

@@ -1,4 +1,4 @@
-"""Arguments are checked before anything starts, and the message says what was expected."""
+"""Arguments are validated before a job starts, and the message says what was expected."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ from sparkkeras.data import schema
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
 
 
-class Face:
+class Model:
     @known_arguments
     def __init__(self, model, num_workers=None, *, batch_size=32):
         self.given = (model, num_workers, batch_size)
@@ -34,46 +34,46 @@ class Face:
         return data, epochs
 
 
-def test_known_arguments_pass():
-    assert Face("m", 3, batch_size=8).given == ("m", 3, 8)
-    assert Face("m").fit("d", epochs=2) == ("d", 2)
-    assert Face("m").fit(data="d") == ("d", 1)
-    assert Face.fit.__name__ == "fit"
-    assert Face.fit.__doc__ == "Fit."
+def test_known_arguments_are_passed():
+    assert Model("m", 3, batch_size=8).given == ("m", 3, 8)
+    assert Model("m").fit("d", epochs=2) == ("d", 2)
+    assert Model("m").fit(data="d") == ("d", 1)
+    assert Model.fit.__name__ == "fit"
+    assert Model.fit.__doc__ == "Fit."
 
 
 @pytest.mark.parametrize("parent", [UnknownArgumentError, TypeError, ValueError, ConfigurationError])
-def test_an_unknown_argument_is_refused(parent):
+def test_an_unknown_argument_raises_an_error(parent):
     with pytest.raises(parent):
-        Face("m", num_worker=3)
+        Model("m", num_worker=3)
 
 
-def test_the_message_names_the_function_the_argument_the_known_ones_and_a_guess():
+def test_the_message_has_the_function_the_argument_the_known_ones_and_a_suggestion():
     with pytest.raises(UnknownArgumentError) as caught:
-        Face("m").fit("d", epoch=3)
-    assert str(caught.value) == "Face.fit takes no argument 'epoch'. Known: 'data', 'epochs'. Did you mean 'epochs'?"
-    with pytest.raises(UnknownArgumentError, match=r"^Face takes no argument 'num_worker'.*Did you mean 'num_workers'\?"):
-        Face("m", num_worker=3)
+        Model("m").fit("d", epoch=3)
+    assert str(caught.value) == "Model.fit takes no argument 'epoch'. Known: 'data', 'epochs'. Did you mean 'epochs'?"
+    with pytest.raises(UnknownArgumentError, match=r"^Model takes no argument 'num_worker'.*Did you mean 'num_workers'\?"):
+        Model("m", num_worker=3)
 
 
-def test_a_missing_argument_is_pythons_own_error():
+def test_a_missing_argument_raises_pythons_error():
     with pytest.raises(TypeError, match="model"):
-        Face()
+        Model()
 
 
 @pytest.mark.parametrize("value", [1, 2, 10**9])
-def test_whole_numbers(value):
+def test_positive_whole_numbers_are_accepted(value):
     whole_number("epochs", value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, 1.5, "3", True, None, [1], float("nan")])
-def test_what_is_no_positive_whole_number(value):
+def test_other_values_than_positive_whole_numbers_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
         whole_number("epochs", value)
     assert str(caught.value) == f"epochs={value!r}: expected a positive whole number."
 
 
-def test_a_lower_bound_and_none():
+def test_whole_numbers_have_a_lower_bound_and_may_be_optional():
     whole_number("seed", 0, low=0)
     assert optional_number("seed", None) is None
     with pytest.raises(ConfigurationError, match=r"^seed=-1: expected a whole number of at least 0 or None\.$"):
@@ -83,18 +83,18 @@ def test_a_lower_bound_and_none():
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
-def test_fractions(value):
+def test_fractions_are_accepted(value):
     fraction("validation_split", value)
 
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, "0.1", None, True, False, float("nan"), float("inf")])
-def test_what_is_no_fraction(value):
+def test_values_outside_of_0_to_1_are_no_fractions(value):
     with pytest.raises(ConfigurationError) as caught:
         fraction("validation_split", value)
     assert str(caught.value) == f"validation_split={value!r}: expected a number in [0, 1)."
 
 
-def test_one_of_lists_what_is_known():
+def test_an_unknown_choice_raises_an_error_that_lists_the_known_ones():
     one_of("verbose", "auto", ("auto", 0, 1))
     one_of("verbose", 0, ("auto", 0, 1))
     with pytest.raises(ConfigurationError, match=r"^mode='synchronos' is not known. Known: .*Did you mean 'synchronous'\?$"):
@@ -102,12 +102,12 @@ def test_one_of_lists_what_is_known():
 
 
 @pytest.mark.parametrize(("value", "expected"), [("epoch", "epoch"), ("batch", 1), (1, 1), (25, 25)])
-def test_frequencies(value, expected):
+def test_valid_frequencies_are_converted(value, expected):
     assert frequency(value) == expected
 
 
 @pytest.mark.parametrize("value", ["epochs", 0, -1, 1.5, None, True, "10"])
-def test_what_is_no_frequency(value):
+def test_invalid_frequencies_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
         frequency(value)
     assert str(caught.value).startswith(f"frequency={value!r}: expected")
@@ -115,30 +115,30 @@ def test_what_is_no_frequency(value):
 
 
 @pytest.mark.parametrize("value", [0, 1, 65535])
-def test_ports(value):
+def test_valid_ports_are_accepted(value):
     assert port(value) == value
 
 
 @pytest.mark.parametrize("value", [-1, 65536, 1.0, "80", None, True])
-def test_what_is_no_port(value):
+def test_invalid_ports_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
         port(value)
     assert str(caught.value).startswith(f"port={value!r}: expected ")
 
 
-def test_an_instance_or_none():
-    face = Face("m")
-    assert instance("face", face, Face) is face
-    assert instance("face", None, Face) is None
+def test_an_instance_of_the_class_or_none_is_accepted():
+    model = Model("m")
+    assert instance("model", model, Model) is model
+    assert instance("model", None, Model) is None
     with pytest.raises(ConfigurationError) as caught:
-        instance("face", "m", Face)
-    assert str(caught.value) == "face='m': expected sparkkeras.Face(...) or None."
+        instance("model", "m", Model)
+    assert str(caught.value) == "model='m': expected sparkkeras.Model(...) or None."
 
 
 class Trainer:
     @known_arguments
     def __init__(self, *, mode="synchronous", rule=None, server_options=None):
-        """Takes what concerns all trainings."""
+        """Takes arguments that apply to all calls of fit."""
 
     @known_arguments
     def fit(self, data, y=None, *, epochs=1):
@@ -156,7 +156,7 @@ class Trainer:
 class Search:
     @known_arguments
     def __init__(self, *, server_options=None):
-        """Has a server without staleness."""
+        """Takes options of a server without staleness."""
 
 
 @known_arguments
@@ -164,7 +164,7 @@ def column_function(model, batch_size=32):
     """Scores."""
 
 
-PLACES = {
+HINTS = {
     "max_staleness": r"It belongs in server_options=ParameterServerOptions\(\.\.\.\) of Trainer\. ",
     "mode": r"It is an argument of Trainer\. ",
     "loss": r"It belongs in model\.compile",
@@ -184,16 +184,16 @@ PLACES = {
         (column_function, set()),
     ],
 )
-def test_an_argument_of_another_place_is_led_there_where_that_place_exists(function, names):
-    for name, words in PLACES.items():
+def test_the_message_says_where_a_misplaced_argument_belongs(function, names):
+    for name, hint in HINTS.items():
         if function is Trainer and name == "mode":
             continue
         with pytest.raises(UnknownArgumentError) as caught:
             function(**{name: 1})
-        assert bool(re.search(words, str(caught.value))) == (name in names), caught.value
+        assert bool(re.search(hint, str(caught.value))) == (name in names), caught.value
 
 
-def test_settings_of_the_server_are_led_to_the_argument_of_the_same_function():
+def test_the_message_says_that_server_settings_belong_in_server_options():
     of_training, of_search = "ParameterServerOptions", "ServerOptions"
     for function, name, kind in (
         (Trainer, "max_staleness", of_training),
@@ -207,23 +207,23 @@ def test_settings_of_the_server_are_led_to_the_argument_of_the_same_function():
     assert "belongs" not in str(caught.value)
 
 
-def test_a_name_in_other_letters_is_recognized():
+def test_a_name_in_another_case_is_suggested():
     assert "Did you mean 'asynchronous'?" in known_names("Asynchronous", ["synchronous", "asynchronous"])
 
 
-def test_too_many_arguments_by_position_are_counted_and_named():
+def test_too_many_positional_arguments_are_reported():
     with pytest.raises(UnknownArgumentError) as caught:
-        Face("m", 3, 8)
+        Model("m", 3, 8)
     assert str(caught.value) == (
-        "Face takes 2 arguments by position (model, num_workers), received 3: name the others. "
+        "Model takes 2 arguments by position (model, num_workers), received 3: name the others. "
         "Known: 'batch_size', 'model', 'num_workers'."
     )
-    with pytest.raises(TypeError, match=r"^Face\.fit takes 1 argument by position \(data\), received 2"):
-        Face("m").fit("d", 10)
+    with pytest.raises(TypeError, match=r"^Model\.fit takes 1 argument by position \(data\), received 2"):
+        Model("m").fit("d", 10)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "hint"),
     [
         ("rdd", r"Did you mean 'data'\?"),
         ("x", r"Did you mean 'data'\?"),
@@ -232,12 +232,12 @@ def test_too_many_arguments_by_position_are_counted_and_named():
         ("metrics", r"belongs in model.compile"),
     ],
 )
-def test_an_argument_of_keras_or_elephas_is_recognized(name, words):
-    with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}\. .*{words}"):
-        Face("m").fit(**{name: 1})
+def test_the_message_for_an_argument_of_keras_or_elephas_has_a_hint(name, hint):
+    with pytest.raises(UnknownArgumentError, match=rf"fit takes no argument {name!r}\. .*{hint}"):
+        Model("m").fit(**{name: 1})
 
 
-def accepts(value):
+def predict_accepts(value):
     try:
         on_invalid_to_predict(value)
     except ConfigurationError:
@@ -245,8 +245,8 @@ def accepts(value):
     return True
 
 
-def test_the_type_of_on_invalid_lists_what_is_accepted():
-    to_predict = [value for value in get_args(schema.InvalidPolicy) if accepts(value)]
+def test_the_type_of_on_invalid_lists_the_accepted_values():
+    to_predict = [value for value in get_args(schema.InvalidPolicy) if predict_accepts(value)]
     functions = {
         ("error", "drop", "allow"): (SparkModel.fit, SparkModel.evaluate, SparkEnsemble.fit, EnsembleModel.evaluate)
         + (SparkMLlibModel.fit, SparkMLlibModel.evaluate),
@@ -259,7 +259,7 @@ def test_the_type_of_on_invalid_lists_what_is_accepted():
             assert get_args(getattr(schema, annotation)) == accepted, function
 
 
-def test_flags():
+def test_flags_are_booleans_or_0_and_1():
     assert [flag("shuffle", value) for value in (True, False, 1, 0)] == [True, False, True, False]
     for value in ("batch", None, 2, 1.0):
         with pytest.raises(ConfigurationError, match=f"^shuffle={value!r}: expected True or False"):

@@ -1,4 +1,4 @@
-"""The snippets in README and docs run as they stand, each page as a script."""
+"""The snippets in README and docs run unmodified, each page as one script."""
 
 import re
 
@@ -16,12 +16,12 @@ def snippets(page):
 
 @pytest.fixture(scope="module")
 def failures(request, tmp_path_factory):
-    """What went wrong on each page that was asked for. Those without Connect share a process, and its Spark."""
+    """The failure of each selected page, empty if its snippets ran. Pages without Connect share a process and its Spark."""
     pages = [item.callspec.params["page"] for item in request.session.items if item.originalname == "test_snippets_run"]
-    alone = {"SPARK_TESTING": "1"}  # a server of Connect on any free port
-    shared = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
+    connect_settings = {"SPARK_TESTING": "1"}  # starts the Connect server on any free port
+    shared_settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
     found = {}
-    for is_connect, settings in (False, shared), (True, alone):
+    for is_connect, settings in (False, shared_settings), (True, connect_settings):
         scripts = {}
         for page in pages:
             if (page.name == "connect.md") == is_connect:
@@ -45,13 +45,13 @@ def test_snippets_run(page, failures):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
+def test_relative_links_point_to_existing_files(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
 
-def test_every_package_has_a_place_in_the_design():
+def test_the_design_mentions_every_package():
     design = (ROOT / "docs" / "design.md").read_text()
     for path in sorted((ROOT / "sparkkeras").iterdir()):
         if (path / "__init__.py").exists():

@@ -1,4 +1,4 @@
-"""The exception tree: what the module's words promise is what the classes are."""
+"""The exception classes match the tree in the module docstring, and errors of Spark are translated."""
 
 import builtins
 import inspect
@@ -13,7 +13,7 @@ from sparkkeras.errors import SparkKerasError, WorkerError, known_names
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
 
-def drawn_tree():
+def documented_tree():
     """The tree in the docstring, as {name: (parent, standard parent or None)}."""
     tree = {}
     above = []
@@ -27,13 +27,13 @@ def drawn_tree():
     return tree
 
 
-def test_every_class_is_drawn_and_every_drawn_one_is_there():
-    assert set(drawn_tree()) == set(CLASSES)
+def test_the_docstring_lists_all_classes():
+    assert set(documented_tree()) == set(CLASSES)
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_the_drawn_parents_are_the_parents(name):
-    parent, standard = drawn_tree()[name]
+def test_the_documented_parents_are_the_base_classes(name):
+    parent, standard = documented_tree()[name]
     kind = CLASSES[name]
     if parent is None:
         assert kind is SparkKerasError
@@ -51,25 +51,25 @@ def test_every_error_has_a_standard_parent(name):
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_every_error_says_what_it_is_for(name):
+def test_every_error_has_a_docstring(name):
     assert CLASSES[name].__doc__.strip().endswith(".") or "Attributes:" in CLASSES[name].__doc__
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_errors_can_travel(name):
-    error = pickle.loads(pickle.dumps(CLASSES[name]("what came, what was expected")))
+def test_errors_can_be_pickled(name):
+    error = pickle.loads(pickle.dumps(CLASSES[name]("expected x, received y")))
     assert type(error) is CLASSES[name]
-    assert str(error) == "what came, what was expected"
+    assert str(error) == "expected x, received y"
 
 
-def test_a_worker_error_carries_the_workers_traceback():
+def test_a_worker_error_has_the_workers_traceback():
     error = errors.WorkerError("a task failed", "Traceback ...")
     assert error.worker_traceback == "Traceback ..."
     assert pickle.loads(pickle.dumps(error)).worker_traceback == "Traceback ..."
     assert errors.WorkerError("a task failed").worker_traceback == ""
 
 
-def test_known_names_are_sorted_and_the_nearest_is_offered():
+def test_known_names_are_sorted_and_the_closest_is_suggested():
     assert known_names("slowmoo", ["slowmo", "average"]) == "Known: 'average', 'slowmo'. Did you mean 'slowmo'?"
     assert known_names("xyz", ["slowmo", "average"]) == "Known: 'average', 'slowmo'."
     assert known_names(3, ["a"]) == "Known: 'a'."
@@ -78,7 +78,7 @@ def test_known_names_are_sorted_and_the_nearest_is_offered():
     assert known_names("val", ["val_loss", "val_accuracy", "vale"]).endswith("Did you mean 'vale'?")
 
 
-def test_a_module_that_workers_lack_is_named():
+def test_a_missing_module_on_workers_is_reported_by_name():
     from sparkkeras.spark.cluster import translated
 
     lines = [
@@ -117,7 +117,7 @@ class Context:
         return False
 
 
-def test_a_worker_process_that_died_is_reported_with_what_helps():
+def test_the_death_of_a_worker_process_is_reported_with_remedies():
     from sparkkeras.spark.cluster import translated
 
     for master, attempts, words, absent in (
@@ -140,7 +140,7 @@ def test_a_worker_process_that_died_is_reported_with_what_helps():
     assert "Container killed by YARN for exceeding memory limits" in lost
 
 
-def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
+def test_a_workers_traceback_takes_precedence_over_its_death():
     from sparkkeras.spark.cluster import translated
 
     lines = [
@@ -152,7 +152,7 @@ def test_a_traceback_of_the_worker_goes_before_words_about_its_death():
 
 
 @pytest.mark.parametrize("lead", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "])
-def test_an_error_of_ours_without_a_traceback_comes_as_itself(lead):
+def test_an_error_of_sparkkeras_without_a_traceback_keeps_its_type(lead):
     from sparkkeras.spark.cluster import translated
 
     found = translated(

@@ -1,4 +1,4 @@
-"""The examples run as they stand, with small settings, and say and draw what they promise."""
+"""The examples run unmodified with small settings, print the expected output and write the expected files."""
 
 import re
 from pathlib import Path
@@ -50,23 +50,23 @@ CASES = {
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
-"""For each example: what it is called with, what it says, and what it leaves in its output folder."""
+"""For each example: its arguments, a pattern of its output, and files in its output folder."""
 
 
 @pytest.fixture(scope="module")
 def ran(request, tmp_path_factory):
-    """The examples that were asked for, after their run. Those without Connect share a process."""
+    """The results of the selected examples. Examples without Connect share a process."""
     names = [item.callspec.params["name"] for item in request.session.items if item.originalname == "test_an_example_runs"]
     scripts = {
         name: Script(EXAMPLES / name, tmp_path_factory.mktemp(Path(name).stem), tuple(CASES[name][0])) for name in names
     }
     environment = clean_environment()
-    del environment["PYSPARK_PYTHON"]  # an example finds its Python itself
+    del environment["PYSPARK_PYTHON"]  # examples set it themselves
     found = {}
     for together in ([name for name in names if name != "connect.py"], [name for name in names if name == "connect.py"]):
         if together:
             if together == ["connect.py"]:
-                environment["SPARK_TESTING"] = "1"  # its server takes any port that is free
+                environment["SPARK_TESTING"] = "1"  # starts the Connect server on any free port
             found |= zip(together, run_scripts([scripts[name] for name in together], environment), strict=True)
     return {name: (scripts[name].folder, done) for name, done in found.items()}
 
@@ -75,10 +75,10 @@ def ran(request, tmp_path_factory):
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_runs(name, ran):
-    _, said, files = CASES[name]
+    _, pattern, files = CASES[name]
     folder, done = ran[name]
     assert done.failure == "", done.stderr[-3000:]
-    assert re.search(said, done.stdout, re.DOTALL), done.stdout
+    assert re.search(pattern, done.stdout, re.DOTALL), done.stdout
     assert done.stderr == ""
     for file in files:
         path = folder / "artifacts" / file
@@ -91,7 +91,7 @@ def test_all_examples_are_run():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_docstrings_name_all_options(name):
+def test_docstrings_list_all_options(name):
     source = (EXAMPLES / name).read_text()
     usage = source.split("::\n\n", 1)[1].split("\n\n")[0]
     assert set(re.findall(r"--[a-z-]+", usage)) == set(re.findall(r'"(--[a-z-]+)"', source))

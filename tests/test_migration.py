@@ -1,4 +1,4 @@
-"""Calls of other libraries: what works as it is, and what the errors say of the rest."""
+"""Calls of other libraries: those that work unchanged, and the error messages for the others."""
 
 import ast
 import enum
@@ -26,7 +26,7 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "replacement"),
     [
         ("AsynchronousSparkModel", r'use SparkModel\(model, mode="asynchronous"\)'),
         ("ElephasEstimator", "use sparkkeras.ml.KerasEstimator"),
@@ -35,11 +35,11 @@ def model():
         ("df_to_simple_rdd", "features=..., label=..."),
     ],
 )
-def test_an_import_of_what_is_elsewhere_says_where(name, words):
-    with pytest.raises(ImportError, match=f"^sparkkeras has no {name}: .*{words}"):
+def test_an_import_of_a_name_of_elephas_suggests_the_replacement(name, replacement):
+    with pytest.raises(ImportError, match=f"^sparkkeras has no {name}: .*{replacement}"):
         exec(f"from sparkkeras import {name}")
     assert name not in dir(sparkkeras)
-    with pytest.raises(AttributeError, match=f"^sparkkeras has no {name}: .*{words}"):
+    with pytest.raises(AttributeError, match=f"^sparkkeras has no {name}: .*{replacement}"):
         getattr(sparkkeras, name)
     assert not hasattr(sparkkeras, name)
     assert getattr(sparkkeras, name, None) is None
@@ -83,7 +83,7 @@ def test_epochs_by_position_are_recognized():
         _refuse_beside_rdd(10, None)
 
 
-def test_hadoop_is_a_path(model, tmp_path):
+def test_to_hadoop_is_replaced_by_a_uri(model, tmp_path):
     with pytest.raises(UnknownArgumentError, match=r"SparkModel.save takes no argument 'to_hadoop'. Give a URI as the path"):
         SparkModel(model).save(str(tmp_path / "model.keras"), to_hadoop=True)
     with pytest.raises(
@@ -103,7 +103,7 @@ METHODS_OF = {
 
 
 def calls(page):
-    """The Python calls in the columns of a page's tables that say what a call becomes here."""
+    """The Python calls in the sparkkeras column of a page's tables."""
     column = 0
     for line in page.read_text().splitlines():
         cells = line.strip("| ").split(" | ")
@@ -113,7 +113,7 @@ def calls(page):
             column = next(number for number, title in enumerate(cells) if "sparkkeras" in title and number)
         elif len(cells) > column:
             for code in re.findall(r"`([^`]+)`", cells[column]):
-                with suppress(SyntaxError):  # half a call, or Spark's SQL
+                with suppress(SyntaxError):  # an incomplete call, or SQL
                     yield from (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
 
 
@@ -122,7 +122,7 @@ def public(name):
 
 
 def function_of(call):
-    """The function of ours that is called, and its arguments by position; ``None`` for a call of something else."""
+    """The function of sparkkeras that is called, and its positional arguments; ``None`` for functions of other libraries."""
     match call.func:
         case ast.Name(name):
             return public(name), call.args
@@ -136,7 +136,7 @@ def function_of(call):
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("migration*.md")), ids=lambda page: page.name)
-def test_calls_on_the_pages_fit_our_signatures(page):
+def test_calls_in_the_docs_match_the_signatures(page):
     bound = 0
     for call in calls(page):
         function, args = function_of(call)

@@ -1,4 +1,4 @@
-"""Which tests a run that goes on leaves out."""
+"""A resumed soak run skips the tests that have passed, unless the sources have changed."""
 
 from types import SimpleNamespace
 
@@ -12,18 +12,18 @@ def report(nodeid, when, outcome="passed"):
     return SimpleNamespace(nodeid=nodeid, when=when, outcome=outcome)
 
 
-def test_a_test_is_finished_when_its_teardown_has_passed(tmp_path):
+def test_only_tests_with_a_passed_teardown_are_recorded_as_finished(tmp_path):
     finished = Finished(tmp_path / "finished")
     outcomes = {
         "passes": {"setup": "passed", "call": "passed", "teardown": "passed"},
         "is expected to fail": {"setup": "passed", "call": "skipped", "teardown": "passed"},
-        "leaves something behind": {"setup": "passed", "call": "passed", "teardown": "failed"},
+        "fails in teardown": {"setup": "passed", "call": "passed", "teardown": "failed"},
         "fails": {"setup": "passed", "call": "failed", "teardown": "passed"},
-        "cannot begin": {"setup": "failed", "teardown": "passed"},
+        "fails in setup": {"setup": "failed", "teardown": "passed"},
         "is skipped": {"setup": "skipped", "teardown": "passed"},
-        "is cut off": {"setup": "passed", "call": "passed"},
+        "is interrupted": {"setup": "passed", "call": "passed"},
     }
-    for when in ("setup", "call", "teardown"):  # those of several processes come mixed
+    for when in ("setup", "call", "teardown"):  # reports of several processes are interleaved
         for nodeid, phases in outcomes.items():
             if when in phases:
                 finished.pytest_runtest_logreport(report(nodeid, when, phases[when]))
@@ -34,7 +34,7 @@ FILES = ["pyproject.toml", "tests/mutants/mutants.toml", "sparkkeras/modeling/ar
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_whatever_decides_whether_tests_pass_begins_a_run_anew(tmp_path, monkeypatch, name):
+def test_a_change_of_sources_or_backend_starts_a_new_run(tmp_path, monkeypatch, name):
     for each in FILES:
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / each).write_text("before")
