@@ -1,4 +1,4 @@
-"""Arrays as DataFrames, and DataFrames as arrays."""
+"""`to_data_frame` and `from_data_frame`: conversion between NumPy arrays and Spark DataFrames."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def to_data_frame(
     categorical: bool = False,
     vectors: bool = False,
 ) -> DataFrame:
-    """A DataFrame of arrays: a row for each sample, in their order.
+    """Create a DataFrame from arrays: one row for each sample, in the same order.
 
-    ``None`` and ``pandas.NA`` among the values become nulls, and a row that is missing as a whole becomes one null; NaN
-    stays NaN. A vector cannot hold nulls: it has NaN in their place.
+    ``None`` and ``pandas.NA`` become nulls, and a row whose values are all missing becomes a single null. NaN stays NaN. A
+    vector cannot hold nulls; missing values in vectors become NaN.
 
     Args:
-        spark: The session, also one of Spark Connect; or a SparkContext.
-        x: Features with the samples on the first axis: an array, or a dict of arrays with a column for each. Numbers make a
-            column of numbers, more axes one of (nested) arrays.
-        y: Labels, likewise; ``None``: there are none.
+        spark: A SparkSession (classic or Spark Connect) or a SparkContext.
+        x: Features, shape (samples, ...): an array, or a dict of arrays, which become one column each. Shape (samples,)
+            makes a column of numbers, more axes a column of (nested) arrays.
+        y: Labels, in the same forms; ``None``: no labels.
         sample_weight: A weight for each sample, shape (samples,).
-        features: The name of the features' column.
-        label: The name of the labels' column.
-        weight: The name of the weights' column.
-        categorical: Whether labels are one-hot rows, to be turned into class numbers (doubles, as Spark ML has them).
-        vectors: Whether features of shape (samples, features) become vectors of Spark ML instead of arrays.
+        features: The name of the column for features.
+        label: The name of the column for labels.
+        weight: The name of the column for weights.
+        categorical: Whether labels are one-hot rows, to be converted to class indices (doubles, as in Spark ML).
+        vectors: Whether features of shape (samples, features) become Spark ML vectors instead of arrays.
 
     Raises:
-        DataError: Arrays differ in length, have no rows, or hold what is no number.
-        ConfigurationError: Two columns would have one name.
+        DataError: The arrays differ in length, have no rows, or hold values that are not numbers.
+        ConfigurationError: Two columns would have the same name.
         ClusterError: The session was stopped.
 
     Example::
@@ -74,7 +74,7 @@ def to_data_frame(
             continue
         for column, array in side.items() if isinstance(side, Mapping) else [(name, side)]:
             if column in arrays:
-                raise ConfigurationError(f"two columns would be called {column!r}: give other names.")
+                raise ConfigurationError(f"two columns would have the name {column!r}: choose different names.")
             arrays[column], missing[column] = _array(column, array)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -95,20 +95,22 @@ def from_data_frame(
     categorical: bool = False,
     nb_classes: int | None = None,
 ) -> tuple[Any, Any]:
-    """The features and labels of a DataFrame as arrays of this process, collected.
+    """Collect the features and labels of a DataFrame into arrays on the driver.
 
     Args:
-        frame: The DataFrame; its rows must fit the memory of this process.
-        features: The columns of the features, as in `SparkModel.fit`. Names give a dict of arrays.
-        label: Those of the labels; ``None``: there are none.
-        categorical: Whether to return one-hot labels, shape (rows, classes), instead of numbers.
-        nb_classes: How many classes there are then; ``None`` takes the largest label plus one.
+        frame: The DataFrame; its rows must fit into the driver's memory.
+        features: The feature columns, as in `SparkModel.fit`. A dict of columns gives a dict of arrays.
+        label: The label columns; ``None``: no labels.
+        categorical: Whether to return one-hot labels, shape (rows, classes), instead of class indices.
+        nb_classes: The number of classes for one-hot labels; ``None``: the largest label plus one.
 
     Returns:
         ``(x, y)``; ``y`` is ``None`` without labels.
 
     Raises:
-        DataError: A column is missing, holds nulls, or what is no number; there are no rows; labels are no class numbers.
+        DataError: A column is missing or holds nulls or values that are not numbers, there are no rows, or with
+            ``categorical`` a label is not a class index.
+        ConfigurationError: ``categorical`` is set and there are several label columns.
     """
     nb_classes = optional_number("nb_classes", nb_classes)
     selection = Named(features, label).select(frame, Schema(), labelled=label is not None)
@@ -120,7 +122,7 @@ def from_data_frame(
     for leaf in found:
         if leaf.good is not None:
             raise DataError(
-                f"{leaf.told} is null, or holds a null, in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
+                f"{leaf.told} is null or contains a null in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
             )
     form, arrays = selection.form, [leaf.values for leaf in found]
     x = form.x.build(arrays[form.span("x")])
@@ -128,10 +130,10 @@ def from_data_frame(
     if not categorical or y is None:
         return x, y
     if not isinstance(y, np.ndarray):
-        raise ConfigurationError("categorical=True is for one column of labels; give label= the name of one.")
+        raise ConfigurationError("categorical=True expects a single label column: set label to the name of one column.")
     labels = y.reshape(-1)
     if not np.isfinite(labels).all() or labels.min() < 0:
-        raise DataError("categorical=True expects class numbers from 0 up as labels; some are negative or not finite.")
+        raise DataError("categorical=True expects class indices of 0 or more as labels; some are negative or not finite.")
     classes = nb_classes or int(labels.max()) + 1
     return x, np.stack([encode_label(value, classes) for value in labels])
 
@@ -155,7 +157,7 @@ def _names(features: str, x: Any) -> list[str]:
 
 
 def _not_null(missing: Array | None) -> Array | None:
-    """Which rows have a value that is not missing; ``None``: all."""
+    """A mask of the rows that have at least one value; ``None``: all rows."""
     if missing is None:
         return None
     given: Array = ~np.asarray(missing.reshape(len(missing), -1).all(axis=1))
@@ -163,7 +165,7 @@ def _not_null(missing: Array | None) -> Array | None:
 
 
 def _array(name: str, given: Any) -> tuple[Array, Array | None]:
-    """The values, and which of them are missing; see `to_numbers`."""
+    """The values and a mask of missing ones; see `to_numbers`."""
     try:
         array, missing = to_numbers(given)
     except NotNumbersError as error:

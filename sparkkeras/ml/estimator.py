@@ -1,4 +1,4 @@
-"""`KerasEstimator`: a Keras model as an Estimator of Spark ML."""
+"""`KerasEstimator`: a Spark ML Estimator that trains a Keras model."""
 
 # ruff: noqa: N803 - Spark's names
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.transformer import Columnar, KerasTransformer, result_schema
+from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, result_schema
 from sparkkeras.ml.values import Names
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelState
@@ -31,37 +31,38 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-_packing = threading.Lock()
-_turns = threading.Lock()
+_pack_lock = threading.Lock()
+_fit_lock = threading.Lock()
 
 
 class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
-    """Trains copies of a compiled Keras model on DataFrames, in pipelines and in searches over params.
+    """Trains a copy of a compiled Keras model on a DataFrame; a stage of Spark ML pipelines and hyperparameter searches.
 
-    Each ``fit`` begins with the model's weights and optimizer as they are, and leaves the model as it was; it returns a
-    `KerasTransformer` with the trained copy. All arguments are params: they can stand in a ``ParamGridBuilder``
-    (``.addGrid(estimator.learning_rate, [0.1, 0.01])``, ``.addGrid(estimator.model, [small, large])``) and be given to a
-    single fit (``fit(df, {estimator.epochs: 5})``). Fits that run at the same time, as with ``parallelism=2``, share the
-    cluster in the synchronous mode; in the others, and with callbacks, they take turns.
+    Each ``fit`` starts from the model's current weights and optimizer state, does not change the model, and returns a
+    `KerasTransformer` with the trained copy. Every argument is a param, so it can be searched with a ``ParamGridBuilder``
+    (``.addGrid(estimator.learning_rate, [0.1, 0.01])``, ``.addGrid(estimator.model, [small, large])``) and overridden in
+    a single fit (``fit(df, {estimator.epochs: 5})``). Concurrent fits, as with ``parallelism=2``, share the cluster in the
+    synchronous mode; in the other modes, and with callbacks, they run one at a time.
 
     Args:
         model: A compiled and built ``keras.Model``.
-        featuresCol: The columns that the model takes: one column (numbers, arrays, vectors), several that are laid side by
-            side, or ``{input name: column(s)}``; ``None``: the column ``features``, or columns named as the inputs.
-        labelCol: The columns of the labels, likewise by output.
-        weightCol: The column of the rows' weights.
-        validationIndicatorCol: A boolean or numeric column: rows where it is true, or not 0, validate and do not train.
-        outputCol: As in `KerasTransformer`, like the other columns that it adds.
+        featuresCol: The input columns: one column (numbers, arrays or vectors), a list of columns to concatenate, or
+            ``{input name: column(s)}``. ``None``: the column ``features``, or the columns named like the model's inputs.
+        labelCol: The label columns, in the same forms; a dict maps output names to columns.
+        weightCol: The column of sample weights. ``None``: all rows weigh the same.
+        validationIndicatorCol: A boolean or numeric column: rows where it is true or not 0 are used for validation, not for
+            training. `SparkModel.fit` calls it ``validation_col``.
+        outputCol: Output column or columns; as in `KerasTransformer`.
         predictionCol: As in `KerasTransformer`.
         probabilityCol: As in `KerasTransformer`.
         rawPredictionCol: As in `KerasTransformer`.
         outputType: As in `KerasTransformer`.
         task: As in `KerasTransformer`.
         thresholds: As in `KerasTransformer`.
-        epochs: Train up to this epoch, counted from 0.
+        epochs: Train until this epoch, counted from 0; at least 1.
         batch_size: Rows in a batch of one worker.
-        learning_rate: The optimizer's learning rate; ``None``: as it was compiled.
-        mode: As in `SparkModel`, like all that follows up to ``seed``.
+        learning_rate: The optimizer's learning rate for this fit. ``None``: the compiled one.
+        mode: As in `SparkModel`.
         frequency: As in `SparkModel`.
         rule: As in `SparkModel`.
         num_workers: As in `SparkModel`.
@@ -69,25 +70,26 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         port: As in `SparkModel`.
         server_options: As in `SparkModel`.
         seed: As in `SparkModel`.
-        callbacks: Keras callbacks; as in `SparkModel.fit`, like all that follows up to ``verbose``. They are not saved.
-        worker_callbacks: As in `SparkModel.fit`. They are not saved.
-        validation_split: As in `SparkModel.fit`; not together with ``validationIndicatorCol``.
+        callbacks: Keras callbacks on the driver, as in `SparkModel.fit`. They are not saved.
+        worker_callbacks: Keras callbacks on the workers, as in `SparkModel.fit`. They are not saved.
+        validation_split: As in `SparkModel.fit`; cannot be combined with ``validationIndicatorCol``.
         validation_freq: As in `SparkModel.fit`.
         validation_batch_size: As in `SparkModel.fit`.
         shuffle: As in `SparkModel.fit`.
         class_weight: As in `SparkModel.fit`.
         initial_epoch: As in `SparkModel.fit`.
         steps_per_epoch: As in `SparkModel.fit`.
-        transform: As in `SparkModel.fit`. The KerasTransformer has it as ``batch_transform`` and calls it with ``y=None``.
+        transform: As in `SparkModel.fit`. The fitted KerasTransformer applies it as ``batch_transform``, with ``y=None``.
         loader: As in `SparkModel.fit`.
-        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, or ``"skip"`` them. The
-            KerasTransformer does the same; its ``setHandleInvalid("keep")`` keeps such rows and predicts null.
+        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
+            them. The fitted KerasTransformer has the same value; its ``setHandleInvalid("keep")`` keeps such rows and
+            predicts null.
         verbose: As in `SparkModel.fit`.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        inferenceBatchSize: Rows that the KerasTransformer calls the model on at a time.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
+        inferenceBatchSize: Rows per batch when the fitted KerasTransformer predicts.
 
     Raises:
-        UnknownArgumentError: An argument that it does not take.
+        UnknownArgumentError: An argument is not known.
         ConfigurationError: An argument is out of range.
 
     Example::
@@ -145,96 +147,96 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         self._begin(KerasEstimator.__init__)
 
     def transformSchema(self, schema: StructType) -> StructType:  # noqa: N802 - Spark's name
-        """The schema of what the fitted KerasTransformer gives, once ``schema`` is found to fit for training.
+        """Check that a schema can be used for training, and return the schema that the fitted KerasTransformer produces.
 
         Raises:
             ModelError: There is no model, or it is not compiled or not built.
-            DataError: A column is missing, or of a type or width that does not fit the model.
-            ConfigurationError: A new column is there already, or what was said does not fit the model.
+            DataError: A column is missing, or its type or width does not fit the model.
+            ConfigurationError: A new column already exists, or a param does not fit the model.
         """
-        return result_schema(self, self._checked_model(), Columnar.of(schema), labelled=True)
+        return result_schema(self, self._checked_model(), SchemaFrame.of(schema), labelled=True)
 
     def _fit(self, dataset: DataFrame) -> KerasTransformer:
-        own = self.getOrDefault
+        get = self.getOrDefault
         original = self._checked_model()
-        result_schema(self, original, Columnar.of(dataset), labelled=True)
-        model = self._own_copy(original)
+        result_schema(self, original, SchemaFrame.of(dataset), labelled=True)
+        model = self._copy_of(original)
         spark_model = SparkModel(
             model,
-            own("mode"),
-            own("frequency"),
-            own("num_workers"),
-            parameter_server_mode=own("parameter_server_mode"),
-            port=own("port"),
-            rule=own("rule"),
-            server_options=own("server_options"),
-            custom_objects=own("custom_objects"),
-            batch_size=own("batch_size"),
-            seed=own("seed"),
+            get("mode"),
+            get("frequency"),
+            get("num_workers"),
+            parameter_server_mode=get("parameter_server_mode"),
+            port=get("port"),
+            rule=get("rule"),
+            server_options=get("server_options"),
+            custom_objects=get("custom_objects"),
+            batch_size=get("batch_size"),
+            seed=get("seed"),
         )
-        with self._turn():
+        with self._exclusive_if_needed():
             history = spark_model.fit(
                 dataset,
-                epochs=own("epochs"),
-                verbose=own("verbose"),
-                callbacks=own("callbacks"),
-                validation_split=own("validation_split"),
-                validation_col=own("validationIndicatorCol"),
-                validation_freq=own("validation_freq"),
-                validation_batch_size=own("validation_batch_size"),
-                shuffle=own("shuffle"),
-                class_weight=own("class_weight"),
-                sample_weight=own("weightCol"),
-                initial_epoch=own("initial_epoch"),
-                steps_per_epoch=own("steps_per_epoch"),
-                features=own("featuresCol"),
-                label=own("labelCol"),
-                loader=own("loader"),
-                transform=own("transform"),
-                on_invalid="drop" if own("handleInvalid") == "skip" else "error",
-                worker_callbacks=own("worker_callbacks"),
+                epochs=get("epochs"),
+                verbose=get("verbose"),
+                callbacks=get("callbacks"),
+                validation_split=get("validation_split"),
+                validation_col=get("validationIndicatorCol"),
+                validation_freq=get("validation_freq"),
+                validation_batch_size=get("validation_batch_size"),
+                shuffle=get("shuffle"),
+                class_weight=get("class_weight"),
+                sample_weight=get("weightCol"),
+                initial_epoch=get("initial_epoch"),
+                steps_per_epoch=get("steps_per_epoch"),
+                features=get("featuresCol"),
+                label=get("labelCol"),
+                loader=get("loader"),
+                transform=get("transform"),
+                on_invalid="drop" if get("handleInvalid") == "skip" else "error",
+                worker_callbacks=get("worker_callbacks"),
             )
         return self._fitted(model, history.history)
 
     def _checked_model(self) -> keras.Model:
         model: keras.Model | None = self.getOrDefault("model")
         if model is None:
-            raise ModelError("this KerasEstimator has no model: give it a compiled one, KerasEstimator(model=...).")
+            raise ModelError("this KerasEstimator has no model: pass a compiled one, KerasEstimator(model=...).")
         models.check_trainable(model)
         return model
 
-    def _own_copy(self, original: keras.Model) -> keras.Model:
-        """A copy of the model with its weights and its optimizer's slots, and the learning rate of this fit."""
-        with _packing:
+    def _copy_of(self, original: keras.Model) -> keras.Model:
+        """A copy of the model with its weights and optimizer variables, and the learning rate of this fit."""
+        with _pack_lock:
             model = ModelArchive.pack(original, self.getOrDefault("custom_objects")).unpack()
             ModelState.take(original).put(model)  # an archive may have older ones
         rate = self.getOrDefault("learning_rate")
         if rate is not None:
             if not models.has_settable_rate(model):
                 raise ConfigurationError(
-                    f"learning_rate={rate!r}: the model's optimizer follows a schedule. Compile it with a number as its "
-                    "learning rate, or leave the param learning_rate out."
+                    f"learning_rate={rate!r} cannot be set: the model's optimizer uses a learning rate schedule. Compile "
+                    "the model with a number as the learning rate, or leave learning_rate out."
                 )
             model.optimizer.learning_rate = rate
         return model
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One fit at a time where two would be in each other's way."""
+    def _exclusive_if_needed(self) -> Iterator[None]:
+        """Run fits one at a time, unless they can safely run concurrently."""
         if self.getOrDefault("mode") == "synchronous" and not self.getOrDefault("callbacks"):
             yield
-        else:  # slots are held to the end of training; callbacks know one model
-            with _turns:
+        else:  # these modes hold Spark's task slots until training ends; a callback works on one model at a time
+            with _fit_lock:
                 yield
 
     def _fitted(self, model: keras.Model, history: Mapping[str, Sequence[Any]]) -> KerasTransformer:
         fitted = KerasTransformer(model=model, batch_transform=self.getOrDefault("transform"))
-        fitted._resetUid(self.uid)  # so that a fit's params reach it, as with Spark's own models
+        fitted._resetUid(self.uid)  # so that fit(df, params) reaches it too, as with Spark's models
         self._copyValues(fitted)
-        fitted.history = {name: [_plain(value) for value in values] for name, values in history.items()}
+        fitted.history = {name: [_as_json(value) for value in values] for name, values in history.items()}
         return fitted
 
 
-def _plain(value: Any) -> Any:
-    """A figure as JSON can hold it: a float, nested lists of them for an array, or ``None``."""
+def _as_json(value: Any) -> Any:
+    """A metric value that JSON can hold: a float, nested lists of floats for an array, or ``None``."""
     return None if value is None else np.asarray(value, dtype=float).tolist()

@@ -1,4 +1,4 @@
-"""Values in a param grid that JSON cannot hold, such as models: each is saved in a folder of its own, beside the search."""
+"""Values of a param grid that JSON cannot hold, such as models: each is saved in its own folder within the saved search."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class GridValue(Transformer, Savable):
-    """A value of a param in a grid.
+    """Wraps a param's value in a grid, so that Spark can save the grid.
 
-    Spark writes the values of a grid as JSON, except those that are stages, which it saves as such. So
-    ``ParamGridBuilder.build`` puts what JSON cannot hold into one of these; a param that is set to one takes its ``value``.
+    Spark writes the values of a grid as JSON, except stages, which it saves as stages. So ``ParamGridBuilder.build`` wraps
+    values that JSON cannot hold in a GridValue, which is a stage. Setting a param to a GridValue sets it to ``value``.
 
     Args:
-        name: The param, for messages.
-        value: Its value.
+        name: The name of the param, for error messages.
+        value: The value.
     """
 
     def __init__(self, name: str = "", value: Any = None) -> None:
@@ -51,10 +51,10 @@ class GridValue(Transformer, Savable):
 
 
 def as_grid_value(name: str, value: Any) -> Any:
-    """The value as Spark can save it in a grid."""
+    """Wrap a value in a `GridValue` if JSON cannot hold it, so that Spark can save a grid with it."""
     return value if is_json(value) else GridValue(name, value)
 
 
 def from_grid_value(value: Any) -> Any:
-    """What `as_grid_value` was given."""
+    """Undo `as_grid_value`."""
     return value.value if isinstance(value, GridValue) else value

@@ -1,4 +1,4 @@
-"""`ImageFeaturizer`: images as the features that a network's layer gives of them."""
+"""`ImageFeaturizer`: a Spark ML Transformer that extracts image features with a layer of a Keras model."""
 
 # ruff: noqa: N803, N815 - Spark's names
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkkeras.ml import values
 from sparkkeras.ml.outputs import as_vector
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.transformer import Columnar, with_fields
+from sparkkeras.ml.transformer import SchemaFrame, with_fields
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.outputs import outputs_of
 from sparkkeras.scoring.columns import with_predictions
@@ -34,22 +34,22 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 Preprocessing = str | float | Callable[[Any], Any] | None
 
 
-def _network(name: str, value: Any) -> keras.Model | str:
+def _model_or_name(name: str, value: Any) -> keras.Model | str:
     if not isinstance(value, str):
-        return values.network(name, value)
+        return values.keras_model(name, value)
     one_of(name, value, applications())
     return value
 
 
 def _layer(name: str, value: Any) -> str | int:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected the name of a layer, its index, or None.")
+        raise ConfigurationError(f"{name} is {describe(value)}; expected the name or the index of a layer, or None.")
     return value
 
 
 def _size(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ConfigurationError(f"{name}={value!r}: expected (height, width), or None for what the model takes.")
+        raise ConfigurationError(f"{name}={value!r}: expected (height, width), or None for the model's input size.")
     height, width = (values.number()(name, side) for side in value)
     return height, width
 
@@ -65,33 +65,33 @@ def _preprocessing(name: str, value: Any) -> Preprocessing:
 
 
 class ImageFeaturizer(KerasParams, Transformer, Savable):
-    """Adds a vector of features to each image: what a layer of a network gives of it.
+    """Adds a vector of image features to each row: the output of a layer of a Keras model (transfer learning).
 
-    A network that was trained on many images knows what to look for in others, so that a simple classifier on its features
-    does with few of them. Features of more than one axis are flattened.
+    With the features of a pretrained model, a simple classifier such as ``LogisticRegression`` needs few labelled images.
+    Features of more than one axis are flattened.
 
     Args:
         model: A built functional or sequential ``keras.Model`` with one input of shape (height, width, channels), or the
-            name of one in ``keras.applications``, such as ``"ResNet50"``, which is built when it is first used.
-        weights: For a name: the path of a weights file for ``keras.applications``, on the driver, or ``"imagenet"``, which
-            Keras downloads. ``None``, said explicitly, leaves the weights random.
-        include_top: For a name: whether network and weights have the classifier on top. Without it, the features are
-            averaged over the image.
-        layer: The layer whose output is taken: its name, its index, or ``None`` for what goes into the last Dense layer,
-            which is the classifier mostly; where there is none, the model's own output.
+            name of one in ``keras.applications``, such as ``"ResNet50"``, which is built on first use.
+        weights: Required if ``model`` is a name: the path of a weights file on the driver, ``"imagenet"`` (Keras downloads
+            them), or an explicit ``None`` for random weights.
+        include_top: If ``model`` is a name: whether the model and its weights include the classifier on top. Without it,
+            features are averaged over the image (``pooling="avg"``).
+        layer: The name or index of the layer whose output becomes the features. ``None``: the input of the last Dense
+            layer, which usually is the classifier; without a Dense layer, the model's output.
         inputCol: The column of images: encoded bytes, rows of Spark's image source, or paths; see `image_loader`.
         outputCol: The new column of vectors.
-        size: (height, width) that images are resized to; ``None``: what the model takes.
-        mode: ``"RGB"``, ``"L"`` or ``"RGBA"``; ``None``: what fits the model's channels.
-        preprocessing: What is done to each batch of pixels from 0 to 255: a function, a factor, or ``None`` for nothing.
-            ``"auto"`` is what ``keras.applications`` has for a network that was named, else nothing.
-        on_error: What becomes of rows without a readable image: ``"error"``, ``"null"`` (their features are null) or
-            ``"drop"``.
-        interpolation: How images are resized, as in `image_loader`.
-        inferenceBatchSize: Images that the network is called on at a time.
+        size: The (height, width) in pixels that images are resized to. ``None``: the model's input size.
+        mode: ``"RGB"``, ``"L"`` or ``"RGBA"``. ``None``: the mode that fits the model's channels.
+        preprocessing: Applied to each batch of pixels with values from 0 to 255: a function, a factor, or ``None``.
+            ``"auto"``: the ``preprocess_input`` of ``keras.applications`` if ``model`` is a name, else none.
+        on_error: What to do with rows without a readable image: ``"error"`` raises, ``"null"`` makes their features null,
+            ``"drop"`` drops them.
+        interpolation: The resizing filter, as in `image_loader`.
+        inferenceBatchSize: Images per batch.
 
     Raises:
-        UnknownArgumentError: An argument that it does not take.
+        UnknownArgumentError: An argument is not known.
         ConfigurationError: An argument is out of range.
 
     Example::
@@ -101,29 +101,33 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         Pipeline(stages=[featurizer, LogisticRegression()]).fit(labelled)
     """
 
-    model = param("a Keras model, or the name of one in keras.applications", values.optional(_network))
-    weights = param("for a name: the path of its weights, or None for random ones", values.optional(values.text))
-    include_top = param("for a name: whether network and weights have the classifier on top", values.flag)
+    model = param("a Keras model, or the name of one in keras.applications", values.optional(_model_or_name))
+    weights = param(
+        "if model is a name: the path of a weights file, 'imagenet', or None for random ones",
+        values.optional(values.text),
+    )
+    include_top = param("if model is a name: whether model and weights include the classifier on top", values.flag)
     layer = param(
-        "the layer whose output is taken: its name or index; None: what goes into the last Dense layer, or else the "
-        "model's own output",
+        "the name or index of the layer whose output becomes the features; None: the input of the last Dense layer, or "
+        "without one the model's output",
         values.optional(_layer),
     )
     inputCol = param("the column of images: encoded bytes, rows of the image source, or paths", values.text)
     outputCol = param("the new column of vectors", values.text)
-    size = param("(height, width) that images are resized to; None: what the model takes", values.optional(_size))
+    size = param("the (height, width) that images are resized to; None: the model's input size", values.optional(_size))
     mode = param(
-        "'RGB', 'L' or 'RGBA'; None: what fits the model's channels", values.optional(values.choice(*_MODES.values()))
+        "'RGB', 'L' or 'RGBA'; None: the mode that fits the model's channels",
+        values.optional(values.choice(*_MODES.values())),
     )
     preprocessing = param(
-        "what is done to each batch of pixels: a function, a factor, or None; 'auto': what the named network wants",
+        "applied to each batch of pixels: a function, a factor, or None; 'auto': the preprocess_input of the named model",
         _preprocessing,
     )
     on_error = param(
-        "what becomes of rows without a readable image: 'error', 'null' or 'drop'", values.choice("error", "null", "drop")
+        "what to do with rows without a readable image: 'error', 'null' or 'drop'", values.choice("error", "null", "drop")
     )
-    interpolation = param(f"how images are resized: {', '.join(map(repr, INTERPOLATIONS))}", values.choice(*INTERPOLATIONS))
-    inferenceBatchSize = param("images that the network is called on at a time", values.number())
+    interpolation = param(f"the resizing filter: {', '.join(map(repr, INTERPOLATIONS))}", values.choice(*INTERPOLATIONS))
+    inferenceBatchSize = param("images per batch", values.number())
 
     @known_arguments
     @keyword_only
@@ -148,15 +152,15 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         self._begin(ImageFeaturizer.__init__)
 
     def get_model(self) -> keras.Model:
-        """The whole network.
+        """Return the whole Keras model; a named one is built on the first call.
 
         Raises:
-            ModelError: There is none, or it is not built.
-            ConfigurationError: It was named, but nothing was said of its weights.
+            ModelError: There is no model, it is not built, or ``keras.applications`` cannot build it.
+            ConfigurationError: ``model`` is a name and ``weights`` is not set.
         """
         given = self.getOrDefault("model")
         if given is None:
-            raise ModelError("this ImageFeaturizer has no model: ImageFeaturizer(model=...), a Keras model or a name.")
+            raise ModelError("this ImageFeaturizer has no model: pass a Keras model or a name, ImageFeaturizer(model=...).")
         if isinstance(given, str):
             return self._application(given)
         models.check_built(given)
@@ -164,20 +168,20 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         return model
 
     def transformSchema(self, schema: StructType) -> StructType:  # noqa: N802 - Spark's name
-        """The schema of `transform`'s result.
+        """Check that `transform` accepts a schema, and return the schema of its result.
 
         Raises:
-            ModelError: There is no model, or the layer is not in it.
-            DataError: The column of images is missing, or of a type that cannot be loaded.
-            ConfigurationError: The new column is there already, or size and mode do not fit the model.
+            ModelError: There is no model, or it does not have the layer.
+            DataError: The column of images is missing, or its type cannot be loaded as images.
+            ConfigurationError: The new column already exists, or size and mode do not fit the model.
         """
-        return self._result_schema(Columnar.of(schema))
+        return self._result_schema(SchemaFrame.of(schema))
 
     def _result_schema(self, frame: DataFrame) -> StructType:
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import StructField
 
-        network = self._features()
+        network = self._feature_model()
         named = Named(self.getOrDefault("inputCol"), loader=self._loader(network))
         named.select(frame, models.schema_of(network), labelled=False)
         width = network.outputs[0].shape[-1]
@@ -187,8 +191,8 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions
 
-        field = self._result_schema(Columnar.of(dataset)).fields[-1]
-        network, scored_as = self._features(), f"{self.uid}_features"
+        field = self._result_schema(SchemaFrame.of(dataset)).fields[-1]
+        network, scored_as = self._feature_model(), f"{self.uid}_features"
         scored = with_predictions(
             dataset,
             network,
@@ -204,8 +208,8 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
     def _application(self, name: str) -> keras.Model:
         if not self.isDefined("weights"):
             raise ConfigurationError(
-                f"model={name!r}: its weights are to be given as well: weights='/path/to/weights.h5', or 'imagenet', which "
-                "Keras downloads, or weights=None for random ones."
+                f"model={name!r} needs weights: set weights='/path/to/weights.h5', weights='imagenet' (Keras downloads "
+                "them), or weights=None for random ones."
             )
         weights, top = self.getOrDefault("weights"), self.getOrDefault("include_top")
         key = (name, weights, top)
@@ -213,19 +217,19 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             build = getattr(keras.applications, name)
             try:
                 model = build(weights=weights, include_top=top, **({} if top else {"pooling": "avg"}))
-            except Exception as error:  # Keras raises a bare one where it cannot download
+            except Exception as error:  # Keras raises a plain Exception if the download fails
                 raise ModelError(
                     f"keras.applications.{name}(weights={weights!r}, include_top={top}) cannot be built: {error}"
                 ) from error
             self._built = key, model
         return self._built[1]
 
-    def _features(self) -> keras.Model:
-        """The network up to the layer, with one flat output."""
+    def _feature_model(self) -> keras.Model:
+        """The model up to the layer, with one flat output."""
         model = self.get_model()
         if len(getattr(model, "inputs", None) or []) != 1 or len(model.inputs[0].shape) != 4:
             raise ModelError(
-                f"the model {model.name!r} does not take images: it needs one input of shape (height, width, channels)."
+                f"the model {model.name!r} does not take images: expected one input of shape (height, width, channels)."
             )
         output = _output_of(model, self.getOrDefault("layer"))
         if len(output.shape) > 2:
@@ -234,7 +238,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             return keras.Model(model.inputs, output, name=f"{model.name}_features")
         except ValueError as error:
             raise ModelError(
-                f"layer={self.getOrDefault('layer')!r} cannot be reached from the input of {model.name!r}: {error}"
+                f"layer={self.getOrDefault('layer')!r} is not connected to the input of the model {model.name!r}: {error}"
             ) from error
 
     def _loader(self, network: keras.Model) -> Any:
@@ -242,16 +246,16 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         size = self.getOrDefault("size") or (height, width)
         if None in size:
             raise ConfigurationError(
-                f"the model {network.name!r} takes images of any size: give size=(height, width), which all are resized to."
+                f"the model {network.name!r} takes images of any size: set size=(height, width) to resize them."
             )
         mode = self.getOrDefault("mode") or _MODES.get(channels)
         if mode is None:
-            raise ConfigurationError(f"the model {network.name!r} takes images of {channels} channels; expected 1, 3 or 4.")
+            raise ConfigurationError(f"the model {network.name!r} has {channels} input channels; expected 1, 3 or 4.")
         on_error, interpolation = self.getOrDefault("on_error"), self.getOrDefault("interpolation")
-        return image_loader(size, cast(Any, mode), self._how(), on_error=on_error, interpolation=interpolation)
+        return image_loader(size, cast(Any, mode), self._pixel_function(), on_error=on_error, interpolation=interpolation)
 
-    def _how(self) -> Any:
-        """What is done to the pixels."""
+    def _pixel_function(self) -> Any:
+        """The preprocessing for `image_loader`, with ``"auto"`` resolved."""
         given, model = self.getOrDefault("preprocessing"), self.getOrDefault("model")
         if given != "auto":
             return given
@@ -271,13 +275,13 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
 
 
 def applications() -> tuple[str, ...]:
-    """The names of the networks that Keras has for images."""
+    """The names of the models in ``keras.applications``."""
     members = vars(keras.applications).items()
     return tuple(sorted(name for name, member in members if name[:1].isupper() and callable(member)))
 
 
 def _output_of(model: keras.Model, layer: str | int | None) -> Any:
-    """What a layer gives, as a symbolic tensor."""
+    """The symbolic output tensor of a layer; see `ImageFeaturizer` for ``None``."""
     if layer is None:
         dense = [each for each in model.layers if isinstance(each, keras.layers.Dense)]
         return dense[-1].input if dense else model.outputs[0]
@@ -287,5 +291,5 @@ def _output_of(model: keras.Model, layer: str | int | None) -> Any:
         return model.layers[layer].output
     names = [each.name for each in model.layers]
     if layer not in names:
-        raise ModelError(f"layer={layer!r}: the model {model.name!r} has no such layer. {known_names(layer, names)}")
+        raise ModelError(f"layer={layer!r}: the model {model.name!r} has no layer of this name. {known_names(layer, names)}")
     return model.get_layer(layer).output

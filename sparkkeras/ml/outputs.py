@@ -1,7 +1,6 @@
-"""What a model's outputs mean, and the columns that Spark ML wants of them.
+"""The Spark ML columns for a model's outputs: raw predictions, probabilities and predictions.
 
-One column comes from the model. The others (raw predictions, probabilities, predictions) are Spark expressions on it, so the
-model runs once for all of them.
+Only one column per output comes from the model. The others are Spark expressions on it, so the model runs once for all.
 """
 
 from __future__ import annotations
@@ -25,18 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """The columns that one output of a model becomes; a column without a name is left out.
+    """The columns for one output of a model; a column with an empty name is omitted.
 
     Attributes:
         output: The output.
-        units: How many values it has; ``None`` where that is open.
-        task: What they predict.
-        thresholds: What each class's probability is divided by before the largest is taken; ``None``: nothing.
-        as_vector: Whether the output's column is a vector where there are several units on one axis.
-        output_col: The name of the column of the model's own output.
-        raw_prediction: The name of the column of logits, or of the logarithms of probabilities.
-        probability: The name of the column of probabilities.
-        prediction: The name of the column of predictions.
+        units: The size of its last axis; ``None`` if that is not fixed.
+        task: What it predicts.
+        thresholds: One for each class; the class with the largest probability / threshold is predicted. ``None``: the class
+            with the largest probability.
+        as_vector: Whether the output's column is a vector if the output has one axis with several units.
+        output_col: The name of the column for the model's output.
+        raw_prediction: The name of the column for logits or log-probabilities.
+        probability: The name of the column for probabilities.
+        prediction: The name of the column for predictions.
     """
 
     output: Output
@@ -50,7 +50,7 @@ class OutputColumns:
     prediction: str
 
     def without_missing(self) -> OutputColumns:
-        """The same with names for those columns only that the output has."""
+        """A copy without the names of columns that the task does not have."""
         name = self.task.name
         classifies = name in ("binary", "multiclass", "multilabel")
         return replace(
@@ -61,26 +61,26 @@ class OutputColumns:
         )
 
     def check_thresholds(self) -> None:
-        """Refuse thresholds that do not fit the output.
+        """Check that the thresholds fit the output.
 
         Raises:
-            ConfigurationError: The output does not choose one class of several, or has another number of classes.
+            ConfigurationError: The task is neither binary nor multiclass, or the number of classes differs.
         """
         if self.thresholds is None:
             return
         if self.task.name not in ("binary", "multiclass"):
             raise ConfigurationError(
                 f"thresholds={list(self.thresholds)}: the task of the output {self.output.name!r} is {self.task.name!r}; "
-                "expected 'binary' or 'multiclass', where one class is predicted. Leave thresholds out, or say task=."
+                "expected 'binary' or 'multiclass', where one class is predicted. Leave thresholds out, or set task."
             )
         if self._classes is not None and len(self.thresholds) != self._classes:
             raise ConfigurationError(
                 f"thresholds={list(self.thresholds)}: {len(self.thresholds)} value(s) for the output {self.output.name!r}, "
-                f"which has {self._classes} classes; expected one threshold for each class, in their order."
+                f"which has {self._classes} classes; expected one threshold for each class, in class order."
             )
 
     def fields(self) -> Iterator[StructField]:
-        """The columns, as a schema has them."""
+        """The schema fields of the columns."""
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.types import ArrayType, DoubleType, StructField
 
@@ -88,16 +88,16 @@ class OutputColumns:
             kind, metadata = self._output_type()
             yield StructField(self.output_col, kind, True, metadata)
         if self.raw_prediction:
-            yield StructField(self.raw_prediction, VectorUDT(), True, _vector_of(self._classes))
+            yield StructField(self.raw_prediction, VectorUDT(), True, _vector_metadata(self._classes))
         if self.probability:
-            yield StructField(self.probability, VectorUDT(), True, _vector_of(self._classes))
+            yield StructField(self.probability, VectorUDT(), True, _vector_metadata(self._classes))
         if self.prediction:
             many = self.task.name == "multilabel"
             kind = ArrayType(DoubleType()) if many else DoubleType()
-            yield StructField(self.prediction, kind, True, self._nominal())
+            yield StructField(self.prediction, kind, True, self._class_metadata())
 
     def expressions(self, scored: Column) -> list[Column]:
-        """The columns, made of the column that the model gave."""
+        """The columns as Spark expressions on ``scored``, the column with the model's output."""
         found = {
             self.output_col: self._output,
             self.raw_prediction: self._raw_prediction,
@@ -113,15 +113,15 @@ class OutputColumns:
         if self.output.rank == 0:
             return DoubleType(), {}
         if self.as_vector and self.output.rank == 1:
-            return VectorUDT(), _vector_of(self.units)
+            return VectorUDT(), _vector_metadata(self.units)
         return _stored_type(self.output), {}
 
     @property
     def _classes(self) -> int | None:
         return 2 if self.task.name == "binary" else self.units
 
-    def _nominal(self) -> dict[str, Any]:
-        """What Spark's classifiers note of their predictions."""
+    def _class_metadata(self) -> dict[str, Any]:
+        """The metadata that Spark's classifiers put on their prediction column."""
         if self.task.name not in ("binary", "multiclass"):
             return {}
         known = {} if self._classes is None else {"num_vals": self._classes}
@@ -133,7 +133,7 @@ class OutputColumns:
         return as_vector(scored) if self.as_vector and self.output.rank == 1 else scored
 
     def _raw_prediction(self, scored: Column) -> Column:
-        """Logits where the model gives them or a sigmoid can be undone, else the logarithms of the probabilities."""
+        """Logits, from the model or by inverting a sigmoid; for a softmax the logarithms of its probabilities."""
         from pyspark.sql import functions
 
         if self.task.name == "binary":
@@ -145,57 +145,60 @@ class OutputColumns:
         return as_vector(numbers if self.task.from_logits else functions.transform(numbers, _log))
 
     def _probability(self, scored: Column) -> Column:
-        return as_vector(self._chances(scored))
+        return as_vector(self._class_probabilities(scored))
 
     def _prediction(self, scored: Column) -> Column:
         from pyspark.sql import functions
 
         if self.task.name == "regression":
             return scored.cast("double")
-        # Spark orders NaN above all numbers, which would make it the surest class.
+        # Spark orders NaN above all numbers, so the class with NaN would be predicted.
         has_nan = functions.exists(scored, functions.isnan) if self.output.rank else functions.isnan(scored)
-        return functions.when(~has_nan, self._class(scored))
+        return functions.when(~has_nan, self._predicted_class(scored))
 
-    def _class(self, scored: Column) -> Column:
-        """The number of the class, or those of the labels."""
+    def _predicted_class(self, scored: Column) -> Column:
+        """The class index, or for multilabel an array of label indices."""
         from pyspark.sql import functions
 
         if self.thresholds is not None:
-            return _let(_over(self._chances(scored), self.thresholds), _largest)
+            return _let(_over_thresholds(self._class_probabilities(scored), self.thresholds), _argmax)
         if self.task.name == "binary":
-            return (self._chance(scored.cast("double")) > 0.5).cast("double")
+            return (self._sigmoid(scored.cast("double")) > 0.5).cast("double")
         if self.task.name == "multiclass":
-            return _largest(scored)
+            return _argmax(scored)
 
-        def number(chance: Column, place: Column) -> Column:
-            return functions.when(chance > 0.5, place.cast("double"))
+        def index_if_set(p: Column, index: Column) -> Column:
+            return functions.when(p > 0.5, index.cast("double"))
 
-        return functions.filter(functions.transform(self._chances(scored), number), lambda found: found.isNotNull())
+        indices = functions.transform(self._class_probabilities(scored), index_if_set)
+        return functions.filter(indices, lambda index: index.isNotNull())
 
-    def _chance(self, value: Column) -> Column:
+    def _sigmoid(self, value: Column) -> Column:
+        """The probability for one unit: the sigmoid of a logit; a probability stays as it is."""
         from pyspark.sql import functions
 
         return 1 / (1 + functions.exp(-value)) if self.task.from_logits else value
 
     def _logit(self, value: Column) -> Column:
+        """The logit for one unit: the inverse sigmoid of a probability; a logit stays as it is."""
         return value if self.task.from_logits else _log(value) - _log(1 - value)
 
-    def _chances(self, scored: Column) -> Column:
-        """The probabilities of the classes or labels, array<double>."""
+    def _class_probabilities(self, scored: Column) -> Column:
+        """The probabilities of the classes or labels, an array<double>."""
         from pyspark.sql import functions
 
         if self.task.name == "binary":
-            chance = self._chance(scored.cast("double"))
-            return functions.when(scored.isNotNull(), functions.array(1 - chance, chance))
+            p = self._sigmoid(scored.cast("double"))
+            return functions.when(scored.isNotNull(), functions.array(1 - p, p))
         numbers = self._numbers(scored)
         if not self.task.from_logits:
             return numbers
         if self.task.name == "multilabel":
-            return functions.transform(numbers, self._chance)
+            return functions.transform(numbers, self._sigmoid)
         return _softmax(numbers)
 
     def _numbers(self, scored: Column) -> Column:
-        """What the model gives, array<double>, also where it is one number."""
+        """The model's output as an array<double>, also where it is a single number."""
         from pyspark.sql import functions
 
         numbers = functions.when(scored.isNotNull(), functions.array(scored)) if self.output.rank == 0 else scored
@@ -213,21 +216,21 @@ def columns_of(
     prediction: Names,
     thresholds: Thresholds | None = None,
 ) -> list[OutputColumns]:
-    """The columns that a model's outputs become.
+    """The columns for each output of a model.
 
     Args:
         model: The model.
-        task: What its outputs mean, or what each of them means by name.
-        output_type: ``"array"`` or ``"vector"``.
-        output_col: What the param ``outputCol`` says.
-        raw_prediction: What the param ``rawPredictionCol`` says.
-        probability: What the param ``probabilityCol`` says.
-        prediction: What the param ``predictionCol`` says.
-        thresholds: What the param ``thresholds`` says.
+        task: The param ``task``: one for all outputs, or by output name.
+        output_type: The param ``outputType``: ``"array"`` or ``"vector"``.
+        output_col: The param ``outputCol``.
+        raw_prediction: The param ``rawPredictionCol``.
+        probability: The param ``probabilityCol``.
+        prediction: The param ``predictionCol``.
+        thresholds: The param ``thresholds``.
 
     Raises:
-        ModelError: The model does not say what it gives.
-        ConfigurationError: Names, tasks or thresholds do not fit its outputs.
+        ModelError: The model does not declare its outputs.
+        ConfigurationError: Names, tasks or thresholds do not fit the outputs.
     """
     outputs = outputs_of(model)
     ends = [output.name for output in outputs]
@@ -253,7 +256,7 @@ def columns_of(
 
 
 def as_vector(numbers: Column) -> Column:
-    """An array of numbers as a vector; null stays null, which Spark's own function does not take."""
+    """Convert an array of numbers to a vector. Null stays null; Spark's ``array_to_vector`` fails on it."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions
 
@@ -267,12 +270,12 @@ def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
         _check_keys(param, given, outputs)
         return [given.get(name, "") for name in outputs]
     if len(given) != len(outputs):
-        raise ConfigurationError(f"{param}={given!r}: expected {len(outputs)} name(s), for the output(s) {list(outputs)}.")
+        raise ConfigurationError(f"{param}={given!r}: expected {len(outputs)} name(s), one for each of {list(outputs)}.")
     return list(given)
 
 
 def _thresholds_of(given: Thresholds | None, outputs: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """The thresholds by the outputs that have any."""
+    """The thresholds by output name, for the outputs that have any."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -291,7 +294,7 @@ def _check_keys(param: str, given: Mapping[str, Any], outputs: Sequence[str]) ->
             raise ConfigurationError(f"{param}: the model has no output {name!r}. {known_names(name, outputs)}")
 
 
-def _vector_of(size: int | None) -> dict[str, Any]:
+def _vector_metadata(size: int | None) -> dict[str, Any]:
     return {} if size is None else {"ml_attr": {"num_attrs": size}}
 
 
@@ -307,35 +310,35 @@ def _stored_type(output: Output) -> DataType:
 
 
 def _log(value: Column) -> Column:
-    """The natural logarithm; of 0, which Spark has none of, that of the smallest number. NaN stays NaN."""
+    """The natural logarithm, clipped at the smallest positive double, since Spark's log(0) is null. NaN stays NaN."""
     from pyspark.sql import functions
 
     return functions.log(functions.greatest(value, functions.lit(sys.float_info.min)))
 
 
-def _largest(numbers: Column) -> Column:
-    """The index of the largest number, the first of equal ones, a double."""
+def _argmax(numbers: Column) -> Column:
+    """The index of the largest number as a double; the first of equal ones."""
     from pyspark.sql import functions
 
     return (functions.array_position(numbers, functions.array_max(numbers)) - 1).cast("double")
 
 
-def _over(chances: Column, thresholds: Sequence[float]) -> Column:
-    """Each probability divided by its threshold, as in Spark's classifiers: p/0 is infinite, 0/0 never is the largest."""
+def _over_thresholds(probabilities: Column, thresholds: Sequence[float]) -> Column:
+    """Each probability divided by its threshold, as in Spark's classifiers: p/0 is infinite, 0/0 is never the largest."""
     from pyspark.sql import functions
 
-    def ratio(chance: Column, threshold: Column) -> Column:  # Spark refuses to divide by 0
+    def ratio(p: Column, threshold: Column) -> Column:  # in ANSI mode Spark raises on a division by 0
         return (
-            functions.when(threshold > 0, chance / threshold)
-            .when(chance > 0, functions.lit(math.inf))
+            functions.when(threshold > 0, p / threshold)
+            .when(p > 0, functions.lit(math.inf))
             .otherwise(functions.lit(-math.inf))
         )
 
-    return functions.zip_with(chances, functions.array(*map(functions.lit, thresholds)), ratio)
+    return functions.zip_with(probabilities, functions.array(*map(functions.lit, thresholds)), ratio)
 
 
 def _softmax(numbers: Column) -> Column:
-    """The softmax of an array of doubles, in which no number overflows."""
+    """The softmax of an array of doubles, shifted by the maximum so that no exponential overflows."""
     from pyspark.sql import functions
 
     def shifted(largest: Column) -> Column:
@@ -349,7 +352,7 @@ def _softmax(numbers: Column) -> Column:
 
 
 def _let(value: Column, body: Callable[[Column], Column]) -> Column:
-    """An expression over a value that is computed once; Spark would compute it anew for each element of an array."""
+    """Bind ``value`` in the expression ``body``, so that Spark computes it once and not for each element of an array."""
     from pyspark.sql import functions
 
     return functions.transform(functions.array(value), body)[0]

@@ -1,6 +1,6 @@
-"""The params of the classes in this room: names, checked values, setters and getters.
+"""The params of the Spark ML stages: names, converters that check values, setters and getters.
 
-`SparkModel`'s arguments keep their names and defaults; columns are named as Spark ML names them.
+Arguments of `SparkModel` keep their names and defaults; column params have Spark ML's names (``featuresCol``).
 """
 
 # ruff: noqa: N815 - Spark's names
@@ -24,31 +24,31 @@ P = TypeVar("P", bound="KerasParams")
 
 
 def param(doc: str, convert: Callable[[str, Any], T]) -> Param[T]:
-    """A param of a class of this room; it is called as the attribute that it is assigned to.
+    """Declare a param; it takes the name of the class attribute that it is assigned to.
 
     Args:
-        doc: What it is for.
-        convert: Called with its name and a value; returns what is kept, or raises `ConfigurationError`.
+        doc: Its description, for ``explainParams``.
+        convert: ``convert(name, value)`` returns the value to store, or raises `ConfigurationError`.
     """
-    return Param(Params._dummy(), "", doc, typeConverter=convert)  # type: ignore[arg-type]  # __init_subclass__ gives it the name
+    return Param(Params._dummy(), "", doc, typeConverter=convert)  # type: ignore[arg-type]  # __init_subclass__ sets the name
 
 
 class KerasParams(Params):
-    """Params whose every value is checked when it is set, with a setter and a getter for each.
+    """Params that check each value when it is set and have generated setters and getters.
 
-    The accessors of a param ``num_workers`` are called ``setNumWorkers`` and ``getNumWorkers``.
+    The accessors of a param ``num_workers`` are ``setNumWorkers`` and ``getNumWorkers``.
     """
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The accessors, which are made below."""
+            """The generated accessors, for type checkers."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = {name: value for name, value in vars(cls).items() if isinstance(value, Param)}
-        for name, each in own.items():
-            if not each.name:  # made by `param`; a subclass may have plain ones of Spark's
+        declared = {name: value for name, value in vars(cls).items() if isinstance(value, Param)}
+        for name, each in declared.items():
+            if not each.name:  # made by `param`; a user's subclass may also declare plain Spark Params
                 each.name, each.typeConverter = name, partial(_converted, name, cast(Any, each.typeConverter))
             for accessor in (_setter(name), _getter(name)):
                 accessor.__qualname__ = f"{cls.__qualname__}.{accessor.__name__}"
@@ -59,7 +59,7 @@ class KerasParams(Params):
         """Set several params.
 
         Raises:
-            UnknownArgumentError: There is no param of a name.
+            UnknownArgumentError: There is no param with one of the names.
             ConfigurationError: A value is out of range.
         """
         return self._set(**kwargs)
@@ -74,23 +74,23 @@ class KerasParams(Params):
         self._paramMap[param] = from_grid_value(param.typeConverter(value))
 
     def getParam(self, paramName: str) -> Param[Any]:  # noqa: N802, N803 - Spark's names
-        """The param of a name.
+        """Return a param by name.
 
         Raises:
-            UnknownArgumentError: There is none.
+            UnknownArgumentError: There is no such param.
         """
         if not self.hasParam(paramName):
             raise self._unknown(paramName)
         return super().getParam(paramName)
 
     def copy(self: P, extra: Mapping[Param[Any], Any] | None = None) -> P:
-        """A copy with the same uid, and other values of some params.
+        """Copy the stage, keeping its uid, and override some params.
 
         Args:
-            extra: The values by param; those of other stages are left aside.
+            extra: Values by param; params of other stages are ignored.
 
         Raises:
-            UnknownArgumentError: A key is no param.
+            UnknownArgumentError: A key is not a param.
             ConfigurationError: A value is out of range.
         """
         for param in extra or {}:
@@ -98,7 +98,7 @@ class KerasParams(Params):
                 if not self.hasParam(str(param)):
                     raise self._unknown(param)
                 raise UnknownArgumentError(
-                    f"{param!r} is no param: give the param itself, such as {{stage.{param}: value}}."
+                    f"the key {param!r} is a name, not a Param: pass the param itself, {{stage.{param}: value}}."
                 )
         return super().copy(dict(extra or {}))
 
@@ -122,7 +122,7 @@ class KerasParams(Params):
         return UnknownArgumentError(f"{type(self).__name__} has no param {name!r}. {known_names(name, known)}")
 
     def _begin(self, constructor: Callable[..., None]) -> None:
-        """Take the constructor's defaults as the params', and set what it was called with."""
+        """Take over the constructor's defaults as the params' defaults, and set the arguments of this call."""
         parameters = inspect.signature(constructor).parameters.values()
         known = [each for each in parameters if self.hasParam(each.name)]
         self._setDefault(**{each.name: each.default for each in known if each.default is not REQUIRED})
@@ -130,17 +130,17 @@ class KerasParams(Params):
 
 
 class _Required:
-    """The default of an argument that has none, where ``None`` means something."""
+    """Marks a param without a default, where ``None`` is a valid value."""
 
     def __repr__(self) -> str:
-        return "<to be given>"
+        return "<required>"
 
 
 REQUIRED: Any = _Required()
 
 
 def _converted(name: str, convert: Callable[[str, Any], Any], value: Any) -> Any:
-    """What Spark's grids keep of a value."""
+    """Check a value and wrap it if a param grid could not be saved with it; see `as_grid_value`."""
     return as_grid_value(name, convert(name, from_grid_value(value)))
 
 
@@ -148,57 +148,61 @@ def _setter(name: str) -> Callable[..., Any]:
     def setter(self: P, value: Any) -> P:
         return self._set(**{name: value})
 
-    return _called(setter, "set", f"Set the param `{name}`.", name)
+    return _named(setter, "set", f"Set the param `{name}`.", name)
 
 
 def _getter(name: str) -> Callable[..., Any]:
     def getter(self: KerasParams) -> Any:
         return self.getOrDefault(name)
 
-    return _called(getter, "get", f"The value of the param `{name}`.", name)
+    return _named(getter, "get", f"Return the value of the param `{name}`.", name)
 
 
-def _called(function: Callable[..., Any], verb: str, doc: str, name: str) -> Callable[..., Any]:
+def _named(function: Callable[..., Any], verb: str, doc: str, name: str) -> Callable[..., Any]:
     function.__name__ = verb + "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     function.__doc__ = doc
     return function
 
 
-# The params that several classes have
+# Params that several classes share
 
 
 class InferenceParams(KerasParams):
-    """What it takes to turn rows into predictions, in columns."""
+    """Params for prediction: input columns, output columns and their tasks."""
 
     featuresCol = param(
-        "the columns that the model takes: one column, several (laid side by side), or {input name: column(s)}; None: the "
-        "column 'features', or columns named as the model's inputs",
+        "the input columns: one column, a list of columns to concatenate, or {input name: column(s)}; None: the column "
+        "'features', or the columns named like the model's inputs",
         values.optional(values.columns),
     )
     labelCol = param(
-        "the columns of the labels, likewise by output; None: the column 'label', or columns named as the model's outputs",
+        "the label columns, or {output name: column(s)}; None: the column 'label', or the columns named like the model's "
+        "outputs",
         values.optional(values.columns),
     )
-    weightCol = param("the column of the rows' weights; None: all rows weigh the same", values.optional(values.columns))
+    weightCol = param("the column of sample weights; None: all rows weigh the same", values.optional(values.columns))
     outputCol = param(
-        "the new column of what the model gives; several outputs: a list, {output: column}, or a name that each output's "
-        "name is appended to; '' leaves it out",
+        "the new column for the model's output; several outputs: a list, {output: column}, or a prefix for the output "
+        "names; '' omits it",
         values.names,
     )
     predictionCol = param(
-        "the new column of the predicted number: a value, the number of a class, or (multilabel) an array of such; likewise",
+        "the new column for the prediction: a value, a class index, or (multilabel) an array of label indices; several "
+        "outputs: as outputCol",
         values.names,
     )
     rawPredictionCol = param(
-        "the new column of the vector of the classes' logits, or of the logarithms of their probabilities; likewise",
+        "the new vector column for the classes' logits or log-probabilities; several outputs: as outputCol",
         values.names,
     )
-    probabilityCol = param("the new column of the vector of the classes' probabilities; likewise", values.names)
+    probabilityCol = param(
+        "the new vector column for the classes' probabilities; several outputs: as outputCol", values.names
+    )
     outputType = param(
-        "what outputCol holds where an output has several units: 'array' or 'vector'", values.choice("array", "vector")
+        "the type of outputCol where an output has several units: 'array' or 'vector'", values.choice("array", "vector")
     )
     task = param(
-        f"what the outputs mean, or {{output: what it means}}: one of {', '.join(values.TASKS)}; 'auto' asks the loss",
+        f"the task of the outputs, or {{output: task}}: one of {', '.join(values.TASKS)}; 'auto' infers it from the loss",
         values.task,
     )
     thresholds = param(
@@ -206,67 +210,63 @@ class InferenceParams(KerasParams):
         "predicted; several outputs: {output: thresholds}; None: the class with the largest probability",
         values.optional(values.thresholds),
     )
-    inferenceBatchSize = param("rows that the model is called on at a time to predict", values.number())
+    inferenceBatchSize = param("rows per batch when predicting", values.number())
     custom_objects = param(
-        "custom classes and functions by name, where they cannot be found in the model",
+        "custom classes and functions by name, where they cannot be found from the model",
         values.optional(values.by_name),
     )
     loader = param(
-        "what turns a column into an input of the model, such as image_loader(...), or {input: loader}",
+        "converts a column into a model input, such as image_loader(...), or {input: loader}",
         values.optional(values.loaders),
     )
 
 
 class TrainingParams(InferenceParams):
-    """What `SparkModel` and its ``fit`` take."""
+    """Params for training: the arguments of `SparkModel` and of `SparkModel.fit`."""
 
-    model = param("the compiled Keras model that each fit trains a copy of", values.optional(values.network))
+    model = param("the compiled Keras model; each fit trains a copy of it", values.optional(values.keras_model))
     validationIndicatorCol = param(
-        "a column whose rows that are true, or not 0, validate and do not train", values.optional(values.text)
+        "a column: rows where it is true or not 0 are used for validation, not for training", values.optional(values.text)
     )
     epochs = param("how many epochs to train", values.number())
     batch_size = param("rows in a batch of one worker", values.number())
-    learning_rate = param("the optimizer's learning rate; None: as it was compiled", values.optional(values.positive))
+    learning_rate = param("the optimizer's learning rate; None: the compiled one", values.optional(values.positive))
     mode = param(f"how workers train together: one of {', '.join(MODES)}", values.choice(*MODES))
     frequency = param(
         "how long a worker trains between two exchanges: 'epoch', 'batch', or a number of batches", values.frequency
     )
     rule = param(
-        f"what becomes of workers' weights: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's plain one",
+        f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
         values.optional(values.rule),
     )
-    num_workers = param("how many workers share the rows; None: one for each partition", values.optional_number())
+    num_workers = param("the number of workers; None: one for each partition", values.optional_number())
     parameter_server_mode = param(
-        "how workers talk to the parameter server: 'http' or 'socket'", values.choice("http", "socket")
+        "the transport to the parameter server: 'http' or 'socket'", values.choice("http", "socket")
     )
-    port = param("the parameter server's port; 0: any that is free", values.port)
+    port = param("the parameter server's port; 0: any free port", values.port)
     server_options = param("further settings: a ParameterServerOptions", values.server_options)
-    seed = param("what shuffles, dropout masks and the like are drawn from; None draws one", values.optional_number(low=0))
+    seed = param("the seed of shuffles, dropout masks and other random numbers; None: random", values.optional_number(low=0))
     callbacks = param(
-        "Keras callbacks that run on the driver once an epoch; they are not saved", values.optional(values.callbacks)
+        "Keras callbacks that run on the driver after each epoch; they are not saved", values.optional(values.callbacks)
     )
     worker_callbacks = param(
         "Keras callbacks that run on the workers; they are not saved", values.optional(values.callbacks)
     )
     validation_split = param(
-        "the share of rows, in [0, 1), that validates: the last ones of each partition", values.fraction
+        "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", values.fraction
     )
-    validation_freq = param("validate every so many epochs", values.number())
-    validation_batch_size = param("rows in a batch of validation; None: batch_size", values.optional_number())
-    shuffle = param("whether each worker goes through its rows in another order each epoch", values.flag)
-    class_weight = param("a weight for each class, {class number: weight}", values.optional(values.class_weight))
-    initial_epoch = param("the epoch to begin at", values.number(low=0))
-    steps_per_epoch = param(
-        "at most so many batches of each worker in an epoch; None: all of its rows", values.optional_number()
-    )
+    validation_freq = param("validate every this many epochs", values.number())
+    validation_batch_size = param("rows in a validation batch; None: batch_size", values.optional_number())
+    shuffle = param("whether each worker shuffles its rows before each epoch", values.flag)
+    class_weight = param("a weight for each class, {class index: weight}", values.optional(values.class_weight))
+    initial_epoch = param("the epoch to start at, counted from 0", values.number(low=0))
+    steps_per_epoch = param("the most batches of one worker in an epoch; None: all of its rows", values.optional_number())
     transform = param(
-        "transform(x, y) -> (x, y) on each batch, on the workers; to predict, y is None and x alone may be returned",
+        "transform(x, y) -> (x, y) on each batch, on the workers; for prediction y is None and x alone may be returned",
         values.optional(values.function),
     )
     handleInvalid = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' them",
+        "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' (drop)",
         values.choice("error", "skip"),
     )
-    verbose = param(
-        "0 is silent, 1 keeps a line alive, 2 writes a line an epoch; 'auto' is 1", values.choice("auto", 0, 1, 2)
-    )
+    verbose = param("0: silent, 1: a progress bar, 2: one line per epoch; 'auto': 1", values.choice("auto", 0, 1, 2))

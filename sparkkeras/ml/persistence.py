@@ -1,7 +1,7 @@
-"""Estimators and transformers in folders: Spark's metadata, with ``model.keras`` beside it.
+"""Saving and loading of estimators and transformers: a folder with Spark's metadata and a ``model.keras`` file.
 
-What JSON can hold stands among Spark's params. Functions and classes are kept as the names of their modules
-(`sparkkeras.ml.references`), and nothing is ever unpickled.
+Param values that JSON can hold are saved as Spark saves them. Functions and classes are saved as ``module:name``
+(`sparkkeras.ml.references`). Loading never unpickles anything.
 """
 
 from __future__ import annotations
@@ -42,60 +42,59 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Savable")
 
 _MODEL = "model.keras"
-_OURS = "sparkkeras"
+_METADATA_KEY = "sparkkeras"
 _NOT_SAVED = ("callbacks", "worker_callbacks")
 
 
 class Savable(Params, MLWritable, MLReadable[Any]):
-    """Has ``write``, ``save``, ``read`` and ``load``, on any file system that Spark reaches.
+    """Adds ``write``, ``save``, ``read`` and ``load``, for any file system that Spark can access.
 
-    A path without a scheme means what Spark means by it (``fs.defaultFS``). A folder that is there is refused, unless
-    ``write().overwrite()`` says otherwise.
+    A path without a scheme is on Spark's default file system (``fs.defaultFS``). Saving to an existing path raises
+    `StorageError`; ``write().overwrite().save(path)`` replaces it.
 
-    Functions and classes among the params are saved as ``module:name`` and imported again by ``load``. Those of a script or
-    a notebook, lambdas and closures are refused when saving; a model's custom code may be registered with Keras instead,
-    and functions of it that are in an installed package must be. ``load`` imports the modules that a folder names: load
-    only folders that you trust as you do your own modules.
-    A subclass is saved under its own name and found again by it, so it stands at the top level of a module, or of the script
-    that loads it.
-    Callbacks are left out, with a warning. A Lambda layer with a Python lambda is refused when loading, unless
+    Functions and classes among the params are saved as ``module:name`` and imported by ``load``. Saving raises
+    `CustomObjectError` for lambdas, closures and functions of a script or notebook. A model's custom code can be registered
+    with Keras instead; functions from an installed package must be. ``load`` imports the modules that the folder names, so
+    load only folders that you trust as much as your code.
+    A subclass is saved by its name, so define it at the top level of a module, or of the script that loads it.
+    Callbacks are not saved; a warning says so. Loading a Lambda layer that holds a Python lambda raises `ModelError`, unless
     ``keras.config.enable_unsafe_deserialization()`` was called.
     """
 
     def write(self) -> KerasWriter:
-        """What saves this; ``write().overwrite().save(path)``."""
+        """Return the writer, as in ``stage.write().overwrite().save(path)``."""
         return KerasWriter(self)
 
     @classmethod
     def read(cls) -> KerasReader:
-        """What loads one; ``read().load(path)``."""
+        """Return the reader, as in ``KerasTransformer.read().load(path)``."""
         return KerasReader(cls)
 
     def _saved_model(self) -> keras.Model | None:
-        """The model that goes into the folder."""
+        """The model to save; ``None``: no model."""
         model: keras.Model | None = self.getOrDefault("model")
         return model
 
     def _loaded_model(self, model: keras.Model) -> None:
-        """Take up the model of a folder."""
+        """Set the model that was loaded."""
         self._set(model=model)
 
     def _saved_notes(self) -> dict[str, Any]:
-        """What else is to be saved, as JSON can hold it."""
+        """Further values to save, compatible with JSON."""
         return {}
 
     def _loaded_notes(self, notes: dict[str, Any]) -> None:
-        """Take up what `_saved_notes` gave."""
+        """Restore the values of `_saved_notes`."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that a folder holds.
+    """The content of a saved folder.
 
     Attributes:
         model: The ``.keras`` archive; ``None``: there is no model.
-        params: What was set and JSON can hold.
-        notes: The rest.
+        params: The params that were set and that JSON can hold.
+        notes: Everything else, encoded for JSON: other params, custom code, values of the class.
     """
 
     model: bytes | None
@@ -104,17 +103,17 @@ class Content:
 
     @classmethod
     def of(cls, instance: Savable) -> Content:
-        """What is to be saved of an estimator or transformer.
+        """Collect the content of an estimator or transformer.
 
         Raises:
-            CustomObjectError: Something of it could not be loaded again.
+            CustomObjectError: A function or class could not be loaded again.
             ModelError: The model cannot be saved.
         """
         given = {param.name: value for param, value in instance._paramMap.items()}
         for name in _NOT_SAVED:
             if given.pop(name, None):
                 warnings.warn(
-                    f"{instance.uid}: the param {name!r} cannot be saved and is left out: set it again after loading.",
+                    f"{instance.uid}: the param {name!r} cannot be saved and is left out. Set it again after loading.",
                     stacklevel=5,
                 )
         model = instance._saved_model()
@@ -125,22 +124,22 @@ class Content:
         notes = {
             "format": 1,
             "encoded": {name: encode(value, f"the param {name}") for name, value in given.items() if name not in plain},
-            "custom_objects": _referred(objects, objects),
+            "custom_objects": _references(objects, objects),
             "code": {},
             "has_model": model is not None,
             **instance._saved_notes(),
         }
         if model is None:
             return cls(None, plain, notes)
-        notes["code"] = _referred(_code_of(model, objects), objects)
+        notes["code"] = _references(_code_of(model, objects), objects)
         return cls(persistence.pack(model, {}, {}), plain, notes)
 
 
 class KerasWriter(MLWriter):
-    """Writes an estimator or transformer into a folder.
+    """Writes an estimator or transformer to a folder.
 
     Args:
-        instance: What to write.
+        instance: The stage.
     """
 
     def __init__(self, instance: Savable) -> None:
@@ -148,28 +147,29 @@ class KerasWriter(MLWriter):
         self.instance = instance
 
     def save(self, path: str) -> None:
-        """Write the folder: beside the path first, then renamed, so that a failure leaves what is there as it was.
+        """Write to a temporary folder and rename it, so that a failure does not change an existing folder.
 
         Raises:
             StorageError: There is no Spark session, the folder exists and ``overwrite()`` was not called, or it cannot be
                 written.
-            CustomObjectError: Something could not be loaded again.
+            CustomObjectError: A function or class could not be loaded again.
+            ModelError: The model cannot be saved.
         """
         kind = _checked_class(type(self.instance))
         session = _classic(_session(self, "saving"))
         content = Content.of(self.instance)
-        extra = {"class": _saved_name(kind), _OURS: content.notes}
-        with _replaced(session, str(path), self.shouldOverwrite) as beside:
+        extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
+        with _replacement(session, str(path), self.shouldOverwrite) as folder:
             if content.model is not None:
-                storage.write_bytes(f"{beside}/{_MODEL}", content.model)
-            DefaultParamsWriter.saveMetadata(self.instance, beside, session, extra, content.params)
+                storage.write_bytes(f"{folder}/{_MODEL}", content.model)
+            DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
 
 
 class KerasReader(MLReader[Any]):
     """Reads an estimator or transformer from a folder.
 
     Args:
-        kind: The class that is expected there.
+        kind: The expected class.
     """
 
     def __init__(self, kind: type[Savable]) -> None:
@@ -180,54 +180,54 @@ class KerasReader(MLReader[Any]):
         """Read the folder.
 
         Raises:
-            StorageError: There is no Spark session, or no such folder, or it cannot be read.
-            ModelError: It holds something else, was written by a later version, or its model cannot be loaded.
-            CustomObjectError: A module that it refers to is missing, or what it names may not be named by a file.
+            StorageError: There is no Spark session, or the folder does not exist or cannot be read.
+            ModelError: The folder holds something else, was written by a later version, or its model cannot be loaded.
+            CustomObjectError: A module that the folder refers to is missing, or a file may not refer to the object.
         """
         session = _session(self, "loading")
         metadata = _metadata(session, str(path))
         expected = _saved_name(self.kind)
         if metadata.get("class") != expected:
             raise ModelError(
-                f"{str(path)!r} holds a {metadata.get('class')}; expected a {expected}: load it with its own class."
+                f"{str(path)!r} holds a {metadata.get('class')}; expected a {expected}. Load it with that class."
             )
-        notes = metadata.get(_OURS)
+        notes = metadata.get(_METADATA_KEY)
         if not isinstance(notes, dict):
-            raise ModelError(f"{str(path)!r} was not written by sparkkeras: its metadata has no {_OURS!r}.")
+            raise ModelError(f"{str(path)!r} was not written by sparkkeras: its metadata has no {_METADATA_KEY!r}.")
         if notes["format"] > 1:
             raise ModelError(f"{str(path)!r} was written by a later version of sparkkeras: upgrade to read it.")
         instance = self.kind()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
         instance._set(**{name: decode(value) for name, value in notes["encoded"].items()})
-        objects = _imported(notes["custom_objects"])
+        objects = _import_missing(notes["custom_objects"])
         if objects:
             instance._set(custom_objects=objects)
         instance._loaded_notes(notes)
         if notes["has_model"]:
             data = _read(session, f"{path}/{_MODEL}")
-            instance._loaded_model(_model_of(data, {**_imported(notes["code"]), **objects}, str(path)))
+            instance._loaded_model(_model_of(data, {**_import_missing(notes["code"]), **objects}, str(path)))
         return instance
 
 
 def _saved_name(kind: type[Savable]) -> str:
-    """The name that Spark's loader imports a class by: those of this package are at hand in the package itself."""
-    own = getattr(sys.modules[__package__], kind.__name__, None) is kind
-    return f"{__package__ if own else kind.__module__}.{kind.__name__}"
+    """The name by which Spark's loader imports a class; for the public stages that of the package, not of the module."""
+    is_public = getattr(sys.modules[__package__], kind.__name__, None) is kind
+    return f"{__package__ if is_public else kind.__module__}.{kind.__name__}"
 
 
 def _checked_class(kind: type[Savable]) -> type[Savable]:
-    """The class of what is to be saved, found to be one that can be loaded.
+    """Check that Spark could load a stage of this class.
 
     Raises:
-        CustomObjectError: Spark's loader would not find it, or could not make one.
+        CustomObjectError: Spark's loader would not find the class, or could not create an instance.
     """
     found: object = getattr(sys.modules.get(kind.__module__), kind.__name__, None)
     if found is not kind:
         raise CustomObjectError(
-            f"{kind.__module__}.{kind.__qualname__} cannot be saved: Spark loads a stage by the name of its class, and at "
-            "that name there is another class, or none. Define the class at the top level of a module or script, not inside "
-            "a function or class; if it was defined again meanwhile, create the stage again."
+            f"{kind.__module__}.{kind.__qualname__} cannot be saved: Spark loads a stage by the name of its class, and this "
+            "name refers to another class or to none. Define the class at the top level of a module or script, not inside a "
+            "function or class; if the class was redefined, create the stage again."
         )
     needed = [
         name
@@ -236,17 +236,17 @@ def _checked_class(kind: type[Savable]) -> type[Savable]:
     ]
     if needed:
         raise CustomObjectError(
-            f"{kind.__name__} cannot be saved: loading makes one without arguments, and its __init__ requires {needed}. "
+            f"{kind.__name__} cannot be saved: loading creates it without arguments, but its __init__ requires {needed}. "
             "Give each argument a default."
         )
     return kind
 
 
 def _session(of: BaseReadWrite, doing: str) -> SparkSession:
-    """The Spark session that was given, or the active one.
+    """The session that was set with ``session(...)``, or the active one.
 
     Raises:
-        StorageError: There is none.
+        StorageError: There is no session.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -258,7 +258,7 @@ def _session(of: BaseReadWrite, doing: str) -> SparkSession:
             return SparkSession(SparkContext._active_spark_context)
         raise StorageError(
             f"{doing} an estimator or transformer needs a Spark session, and none is active: start one with "
-            "SparkSession.builder.getOrCreate(). A Keras model alone needs none: model.save(path) and "
+            "SparkSession.builder.getOrCreate(). To use only the Keras model, no session is needed: model.save(path) and "
             "KerasTransformer(model=keras.saving.load_model(path))."
         ) from error
 
@@ -266,12 +266,12 @@ def _session(of: BaseReadWrite, doing: str) -> SparkSession:
 def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
     try:
         found = DefaultParamsReader.loadMetadata(path, session)
-    except (TypeError, ValueError) as error:  # an empty folder, or one of other files
+    except (TypeError, ValueError) as error:  # an empty folder, or a folder with other files
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata cannot be read ({error}).") from error
     except Exception as error:
         raise StorageError(
-            f"there is no saved estimator or transformer at {path!r}, or it cannot be read. A path without a scheme is "
-            f"one of Spark's default file system. Spark says: {error}"
+            f"there is no saved estimator or transformer at {path!r}, or it cannot be read. A path without a scheme is on "
+            f"Spark's default file system. Spark's error: {error}"
         ) from error
     if not isinstance(found, dict):
         raise ModelError(f"{path!r} was not written by sparkkeras: its metadata is {found!r}.")
@@ -279,46 +279,48 @@ def _metadata(session: SparkSession, path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _replaced(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
-    """A folder to write into, which takes the path's place at the end; what was begun is removed on failure.
+def _replacement(session: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
+    """Yield a temporary folder, then rename it to the path; on failure it is removed.
 
     Raises:
-        StorageError: The path is there, and is not to be overwritten, or cannot be replaced.
+        StorageError: The path exists and ``overwrite`` is false, or it cannot be replaced.
     """
     target, files = _hadoop(session, path)
     jvm: Any = session.sparkContext._jvm
     target = files.makeQualified(target)
     if target.getParent() is None:
-        raise StorageError(f"{path!r} is the root of a file system: give the path of a folder that is to be made.")
+        raise StorageError(f"{path!r} is the root of a file system: choose the path of a folder below it.")
     if not overwrite and files.exists(target):
-        raise StorageError(f"{path!r} is there already: take write().overwrite().save(path) to replace it, or another path.")
-    beside = jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.{uuid.uuid4().hex}")
+        raise StorageError(f"{path!r} already exists: use write().overwrite().save(path) to replace it, or another path.")
+    temporary = jvm.org.apache.hadoop.fs.Path(target.getParent(), f".{target.getName()}.{uuid.uuid4().hex}")
     try:
-        yield str(beside.toString())
-        if not overwrite and files.exists(target):  # a rename would move it inside
-            raise StorageError(f"{path!r} was made by somebody else while this was saved.")
+        yield str(temporary.toString())
+        if not overwrite and files.exists(target):  # a rename would move the folder into the existing one
+            raise StorageError(f"another process created {path!r} in the meantime: save to another path.")
     except BaseException:
         with suppress(Exception):
-            files.delete(beside, True)
+            files.delete(temporary, True)
         raise
     cause: Exception | None = None
     try:
         files.delete(target, True)
-        if files.rename(beside, target):
+        if files.rename(temporary, target):
             return
     except Exception as error:
         cause = error
-    raise StorageError(f"cannot replace {path!r} ({cause or 'the rename failed'}); the new one is at {beside.toString()}")
+    raise StorageError(
+        f"cannot replace {path!r} ({cause or 'the rename failed'}); the new folder is at {temporary.toString()}."
+    )
 
 
 def qualified(session: SparkSession, path: str) -> str:
-    """The path as a URI: one without a scheme is of the file system that Spark takes by default."""
+    """The path as a URI; a path without a scheme is on Spark's default file system."""
     target, files = _hadoop(session, path)
     return str(files.makeQualified(target).toString())
 
 
 def _hadoop(session: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path and its file system, as Hadoop has them."""
+    """Hadoop's Path and FileSystem objects for a path."""
     context = session.sparkContext
     jvm: Any = context._jvm
     target = jvm.org.apache.hadoop.fs.Path(path)
@@ -342,17 +344,17 @@ def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model
         raise CustomObjectError(
             f"{path!r}: the model's custom code is missing: register it with "
             "@keras.saving.register_keras_serializable(), or "
-            f"load within keras.saving.custom_object_scope({{name: object}}). Keras says: {error}"
+            f"load within keras.saving.custom_object_scope({{name: object}}). Keras's error: {error}"
         ) from error.__cause__
     except ModelError as error:
-        told = str(error).replace(
+        message = str(error).replace(
             "load it with safe_mode=False if", "call keras.config.enable_unsafe_deserialization() before, if"
         )
-        raise ModelError(f"{path!r}: {told}") from error.__cause__
+        raise ModelError(f"{path!r}: {message}") from error.__cause__
 
 
 def _code_of(model: keras.Model, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The custom classes and functions that Keras looks up when it loads the model, by name; the model loads as itself."""
+    """The custom classes and functions that Keras looks up when it loads the model, by name."""
     needed = ModelArchive.pack(model, objects).custom.load()
     return {
         name: value
@@ -363,8 +365,8 @@ def _code_of(model: keras.Model, objects: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _referred(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
-    """References to custom code by name, without what Keras finds by itself."""
+def _references(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+    """References to custom code by name, without objects that are registered with Keras."""
     return {
         name: reference_to_code(value, f"custom_objects[{name!r}]" if name in given else "the model's custom code")
         for name, value in found.items()
@@ -372,14 +374,14 @@ def _referred(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, s
     }
 
 
-def _imported(references: Mapping[str, str]) -> dict[str, Any]:
-    """Custom code by name, without what Keras finds by itself: what is registered or in scope has precedence."""
+def _import_missing(references: Mapping[str, str]) -> dict[str, Any]:
+    """Import custom code by name, unless Keras has an object of the name: registered objects take precedence."""
     missing = {name: place for name, place in references.items() if keras.saving.get_registered_object(name) is None}
     return {name: find_code(place) for name, place in missing.items()}
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value comes back from JSON as it was."""
+    """Whether a value survives a round trip through JSON."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
@@ -393,7 +395,7 @@ def _is_remote(session: SparkSession) -> bool:
 def _classic(session: SparkSession) -> SparkSession:
     if _is_remote(session):
         raise StorageError(
-            "Spark Connect has no way to write a file: save the model itself with get_model().save(path) (an estimator's "
-            "with getModel()), and make KerasTransformer(model=...) of it again."
+            "Spark Connect cannot write files. Save the Keras model instead with get_model().save(path) (of an estimator: "
+            "getModel().save(path)), and create KerasTransformer(model=...) from it."
         )
     return session

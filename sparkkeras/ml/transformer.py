@@ -1,4 +1,4 @@
-"""`KerasTransformer`: a Keras model as a Model of Spark ML."""
+"""`KerasTransformer`: a Spark ML Model that adds a Keras model's predictions to a DataFrame."""
 
 # ruff: noqa: N803, N815 - Spark's names
 from __future__ import annotations
@@ -32,62 +32,62 @@ if TYPE_CHECKING:
 
 
 class KerasTransformer(InferenceParams, Model, Savable):
-    """A Keras model that adds its predictions to a DataFrame: what `KerasEstimator` gives, or made of any model.
+    """Adds a Keras model's predictions to a DataFrame. `KerasEstimator.fit` returns one; any built model can make one.
 
-    To each output of the model it adds up to four columns. ``outputCol`` has what the model gives: a double for one unit,
-    else an array<float>, or a vector with ``outputType="vector"``. What the others are depends on the task:
+    For each output of the model it adds up to four columns. ``outputCol`` holds the model's output: a double for one unit,
+    else an array<float>, or a vector with ``outputType="vector"``. The other columns depend on the task:
 
-    ============  ============================================  ==========================================
-    task          predictionCol                                 probabilityCol
-    ============  ============================================  ==========================================
-    regression    the value, a double (one unit only)           none
-    binary        0.0 or 1.0: whether the output is over 0.5    ``[1 - p, p]``
-    multiclass    the number of the largest output, a double    the outputs
-    multilabel    the numbers of the labels over 0.5, an array  the outputs, each label's own probability
-    ============  ============================================  ==========================================
+    ============  ==============================================  ==============================
+    task          predictionCol                                   probabilityCol
+    ============  ==============================================  ==============================
+    regression    the value, a double (one unit only)             none
+    binary        1.0 if the probability p is over 0.5, else 0.0  ``[1 - p, p]``
+    multiclass    the class index of the largest output (double)  one probability for each class
+    multilabel    an array of the label indices over 0.5          one probability for each label
+    ============  ==============================================  ==============================
 
-    ``task="auto"`` asks the loss that an output was compiled with: (sparse) categorical cross-entropy is multiclass, binary
-    cross-entropy is binary with one unit and multilabel with several. With any other loss, an own one, or none, an output of
-    one unit is regression, and others get only ``outputCol``. A loss with ``from_logits=True`` has softmax or sigmoid
-    applied to its output; without such a loss, outputs are taken for probabilities.
+    ``task="auto"`` infers the task from the loss that the output was compiled with: (sparse) categorical cross-entropy is
+    multiclass; binary cross-entropy is binary with one unit and multilabel with several. With any other loss, a custom loss
+    or none, an output of one unit is regression and other outputs get only ``outputCol``. If the loss has
+    ``from_logits=True``, softmax or sigmoid is applied to the output; otherwise outputs are treated as probabilities.
 
-    ``rawPredictionCol`` is a vector that classifiers add, computed from the same output: ``[-z, z]`` with the logit z for
-    binary, the logits of the labels for multilabel, and for multiclass the logits of a loss with ``from_logits=True``, else
-    the logarithms of the probabilities. Spark's evaluators find it under its default name.
+    ``rawPredictionCol`` is added for classification tasks. It is a vector computed from the same output: ``[-z, z]`` with
+    the logit z for binary, one logit for each label for multilabel, and for multiclass the logits if the loss has
+    ``from_logits=True``, else the logarithms of the probabilities. Spark's evaluators find it by its default name.
 
-    Columns are added lazily. What becomes of rows with invalid values, ``handleInvalid`` says. Where an output has a NaN,
-    there is no class or label: the prediction is null.
+    Columns are computed lazily. ``handleInvalid`` controls rows with invalid values. Where the model's output is NaN, the
+    prediction of a class or of labels is null.
 
     Args:
         model: A built model, compiled or not.
-        featuresCol: The columns of its inputs: one column, several (laid side by side), or ``{input name: column(s)}``;
-            ``None``: the column ``features``, or columns named as the inputs.
-        labelCol: The columns of the labels, likewise by output, for `evaluate`.
-        weightCol: The column of the rows' weights, for `evaluate`.
-        outputCol: The column of what the model gives. A model with several outputs has one for each: a list, ``{output name:
-            column}``, or a name to which the outputs' names are appended (``output_left``, ``output_right``). ``""`` leaves
-            it out.
-        predictionCol: The column of predictions, likewise.
-        probabilityCol: The column of probabilities, likewise.
-        rawPredictionCol: The column of logits or logarithms of probabilities, likewise.
-        outputType: ``"array"`` or ``"vector"``.
+        featuresCol: The input columns: one column, a list of columns to concatenate, or ``{input name: column(s)}``.
+            ``None``: the column ``features``, or the columns named like the model's inputs.
+        labelCol: The label columns for `evaluate`, in the same forms; a dict maps output names to columns.
+        weightCol: The column of sample weights for `evaluate`.
+        outputCol: The new column for the model's output. A model with several outputs has one for each: a list,
+            ``{output name: column}``, or a prefix for the output names (``output_left``, ``output_right``). ``""`` omits it.
+        predictionCol: The new column for predictions, in the same forms.
+        probabilityCol: The new column for class probabilities, in the same forms.
+        rawPredictionCol: The new column for logits or log-probabilities, in the same forms.
+        outputType: The type of ``outputCol`` where an output has several units: ``"array"`` or ``"vector"``.
         task: ``"auto"``, ``"regression"``, ``"binary"``, ``"multiclass"``, ``"multilabel"``, or ``{output name: task}``.
-        thresholds: A threshold for each class of a binary or multiclass output, all over 0 but for one that may be 0: the
-            class with the largest probability / threshold is predicted. A model with several outputs has
+        thresholds: One threshold for each class of a binary or multiclass output, all greater than 0 except that one may be
+            0: the class with the largest probability / threshold is predicted. For a model with several outputs,
             ``{output name: thresholds}``. ``None``: the class with the largest probability.
-        inferenceBatchSize: Rows that the model is called on at a time.
-        batch_transform: ``batch_transform(x, None) -> x`` on each batch, on the workers; the estimator's ``transform``.
-        loader: What turns a column into an input, such as `image_loader`, or ``{input name: loader}``.
-        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"skip"`` to leave them
-            out, or ``"keep"`` to predict null. `evaluate` leaves them out with either.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
+        inferenceBatchSize: Rows in a batch.
+        batch_transform: ``batch_transform(x, None) -> x``, applied to each batch on the workers; the estimator's
+            ``transform``.
+        loader: Converts a column into a model input, such as `image_loader`; or ``{input name: loader}``.
+        handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
+            them, ``"keep"`` keeps them with null predictions. `evaluate` drops them with ``"skip"`` and with ``"keep"``.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
 
     Attributes:
-        history: The figures of the training, a list with a value for each epoch by name (a list of values for metrics that
-            have several); empty for a model that no `KerasEstimator` trained.
+        history: The training logs: for each metric a list with one value per epoch (a list of values for metrics that
+            have several). Empty if no `KerasEstimator` trained the model.
 
     Raises:
-        UnknownArgumentError: An argument that it does not take.
+        UnknownArgumentError: An argument is not known.
         ConfigurationError: An argument is out of range.
 
     Example::
@@ -98,7 +98,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
 
     batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", values.optional(values.function))
     handleInvalid = param(
-        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' them, or 'keep' them (predict null)",
+        "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' (drop), or 'keep' (predict null)",
         values.choice("error", "skip", "keep"),
     )
 
@@ -125,56 +125,60 @@ class KerasTransformer(InferenceParams, Model, Savable):
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # No param: a search over models hands the untrained one of its param map to `transform` as well.
-        self._model = None if model is None else values.network("model", model)
+        # Not a param: a search over models passes its param map, with the untrained model, to `transform` as well.
+        self._model = None if model is None else values.keras_model("model", model)
         self.history: dict[str, list[Any]] = {}
         self._begin(KerasTransformer.__init__)
 
     def get_model(self) -> keras.Model:
-        """The Keras model itself.
+        """Return the Keras model.
 
         Raises:
-            ModelError: There is none.
+            ModelError: There is no model, or it is not built.
         """
         if self._model is None:
             raise ModelError(
-                "this KerasTransformer has no model: KerasTransformer(model=...), or take what KerasEstimator.fit returns."
+                "this KerasTransformer has no model: pass one, KerasTransformer(model=...), or use the result of "
+                "KerasEstimator.fit."
             )
         models.check_built(self._model)
         return self._model
 
     def transformSchema(self, schema: StructType) -> StructType:  # noqa: N802 - Spark's name
-        """The schema of `transform`'s result.
+        """Check that `transform` accepts a schema, and return the schema of its result.
 
         Raises:
             ModelError: There is no model, or it is not built.
-            DataError: A column is missing, or of a type or width that does not fit the model.
-            ConfigurationError: A new column is there already, or what was said does not fit the model.
+            DataError: A column is missing, or its type or width does not fit the model.
+            ConfigurationError: A new column already exists, or a param does not fit the model.
         """
-        return result_schema(self, self.get_model(), Columnar.of(schema))
+        return result_schema(self, self.get_model(), SchemaFrame.of(schema))
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """The loss and metrics that the model was compiled with, over all rows.
+        """Compute the compiled loss and metrics over all rows.
 
         Args:
-            dataset: Rows with the columns of ``featuresCol`` and ``labelCol``.
+            dataset: Rows with the columns of ``featuresCol`` and ``labelCol``, and of ``weightCol`` if it is set.
+
+        Returns:
+            The values by name, ``{"loss": ..., ...}``.
 
         Raises:
             ModelError: There is no model, or it is not compiled.
             DataError: The data is empty, or does not fit the model or its loss.
         """
         check_frame(dataset)
-        own = self.getOrDefault
-        spark_model = SparkModel(self.get_model(), custom_objects=own("custom_objects"))
+        get = self.getOrDefault
+        spark_model = SparkModel(self.get_model(), custom_objects=get("custom_objects"))
         logs: dict[str, float] = spark_model.evaluate(
             dataset,
-            batch_size=own("inferenceBatchSize"),
-            features=own("featuresCol"),
-            label=own("labelCol"),
-            sample_weight=own("weightCol"),
-            loader=own("loader"),
-            transform=own("batch_transform"),
-            on_invalid="error" if own("handleInvalid") == "error" else "drop",
+            batch_size=get("inferenceBatchSize"),
+            features=get("featuresCol"),
+            label=get("labelCol"),
+            sample_weight=get("weightCol"),
+            loader=get("loader"),
+            transform=get("batch_transform"),
+            on_invalid="error" if get("handleInvalid") == "error" else "drop",
             return_dict=True,
         )
         return logs
@@ -193,12 +197,12 @@ class KerasTransformer(InferenceParams, Model, Savable):
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         model = self.get_model()
-        result_schema(self, model, Columnar.of(dataset))
+        result_schema(self, model, SchemaFrame.of(dataset))
         columns = output_columns(self, model)
-        own = self.getOrDefault
+        get = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
             warnings.warn(
-                f"{self.uid} adds nothing: outputCol, rawPredictionCol, probabilityCol and predictionCol are all left out.",
+                f"{self.uid} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.",
                 stacklevel=3,
             )
             return dataset
@@ -206,23 +210,23 @@ class KerasTransformer(InferenceParams, Model, Savable):
         scored = with_predictions(
             dataset,
             model,
-            features=own("featuresCol"),
+            features=get("featuresCol"),
             output_col=scored_as,
-            batch_size=own("inferenceBatchSize"),
-            transform=own("batch_transform"),
-            loader=own("loader"),
-            custom_objects=own("custom_objects"),
-            on_invalid=_ON_NAN[own("handleInvalid")],
+            batch_size=get("inferenceBatchSize"),
+            transform=get("batch_transform"),
+            loader=get("loader"),
+            custom_objects=get("custom_objects"),
+            on_invalid=_INVALID_POLICIES[get("handleInvalid")],
         )
         return with_columns(scored, scored_as, columns)
 
 
-_ON_NAN: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
-"""What handleInvalid means to `with_predictions`."""
+_INVALID_POLICIES: dict[str, InvalidPolicy] = {"error": "error", "skip": "drop", "keep": "null"}
+"""The ``on_invalid`` of `with_predictions` for each ``handleInvalid``."""
 
 
 def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputColumns]:
-    """The columns that a model's outputs become by the params of an estimator or a transformer."""
+    """The new columns for a model's outputs, from the params of an estimator or a transformer."""
     return columns_of(
         model,
         task=params.getOrDefault("task"),
@@ -236,38 +240,38 @@ def output_columns(params: InferenceParams, model: keras.Model) -> list[OutputCo
 
 
 def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame, *, labelled: bool = False) -> StructType:
-    """The schema with the new columns, once the columns that it takes are found to be there and to fit.
+    """Check the input columns and return the schema with the new columns.
 
     Args:
         params: The params of an estimator or a transformer.
         model: Its model.
-        frame: The rows that come in; see `Columnar`.
-        labelled: Whether they must have labels and weights too.
+        frame: The input; see `SchemaFrame`.
+        labelled: Whether the columns of labels and weights are required too.
 
     Raises:
-        DataError: A column is missing, or of a type or width that does not fit the model.
-        ConfigurationError: A new column is there already, or what was said does not fit the model.
+        DataError: A column is missing, or its type or width does not fit the model.
+        ConfigurationError: A new column already exists, or a param does not fit the model.
     """
-    own = params.getOrDefault
-    transform = own("transform") if labelled else own("batch_transform")
-    named = Named(own("featuresCol"), own("labelCol"), own("weightCol"), own("loader"), fits=transform is None)
+    get = params.getOrDefault
+    transform = get("transform") if labelled else get("batch_transform")
+    named = Named(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
     named.select(frame, models.schema_of(model), labelled)
     return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
 
 
 @dataclass(frozen=True)
-class Columnar:
-    """What stands for a DataFrame where only its columns count."""
+class SchemaFrame:
+    """A stand-in for a DataFrame where only its schema is needed."""
 
     schema: StructType
-    sparkSession: SparkSession | None = None  # as a DataFrame's
+    sparkSession: SparkSession | None = None  # named as in DataFrame
 
     @classmethod
     def of(cls, data: DataFrame | StructType) -> DataFrame:
-        """The columns of a frame, or those of a schema, as Spark takes them by default.
+        """The schema of a DataFrame; or a schema alone, with Spark's default case sensitivity.
 
         Raises:
-            DataError: It is neither.
+            DataError: The argument is neither.
         """
         from pyspark.sql.types import StructType
 
@@ -278,16 +282,16 @@ class Columnar:
 
 
 def check_frame(data: Any) -> None:
-    """Refuse what is no DataFrame of Spark's.
+    """Check that an argument is a Spark DataFrame.
 
     Raises:
-        DataError: It is something else.
+        DataError: It is not.
     """
     if not is_frame(data):
         raise DataError(
-            f"dataset is {describe(data)}; Spark ML expects a Spark DataFrame. Make one of arrays with "
-            "sparkkeras.to_data_frame(spark, x, y), or of a pandas DataFrame with spark.createDataFrame(table); SparkModel "
-            "takes arrays."
+            f"dataset is {describe(data)}; Spark ML expects a Spark DataFrame. Create one from arrays with "
+            "sparkkeras.to_data_frame(spark, x, y), or from a pandas DataFrame with spark.createDataFrame(table). "
+            "SparkModel accepts arrays directly."
         )
 
 
@@ -295,33 +299,33 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
     """The schema of a frame with new fields.
 
     Raises:
-        ConfigurationError: A field is there already, perhaps in another case: by default Spark does not distinguish them.
+        ConfigurationError: A field already exists, or exists in another case, which Spark does not distinguish by default.
     """
     from pyspark.sql.types import StructType
 
-    tells = tells_case(frame.sparkSession)
+    case_sensitive = tells_case(frame.sparkSession)
     schema = frame.schema
-    known = {name if tells else name.lower(): name for name in schema.names}
+    known = {name if case_sensitive else name.lower(): name for name in schema.names}
     new: set[str] = set()
     for field in fields:
-        lower = field.name if tells else field.name.lower()
+        lower = field.name if case_sensitive else field.name.lower()
         if lower in new:
             raise ConfigurationError(
-                f"two new columns are called {field.name!r}: give outputCol, rawPredictionCol, probabilityCol and "
-                "predictionCol different names, or leave one out with ''."
+                f"two new columns have the name {field.name!r}: give outputCol, rawPredictionCol, probabilityCol and "
+                "predictionCol different names, or omit one with ''."
             )
         new.add(lower)
         if lower in known:
-            spelled = "" if known[lower] == field.name else f", as {known[lower]!r}, which Spark does not distinguish"
+            spelled = "" if known[lower] == field.name else f" as {known[lower]!r} (Spark ignores case)"
             raise ConfigurationError(
-                f"the output column {field.name!r} is there already{spelled}: choose another name (outputCol, "
+                f"the output column {field.name!r} already exists{spelled}: choose another name (outputCol, "
                 f"rawPredictionCol, probabilityCol, predictionCol), or drop({known[lower]!r}) first."
             )
     return StructType([*schema.fields, *fields])
 
 
 def with_columns(scored: DataFrame, scored_as: Sequence[str], columns: Sequence[OutputColumns]) -> DataFrame:
-    """The frame with the outputs' columns instead of those that the model gave."""
+    """Replace the columns of raw model output with the final output columns."""
     expressions = [
         expression
         for name, column in zip(scored_as, columns, strict=True)

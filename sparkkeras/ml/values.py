@@ -1,6 +1,6 @@
-"""What values the params take: each function is called with a param's name and a value, and returns what is kept.
+"""Converters for params: each function takes a param's name and a value, and returns the value to store.
 
-All of them raise `ConfigurationError`, which says what was received and what was expected.
+Each raises `ConfigurationError` for a value that the param does not accept, with what was received and what was expected.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sparkkeras.training.callbacks import as_callbacks
 T = TypeVar("T")
 
 Names = str | list[str] | dict[str, str]
-"""A name for what all outputs give, or one for each output: in their order, or by the output's name."""
+"""The name of a new column: one for all outputs, or one for each output, in their order or by output name."""
 
 Thresholds = list[float] | dict[str, list[float]]
-"""A threshold for each class, or such a list for each output by its name."""
+"""One threshold for each class, or one list of thresholds for each output name."""
 
 TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
-"""What the outputs of a model may mean."""
+"""The values of the param ``task``."""
 
 
 def optional(convert: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
-    """As ``convert``; ``None`` is kept."""
+    """Accept ``None`` in addition to what ``convert`` accepts."""
     return partial(_optional, convert)
 
 
@@ -44,17 +44,17 @@ def _optional(convert: Callable[[str, Any], T], name: str, value: Any) -> T | No
 
 
 def number(low: int = 1) -> Callable[[str, Any], int]:
-    """Whole numbers from ``low`` up."""
+    """Integers of ``low`` or more."""
     return partial(arguments.whole_number, low=low)
 
 
 def optional_number(low: int = 1) -> Callable[[str, Any], int | None]:
-    """Whole numbers from ``low`` up, or ``None``."""
+    """Integers of ``low`` or more, or ``None``."""
     return partial(arguments.optional_number, low=low)
 
 
 def choice(*known: Any) -> Callable[[str, Any], Any]:
-    """One of some values."""
+    """One of the ``known`` values."""
     return partial(_choice, known)
 
 
@@ -64,9 +64,9 @@ def _choice(known: tuple[Any, ...], name: str, value: Any) -> Any:
 
 
 def text(name: str, value: Any) -> str:
-    """A name or path."""
+    """A name or path: a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{name}={value!r}: expected a text that is not empty.")
+        raise ConfigurationError(f"{name}={value!r}: expected a non-empty string.")
     return value
 
 
@@ -84,7 +84,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number over 0."""
+    """A finite number greater than 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
         raise ConfigurationError(f"{name}={value!r}: expected a positive number.")
     return float(value)
@@ -100,23 +100,23 @@ def columns(name: str, value: Any) -> Columns:
     elif isinstance(value, (list, tuple)) and value and all(isinstance(each, str) and each for each in value):
         return list(value)
     raise ConfigurationError(
-        f"{name} is {describe(value)}; expected the name of a column, a list of names, or {{input or output: column(s)}}."
+        f"{name} is {describe(value)}; expected a column name, a list of names, or {{input or output: column(s)}}."
     )
 
 
 def names(name: str, value: Any) -> Names:
-    """A name of a new column, one for each output, or ``{output: name}``; an empty name leaves the column out."""
+    """A name for a new column, a list with one for each output, or ``{output: name}``; an empty name omits the column."""
     given = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(each, str) for each in given):
         raise ConfigurationError(
-            f"{name} is {describe(value)}; expected the name of a column, a list with one for each output, or "
-            "{output: column}. An empty name leaves the column out."
+            f"{name} is {describe(value)}; expected a column name, a list with one for each output, or "
+            "{output: column}. An empty name omits the column."
         )
     return dict(value) if isinstance(value, Mapping) else value if isinstance(value, str) else list(value)
 
 
 def task(name: str, value: Any) -> str | dict[str, str]:
-    """One of `TASKS`, or ``{output: one of them}``."""
+    """One of `TASKS`, or ``{output: task}``."""
     if isinstance(value, Mapping):
         return {str(output): _choice(TASKS, f"{name}[{output!r}]", each) for output, each in value.items()}
     arguments.one_of(name, value, TASKS)
@@ -124,7 +124,7 @@ def task(name: str, value: Any) -> str | dict[str, str]:
 
 
 def thresholds(name: str, value: Any) -> Thresholds:
-    """A threshold for each class, or ``{output: thresholds}``: none below 0, and not more than one of 0."""
+    """One threshold for each class, or ``{output: thresholds}``: none below 0, and at most one of them 0."""
     if isinstance(value, Mapping):
         return {str(output): _thresholds(f"{name}[{output!r}]", each) for output, each in value.items()}
     return _thresholds(name, value)
@@ -138,27 +138,27 @@ def _thresholds(name: str, value: Any) -> list[float]:
     numbers = given.ndim == 1 and len(given) > 1 and given.dtype.kind in "iuf" and np.isfinite(given).all()
     if not numbers or (given < 0).any() or (given == 0).sum() > 1:
         raise ConfigurationError(
-            f"{name}={value!r}: expected a list with a threshold for each class, all of them over 0; one may be 0."
+            f"{name}={value!r}: expected a list with one threshold for each class, all greater than 0; one may be 0."
         )
     return [float(threshold) for threshold in given]
 
 
-def network(name: str, value: Any) -> keras.Model:
-    """A Keras model."""
+def keras_model(name: str, value: Any) -> keras.Model:
+    """A Keras model. Raises `ModelError` for other values."""
     if not isinstance(value, keras.Model):
         raise ModelError(f"{name} is {describe(value)}; expected a keras.Model.")
     return value
 
 
 def function(name: str, value: Any) -> Callable[..., Any]:
-    """Something that can be called."""
+    """A function or another callable object, but not a class."""
     if not callable(value) or isinstance(value, type):
         raise ConfigurationError(f"{name} is {describe(value)}; expected a function.")
     return value  # type: ignore[no-any-return]
 
 
 def callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
-    """Keras callbacks."""
+    """One or several Keras callbacks, as a list."""
     return as_callbacks(name, value)
 
 
@@ -173,40 +173,40 @@ def _loader(name: str, value: Any) -> Loader:
     missing = [member for member in ("shape", "on_error", "check", "__call__") if not hasattr(value, member)]
     if missing or isinstance(value, type):
         raise ConfigurationError(
-            f"{name} is {describe(value)}; expected a loader such as image_loader(...), which has shape, on_error, "
-            "check(name, kind) and can be called."
+            f"{name} is {describe(value)}; expected a loader such as image_loader(...): a callable object with shape, "
+            "on_error and check(name, kind)."
         )
     return value  # type: ignore[no-any-return]
 
 
 def by_name(name: str, value: Any) -> dict[str, Any]:
-    """Objects by name."""
+    """Custom classes, functions and objects by name."""
     if not isinstance(value, Mapping) or not all(arguments.is_custom_object(*each) for each in value.items()):
         raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class, function or object}}.")
     return dict(value)
 
 
 def class_weight(name: str, value: Any) -> dict[int, float]:
-    """A weight for each class."""
+    """A weight of 0 or more for each class index."""
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected {{class number: weight}}.")
+        raise ConfigurationError(f"{name} is {describe(value)}; expected {{class index: weight}}.")
     for key, weight in value.items():
         whole = isinstance(key, (int, np.integer)) and not isinstance(key, bool) and key >= 0
         if not whole or not isinstance(weight, (int, float, np.number)) or not 0 <= weight < math.inf:
             raise ConfigurationError(
-                f"{name}={dict(value)!r}: expected class numbers from 0 up, each with a weight of 0 or more."
+                f"{name}={dict(value)!r}: expected class indices of 0 or more, each with a weight of 0 or more."
             )
     return {int(key): float(weight) for key, weight in value.items()}
 
 
 def rule(name: str, value: Any) -> str | UpdateRule:
-    """The name of an update rule, or one. Whether it fits the mode is checked when training begins."""
+    """The name of an update rule, or an `UpdateRule`. Whether it fits the mode is checked when training begins."""
     if isinstance(value, str):
         arguments.one_of(name, value, tuple(RULES))
         return value
     if isinstance(value, type) or not isinstance(value, UpdateRule):
         raise ConfigurationError(
-            f"{name}={value!r}: expected one of {sorted(RULES)} or an object with modes, init and apply; see "
+            f"{name}={value!r}: expected one of {sorted(RULES)}, or an object with modes, init and apply such as a "
             "sparkkeras.UpdateRule."
         )
     return value
@@ -218,10 +218,10 @@ def frequency(name: str, value: Any) -> str | int:
 
 
 def port(name: str, value: Any) -> int:
-    """A port, or 0."""
+    """A port number, or 0 for any free port."""
     return arguments.port(value)
 
 
 def server_options(name: str, value: Any) -> ParameterServerOptions | None:
-    """A ``ParameterServerOptions`` or ``None``."""
+    """A `ParameterServerOptions`, or ``None``."""
     return arguments.instance(name, value, ParameterServerOptions)

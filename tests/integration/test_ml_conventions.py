@@ -1,4 +1,4 @@
-"""Columns and params as Spark's own classifiers have them: raw predictions, thresholds."""
+"""The conventions of Spark's classifiers: raw predictions and thresholds."""
 
 import keras
 import numpy as np
@@ -28,14 +28,14 @@ def network(units, activation, loss):
 
 
 def found(transformed, *names):
-    """The columns as arrays, in the order of the ids."""
+    """The columns as arrays, ordered by id."""
     vectors = [name for name in names if transformed.schema[name].dataType.simpleString() == "vector"]
     rows = sorted(transformed.withColumns({name: vector_to_array(name) for name in vectors}).select("id", *names).collect())
     return [np.array([row[name] for row in rows]) for name in names]
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_a_binary_evaluator_needs_no_settings(frame, from_logits):
+def test_a_binary_evaluator_works_with_default_columns(frame, from_logits):
     model = network(1, None if from_logits else "sigmoid", keras.losses.BinaryCrossentropy(from_logits=from_logits))
     scorer = KerasTransformer(model=model)
     scored = scorer.transform(frame).cache()
@@ -59,20 +59,20 @@ def test_probabilities_of_0_and_1_have_finite_logits(frame):
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_classes_over_their_thresholds(frame, from_logits):
+def test_thresholds_divide_probabilities(frame, from_logits):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     model = network(3, None if from_logits else "softmax", loss)
     scorer = KerasTransformer(model=model, thresholds=[0.9, 0.2, 0.4])
-    raw, chances, prediction = found(scorer.transform(frame), "rawPrediction", "probability", "prediction")
+    raw, probability, prediction = found(scorer.transform(frame), "rawPrediction", "probability", "prediction")
     logits = model.predict(ROWS, verbose=0)
     np.testing.assert_allclose(raw, logits if from_logits else np.log(logits), rtol=1e-5)
-    np.testing.assert_array_equal(prediction, (chances / [0.9, 0.2, 0.4]).argmax(axis=1))
-    assert (prediction != chances.argmax(axis=1)).any()
+    np.testing.assert_array_equal(prediction, (probability / [0.9, 0.2, 0.4]).argmax(axis=1))
+    assert (prediction != probability.argmax(axis=1)).any()
     (always,) = found(scorer.setThresholds([1, 0, 1]).transform(frame), "prediction")
-    assert set(always) == {1.0}  # as in Spark: what is over 0 at all is the largest
+    assert set(always) == {1.0}  # as in Spark: a probability over 0 divided by a threshold of 0 is infinite
 
 
-def test_a_class_of_no_probability_is_not_predicted_at_a_threshold_of_0(frame):
+def test_a_class_with_probability_0_and_threshold_0_is_not_predicted(frame):
     model = network(3, "softmax", "sparse_categorical_crossentropy")
     model.set_weights([np.zeros((4, 3)), np.array([500.0, 0.0, -500.0])])
     scorer = KerasTransformer(model=model, thresholds=[1, 1, 0])

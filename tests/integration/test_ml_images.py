@@ -1,4 +1,4 @@
-"""Features of images, from any layer of a network, as Spark ML's own classifiers take them."""
+"""`ImageFeaturizer`: image features from any layer of a model, used by Spark ML's classifiers."""
 
 import io
 
@@ -29,7 +29,7 @@ def png(pixels):
 
 @pytest.fixture(scope="module")
 def pixels():
-    """Noise, of which half of the pictures have a bright upper half; shape (24, 8, 8, 3)."""
+    """Noise images; every second one has a bright upper half. Shape (24, 8, 8, 3)."""
     drawn = np.random.default_rng(0).integers(0, 120, (24, 8, 8, 3)).astype(np.uint8)
     drawn[::2, :4] += 100
     return drawn
@@ -67,7 +67,7 @@ def upto(network, layer):
 @pytest.mark.parametrize(
     ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), long(0, "conv"), long(-1, "end"), long("flat", "flat")]
 )
-def test_features_are_what_the_layer_gives(frame, pixels, network, layer, taken):
+def test_features_are_the_output_of_the_layer(frame, pixels, network, layer, taken):
     featurizer = ImageFeaturizer(model=network, layer=layer, preprocessing=1 / 255)
     transformed = featurizer.transform(frame)
     expected = upto(network, taken).predict(pixels / np.float32(255), verbose=0).reshape(len(pixels), -1)
@@ -76,7 +76,7 @@ def test_features_are_what_the_layer_gives(frame, pixels, network, layer, taken)
     assert transformed.schema["features"].metadata == {"ml_attr": {"num_attrs": expected.shape[1]}}
 
 
-def test_a_classifier_of_sparks_on_features_saved_and_loaded(frame, network, tmp_path):
+def test_a_pipeline_with_logistic_regression_is_saved_and_loaded(frame, network, tmp_path):
     featurizer = ImageFeaturizer(model=network, layer="flat", preprocessing=parts.darker, interpolation="box")
     model = Pipeline(stages=[featurizer, LogisticRegression(maxIter=20)]).fit(frame)
     scored = model.transform(frame)
@@ -90,7 +90,7 @@ def test_a_classifier_of_sparks_on_features_saved_and_loaded(frame, network, tmp
     )
 
 
-def test_rows_without_an_image(sc, pixels, network):
+def test_rows_without_a_readable_image(sc, pixels, network):
     rows = [(0, bytearray(png(pixels[0]))), (1, bytearray(b"no image")), (2, None)]
     frame = SparkSession(sc).createDataFrame(rows, "id int, image binary").coalesce(1)
     featurizer = ImageFeaturizer(model=network, on_error="null")
@@ -100,13 +100,13 @@ def test_rows_without_an_image(sc, pixels, network):
         featurizer.setOnError("error").transform(frame).collect()
 
 
-def test_a_network_of_kerass_by_name(frame, tmp_path):
+def test_a_model_of_keras_applications_by_name(frame, tmp_path):
     keras.utils.set_random_seed(0)
     weights = str(tmp_path / "mobile.weights.h5")
     keras.applications.MobileNetV3Small(weights=None).save_weights(weights)
     featurizer = ImageFeaturizer(model="MobileNetV3Small", weights=weights, layer=3, size=(16, 16))
-    assert featurizer._how() is keras.applications.mobilenet_v3.preprocess_input
-    with pytest.raises(ModelError, match="layer='avg_poll'.*no such layer"):
+    assert featurizer._pixel_function() is keras.applications.mobilenet_v3.preprocess_input
+    with pytest.raises(ModelError, match="layer='avg_poll'.*has no layer of this name"):
         featurizer.copy({featurizer.layer: "avg_poll"}).transformSchema(frame.schema)
     featurizer.save(str(tmp_path / "featurizer"))
     loaded = ImageFeaturizer.load(str(tmp_path / "featurizer"))
@@ -115,14 +115,14 @@ def test_a_network_of_kerass_by_name(frame, tmp_path):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_mistakes_are_told_before_a_job(frame, network):
+def test_errors_are_raised_before_a_job(frame, network):
     with pytest.raises(ModelError, match="this ImageFeaturizer has no model"):
         ImageFeaturizer().transform(frame)
     with pytest.raises(DataError, match="no column 'picture'"):
         ImageFeaturizer(model=network, inputCol="picture").transform(frame)
     with pytest.raises(DataError, match="expected images"):
         ImageFeaturizer(model=network, inputCol="label").transform(frame)
-    with pytest.raises(ConfigurationError, match="the output column 'label' is there already"):
+    with pytest.raises(ConfigurationError, match="the output column 'label' already exists"):
         ImageFeaturizer(model=network, outputCol="label").transform(frame)
     with pytest.raises(ModelError, match="layer=9: the model 'looker' has 4 layers"):
         ImageFeaturizer(model=network, layer=9).transform(frame)
@@ -130,5 +130,5 @@ def test_mistakes_are_told_before_a_job(frame, network):
     with pytest.raises(ModelError, match="does not take images"):
         ImageFeaturizer(model=flat).transform(frame)
     free = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
-    with pytest.raises(ConfigurationError, match=r"takes images of any size: give size=\(height, width\)"):
+    with pytest.raises(ConfigurationError, match=r"takes images of any size: set size=\(height, width\)"):
         ImageFeaturizer(model=free).transform(frame)

@@ -1,4 +1,4 @@
-"""Whole pipelines on real data, one for each task: trained, judged by Spark's evaluators, saved, loaded elsewhere."""
+"""Pipelines on real data, one for each task: trained, evaluated by Spark's evaluators, saved, loaded in another process."""
 
 import json
 
@@ -101,7 +101,7 @@ TASKS = [name for name in MAKERS if SOAK or name in {"multiclass"}]  # one outpu
 
 @pytest.fixture(scope="module")
 def trained(spark, tmp_path_factory):
-    """By task: the fitted pipeline, the rows with its columns, and where both are saved."""
+    """For each task the fitted pipeline and its predictions; and the folder with saved pipelines and rows."""
     folder = tmp_path_factory.mktemp("pipelines")
     made = {}
     for name in TASKS:
@@ -177,11 +177,11 @@ assert type(PipelineModel.load(f"{sys.argv[1]}/mine").stages[0]) is Mine
 
 
 @pytest.fixture(scope="module")
-def elsewhere(trained, tmp_path_factory):
-    """What became of two scripts in another process: one loads what was saved, one saves classes of its own."""
+def scripts_run(trained, tmp_path_factory):
+    """The results of two scripts in other processes: one loads the saved pipelines, one saves custom classes."""
     scripts = []
     for text, argument in (LOAD, trained[1]), (CUSTOM, tmp_path_factory.mktemp("saved")):
-        folder = tmp_path_factory.mktemp("elsewhere")
+        folder = tmp_path_factory.mktemp("scripts_run")
         scripts.append(Script(folder / "script.py", folder, (str(argument),)))
         scripts[-1].path.write_text(text)
     settings = {"PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=sparkkeras.spark.daemon pyspark-shell"}
@@ -225,8 +225,8 @@ def test_multilabel(trained):
     assert evaluator.setMetricName("microF1Measure").evaluate(scored.withColumn("labels", labels)) > 0.75
 
 
-def test_training_is_kerass(trained):
-    """The figures fall, and the transformer knows them."""
+def test_the_transformer_has_the_training_history(trained):
+    """The loss decreases from the first to the last epoch."""
     for model, _ in trained[0].values():
         losses = model.stages[-1].history["loss"]
         assert losses[-1] < losses[0]
@@ -235,14 +235,14 @@ def test_training_is_kerass(trained):
 @pytest.mark.programs
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("task", TASKS)
-def test_another_process_predicts_the_same(trained, elsewhere, task):
-    assert elsewhere[0].failure == ""
+def test_a_pipeline_predicts_the_same_in_another_process(trained, scripts_run, task):
+    assert scripts_run[0].failure == ""
     model, scored = trained[0][task]
     rows = scored.orderBy("id").select("output", "prediction").collect()
     found = json.loads((trained[1] / task / "found.json").read_text())
     mine = [row.output.toArray() if hasattr(row.output, "toArray") else row.output for row in rows]
     np.testing.assert_allclose(np.array(found["output"]), np.array(mine), rtol=0, atol=1e-6)
-    if task == "regression":  # rows may come in other batches there
+    if task == "regression":  # batches may differ in the other process
         np.testing.assert_allclose(found["prediction"], [row.prediction for row in rows], rtol=0, atol=1e-6)
     else:
         assert found["prediction"] == [row.prediction for row in rows]
@@ -251,5 +251,5 @@ def test_another_process_predicts_the_same(trained, elsewhere, task):
 
 
 @pytest.mark.programs
-def test_a_script_saves_its_own_classes_where_keras_knows_them(elsewhere):
-    assert elsewhere[1].failure == ""
+def test_a_script_can_save_classes_that_are_registered_with_keras(scripts_run):
+    assert scripts_run[1].failure == ""

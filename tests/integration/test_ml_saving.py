@@ -1,4 +1,4 @@
-"""Estimators and transformers in folders: what comes back, what is refused, and what a refusal leaves alone."""
+"""Saving and loading of estimators and transformers, with errors that leave existing folders unchanged."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def same_model(mine, other):
     np.testing.assert_array_equal(mine.predict(ROWS, verbose=0), other.predict(ROWS, verbose=0))
 
 
-def test_every_param_of_an_estimator_comes_back(tmp_path):
+def test_every_param_of_an_estimator_is_loaded(tmp_path):
     given = {
         "featuresCol": ["a", "b"], "labelCol": "y", "outputCol": {"scores": "raw"}, "epochs": 7, "learning_rate": 0.5,
         "mode": "synchronous", "frequency": 3, "rule": DiLoCo(momentum=0.5), "class_weight": {0: 1.0, 2: 0.5},
@@ -97,7 +97,7 @@ def test_an_estimator_without_a_model(tmp_path):
         KerasTransformer.load(str(tmp_path / "bare"))
 
 
-def test_a_transformer_that_was_never_compiled(frame, tmp_path):
+def test_a_transformer_with_an_uncompiled_model(frame, tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="end")])
     KerasTransformer(model=model, batch_transform=parts.Shifted(2.0)).save(str(tmp_path / "plain"))
     loaded = KerasTransformer.load(str(tmp_path / "plain"))
@@ -107,23 +107,23 @@ def test_a_transformer_that_was_never_compiled(frame, tmp_path):
     np.testing.assert_allclose(output, model.predict(ROWS + 2, verbose=0), rtol=1e-5)
 
 
-def test_an_existing_folder(tmp_path):
+def test_an_existing_folder_is_only_overwritten_on_request(tmp_path):
     path = str(tmp_path / "here")
     KerasTransformer(model=small()).save(path)
     before = sorted(file.read_bytes() for file in Path(path).rglob("*") if file.is_file())
-    with pytest.raises(StorageError, match=r"is there already: take write\(\).overwrite\(\)"):
+    with pytest.raises(StorageError, match=r"already exists: use write\(\).overwrite\(\)"):
         KerasTransformer(model=small(seed=1)).save(path)
     assert sorted(file.read_bytes() for file in Path(path).rglob("*") if file.is_file()) == before
     other = KerasTransformer(model=small(seed=1))
     other.write().overwrite().save(path)
     same_model(KerasTransformer.load(path).get_model(), other.get_model())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         other.save(str(tmp_path / "empty"))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "here"]
 
 
-def test_what_cannot_be_saved_leaves_the_old_folder_alone(tmp_path):
+def test_an_error_while_saving_leaves_the_old_folder_unchanged(tmp_path):
     path = str(tmp_path / "here")
     kept = KerasTransformer(model=small())
     kept.save(path)
@@ -132,7 +132,7 @@ def test_what_cannot_be_saved_leaves_the_old_folder_alone(tmp_path):
     same_model(KerasTransformer.load(path).get_model(), kept.get_model())
 
 
-def test_a_save_that_fails_half_way_leaves_the_old_folder_and_nothing_else(tmp_path, monkeypatch):
+def test_a_save_that_fails_half_way_leaves_only_the_old_folder(tmp_path, monkeypatch):
     path = str(tmp_path / "here")
     kept = KerasTransformer(model=small())
     kept.save(path)
@@ -144,7 +144,7 @@ def test_a_save_that_fails_half_way_leaves_the_old_folder_and_nothing_else(tmp_p
     with monkeypatch.context() as patched:
         patched.setattr("sparkkeras.ml.persistence.DefaultParamsWriter.saveMetadata", full)
         for writer in (KerasTransformer(model=small()).write().overwrite(), KerasTransformer(model=small()).write()):
-            with pytest.raises((OSError, StorageError), match="no space left|is there already"):
+            with pytest.raises((OSError, StorageError), match="no space left|already exists"):
                 writer.save(path)
         with pytest.raises(OSError, match="no space left"):
             KerasTransformer(model=small()).save(str(tmp_path / "z"))
@@ -152,7 +152,7 @@ def test_a_save_that_fails_half_way_leaves_the_old_folder_and_nothing_else(tmp_p
     same_model(KerasTransformer.load(path).get_model(), kept.get_model())
 
 
-def test_folders_that_are_not_there_or_not_ours(tmp_path):
+def test_missing_and_foreign_folders_are_reported(tmp_path):
     with pytest.raises(StorageError, match="there is no saved estimator or transformer at"):
         KerasTransformer.load(str(tmp_path / "nowhere"))
     (tmp_path / "empty" / "metadata").mkdir(parents=True)
@@ -180,7 +180,7 @@ def changed(folder, change):
     "function",
     [long("pydoc:pipepager"), long("subprocess:getoutput"), "os:system", "_pytest.outcomes:importorskip"],
 )
-def test_a_folder_cannot_have_any_function_called(tmp_path, where, function):
+def test_a_folder_cannot_make_keras_call_arbitrary_functions(tmp_path, where, function):
     ran = tmp_path / "ran"
     model = custom(keras.layers.Lambda(parts.piped, arguments={"command": f"touch {ran}"}, output_shape=(1,)))
     assert not ran.exists()
@@ -191,19 +191,19 @@ def test_a_folder_cannot_have_any_function_called(tmp_path, where, function):
     with pytest.raises(CustomObjectError, match=r"may only name a function, defined with def|is not defined there"):
         KerasTransformer.load(str(path))
     assert not ran.exists()
-    with keras.saving.custom_object_scope({"piped": parts.piped}):  # the caller's own word has precedence
+    with keras.saving.custom_object_scope({"piped": parts.piped}):  # the caller's scope takes precedence
         assert KerasTransformer.load(str(path)).get_model().layers[-1].function is parts.piped
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
-def test_paths_go_where_spark_looks(spark, tmp_path, scheme):
+def test_paths_with_and_without_a_file_scheme(spark, tmp_path, scheme):
     KerasTransformer(model=small()).save(f"{scheme}{tmp_path}/there")
     assert (tmp_path / "there" / "model.keras").is_file()
     KerasTransformer.load(f"{scheme}{tmp_path}/there")
     assert load_spark_model(tmp_path / "there" / "model.keras").model.name == "classifier"
 
 
-def test_a_path_without_a_scheme_means_the_default_file_system(sc, tmp_path):
+def test_a_path_without_a_scheme_is_on_the_default_file_system(sc, tmp_path):
     conf = sc._jsc.hadoopConfiguration()
     before = conf.get("fs.defaultFS")
     conf.set("fs.defaultFS", "nofs://host")
@@ -215,7 +215,7 @@ def test_a_path_without_a_scheme_means_the_default_file_system(sc, tmp_path):
     assert not (tmp_path / "here").exists()
 
 
-def test_custom_code_of_a_module_is_found_again(tmp_path):
+def test_custom_code_of_a_module_is_saved_and_loaded(tmp_path):
     model = custom(parts.Scale(3.0), parts.squared)
     Pipeline(stages=[KerasEstimator(model=model)]).save(str(tmp_path / "pipeline"))
     loaded = Pipeline.load(str(tmp_path / "pipeline")).getStages()[0].getModel()
@@ -224,7 +224,7 @@ def test_custom_code_of_a_module_is_found_again(tmp_path):
     same_model(loaded, model)
 
 
-def test_custom_code_of_a_function_is_refused_unless_keras_knows_it(frame, tmp_path):
+def test_custom_code_inside_a_function_must_be_registered_with_keras(frame, tmp_path):
     class Tripled(keras.layers.Layer):
         def call(self, inputs):
             return inputs * 3
@@ -243,7 +243,7 @@ def test_custom_code_of_a_function_is_refused_unless_keras_knows_it(frame, tmp_p
     assert len(loaded.transform(frame).collect()) == 6
 
 
-def test_lambda_layers_are_refused_when_loading(tmp_path):
+def test_lambda_layers_need_unsafe_deserialization_to_load(tmp_path):
     model = custom(keras.layers.Lambda(lambda x: x * 2, output_shape=(1,)))
     path = str(tmp_path / "lambda")
     KerasTransformer(model=model).save(path)
@@ -256,7 +256,7 @@ def test_lambda_layers_are_refused_when_loading(tmp_path):
         same_model(KerasTransformer.load(path).get_model(), model)
 
 
-def test_callbacks_are_left_out_with_a_warning(tmp_path):
+def test_callbacks_are_not_saved_and_a_warning_says_so(tmp_path):
     estimator = KerasEstimator(model=small(), callbacks=[keras.callbacks.TerminateOnNaN()])
     with pytest.warns(UserWarning, match="the param 'callbacks' cannot be saved and is left out"):
         estimator.save(str(tmp_path / "calling"))
@@ -282,14 +282,14 @@ class Loose(Damped):
     __qualname__ = "test.<locals>.Loose"
 
 
-def test_rules_of_ones_own(tmp_path):
+def test_custom_rules_are_saved_if_they_can_be_imported(tmp_path):
     KerasEstimator(rule=Damped(0.25)).save(str(tmp_path / "damped"))
     assert KerasEstimator.load(str(tmp_path / "damped")).getRule() == Damped(0.25)
-    with pytest.raises(CustomObjectError, match="the param rule .*made inside a function"):
+    with pytest.raises(CustomObjectError, match="the param rule .*defined inside a function"):
         KerasEstimator(rule=Loose()).save(str(tmp_path / "loose"))
 
 
-def test_damaged_and_later_folders(tmp_path):
+def test_damaged_folders_and_those_of_later_versions_are_reported(tmp_path):
     path = tmp_path / "here"
     KerasTransformer(model=small()).save(str(path))
     (path / "model.keras").write_bytes(b"no archive")
@@ -324,7 +324,7 @@ assert [len(grid) for grid in model.getEstimatorParamMaps()] == [1, 1]
 
 
 @pytest.mark.soak
-def test_a_search_is_loaded_in_another_process(spark, tmp_path):
+def test_a_saved_search_is_loaded_in_another_process(spark, tmp_path):
     rows = [(index, np.random.default_rng(index).normal(size=4).tolist(), index % 3) for index in range(60)]
     frame = spark.createDataFrame(rows, "id int, features array<double>, label int").repartition(2).cache()
     estimator = KerasEstimator(model=small(), verbose=0, seed=1)
@@ -344,7 +344,7 @@ def test_a_search_is_loaded_in_another_process(spark, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), np.array(mine), rtol=0, atol=1e-6)
 
 
-def test_subclasses_are_loaded_as_what_they_are(tmp_path):
+def test_subclasses_are_loaded_as_subclasses(tmp_path):
     path = str(tmp_path / "here")
     scorer = stages.ChurnTransformer(model=small(), cutoff=0.75, task="multiclass")
     Pipeline(stages=[scorer, stages.ChurnEstimator(seed=4)]).save(path)
@@ -358,7 +358,7 @@ def test_subclasses_are_loaded_as_what_they_are(tmp_path):
         KerasTransformer.load(str(folder))
 
 
-def test_a_search_over_models_is_saved(tmp_path):
+def test_a_search_over_models_is_saved_and_loaded(tmp_path):
     estimator = KerasEstimator(model=small(), labelCol="y")
     models = [custom(parts.Scale(2.0), parts.squared), custom(parts.Scale(3.0))]
     grid = ParamGridBuilder().addGrid(estimator.model, models).addGrid(estimator.class_weight, [None, {1: 2.0}]).build()

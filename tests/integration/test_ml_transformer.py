@@ -1,4 +1,4 @@
-"""Any Keras model as a transformer: which columns it adds, and that they hold what Keras itself predicts."""
+"""`KerasTransformer`: the columns that it adds, compared with Keras's predictions."""
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ def two_by_two():
 
 
 def found(transformed, *names):
-    """The columns as arrays, in the order of the ids."""
+    """The columns as arrays, ordered by id."""
     for name in names:
         if transformed.schema[name].dataType.simpleString() == "vector":
             transformed = transformed.withColumn(name, vector_to_array(name))
@@ -81,9 +81,9 @@ def test_binary(frame, from_logits):
     output, probability, prediction = found(transformed, "output", "probability", "prediction")
     expected = model.predict(ROWS, verbose=0)[:, 0].astype(float)
     np.testing.assert_allclose(output, expected, rtol=1e-6)
-    chances = 1 / (1 + np.exp(-expected)) if from_logits else expected
-    np.testing.assert_allclose(probability, np.stack([1 - chances, chances], axis=1), atol=1e-6)
-    np.testing.assert_array_equal(prediction, (chances > 0.5).astype(float))
+    p = 1 / (1 + np.exp(-expected)) if from_logits else expected
+    np.testing.assert_allclose(probability, np.stack([1 - p, p], axis=1), atol=1e-6)
+    np.testing.assert_array_equal(prediction, (p > 0.5).astype(float))
     assert set(prediction) == {0.0, 1.0}
 
 
@@ -105,14 +105,14 @@ def test_multilabel(frame, from_logits):
     model = network(3, None if from_logits else "sigmoid", keras.losses.BinaryCrossentropy(from_logits=from_logits))
     transformed = KerasTransformer(model=model).transform(frame)
     expected = model.predict(ROWS, verbose=0).astype(float)
-    chances = 1 / (1 + np.exp(-expected)) if from_logits else expected
-    np.testing.assert_allclose(found(transformed, "probability"), chances, atol=1e-6)
+    p = 1 / (1 + np.exp(-expected)) if from_logits else expected
+    np.testing.assert_allclose(found(transformed, "probability"), p, atol=1e-6)
     rows = sorted(transformed.select("id", "prediction").collect())
-    assert [row.prediction for row in rows] == [[float(n) for n in np.flatnonzero(row > 0.5)] for row in chances]
+    assert [row.prediction for row in rows] == [[float(n) for n in np.flatnonzero(row > 0.5)] for row in p]
     assert transformed.schema["prediction"].dataType.simpleString() == "array<double>"
 
 
-def test_logits_that_would_overflow(frame):
+def test_large_logits_do_not_overflow_the_softmax(frame):
     model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.set_weights([2000 * weight for weight in model.get_weights()])
     probability = found(KerasTransformer(model=model).transform(frame), "probability")
@@ -146,11 +146,11 @@ def test_several_inputs_and_outputs(frame):
     ],
     ids=["regression", "binary", "multiclass", "multilabel", "twofold"],
 )
-def test_transform_schema_tells_the_schema_before(frame, make, settings):
+def test_transform_schema_equals_the_schema_of_the_result(frame, make, settings):
     scorer = KerasTransformer(model=make(), **settings)
-    told, given = scorer.transformSchema(frame.schema), scorer.transform(frame).schema
-    assert told == given
-    assert [field.metadata for field in told] == [field.metadata for field in given]
+    predicted, given = scorer.transformSchema(frame.schema), scorer.transform(frame).schema
+    assert predicted == given
+    assert [field.metadata for field in predicted] == [field.metadata for field in given]
 
 
 def test_the_model_runs_once_for_all_columns(frame):
@@ -159,18 +159,18 @@ def test_the_model_runs_once_for_all_columns(frame):
     assert plan.count("ArrowEvalPython") == 1
 
 
-def test_empty_names_leave_columns_out(frame):
+def test_empty_names_omit_columns(frame):
     scorer = KerasTransformer(
         model=network(1, "sigmoid", "binary_crossentropy"), outputCol="", probabilityCol="", rawPredictionCol=""
     )
     assert scorer.transform(frame).columns == [*frame.columns, "prediction"]
     with pytest.warns(
-        UserWarning, match="adds nothing: outputCol, rawPredictionCol, probabilityCol and predictionCol are all"
+        UserWarning, match="adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all"
     ):
         assert scorer.setPredictionCol("").transform(frame).columns == frame.columns
 
 
-def test_names_with_dots_and_columns_of_one_name_do_not_disturb(spark, frame):
+def test_unused_columns_with_dots_or_duplicate_names_are_allowed(spark, frame):
     odd = frame.withColumnRenamed("a", "a.b").select("*", frame.b)
     assert KerasTransformer(model=network()).transform(odd).columns == [*odd.columns, "output", "prediction"]
     assert KerasTransformer(model=network()).transform(odd).select("output").count() == 10
@@ -189,7 +189,7 @@ def test_a_batch_transform(frame):
     np.testing.assert_allclose(found(scorer.transform(frame), "output"), expected, rtol=1e-6)
 
 
-def test_nulls(spark):
+def test_rows_with_null_features(spark):
     frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, None)], "id int, features array<double>")
     model = network(3, None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     scorer = KerasTransformer(model=model, handleInvalid="keep", outputType="vector")
@@ -203,7 +203,7 @@ def test_nulls(spark):
 @pytest.mark.parametrize(
     ("units", "task"), [(1, "binary"), (3, "multiclass"), (3, "multilabel")], ids=["binary", "multiclass", "multilabel"]
 )
-def test_a_nan_is_no_class(spark, units, task):
+def test_a_nan_output_has_a_null_prediction(spark, units, task):
     frame = spark.createDataFrame([(0, [1.0, 2.0, 3.0, 4.0]), (1, [0.0] * 4)], "id int, features array<double>")
     scorer = KerasTransformer(model=network(units), batch_transform=parts.nan_for_zeros, task=task)
     first, second = sorted(scorer.transform(frame).collect(), key=lambda row: row.id)
@@ -220,7 +220,7 @@ def test_a_row_without_features_has_no_prediction(spark, task):
     assert set(empty[2:]) == {None}
 
 
-def test_columns_that_differ_in_case_only_where_spark_tells_them_apart(spark, frame):
+def test_columns_that_differ_only_in_case_with_case_sensitive_spark(spark, frame):
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         twins = frame.withColumnRenamed("a", "Features").withColumnRenamed("id", "Prediction")
@@ -232,17 +232,15 @@ def test_columns_that_differ_in_case_only_where_spark_tells_them_apart(spark, fr
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-def test_columns_that_differ_in_case_only(spark, frame):
+def test_columns_that_differ_only_in_case_are_reported(spark, frame):
     twins = frame.withColumnRenamed("a", "Features")
     with pytest.raises(DataError, match="columns that Spark does not distinguish"):
         KerasTransformer(model=network()).transform(twins)
-    with pytest.raises(
-        ConfigurationError, match="'prediction' is there already, as 'Prediction', which Spark does not distinguish"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'prediction' already exists as 'Prediction' \(Spark ignores case\)"):
         KerasTransformer(model=network()).transform(frame.withColumnRenamed("a", "Prediction"))
 
 
-def test_evaluate_gives_what_keras_gives(spark):
+def test_evaluate_returns_the_same_values_as_keras(spark):
     keras.utils.set_random_seed(0)
     model = classifier(4, 5, 3)
     labels, weights = np.arange(10) % 3, np.linspace(0.5, 2, 10)
@@ -255,12 +253,12 @@ def test_evaluate_gives_what_keras_gives(spark):
         KerasTransformer(model=network(3)).evaluate(frame)
 
 
-def test_mistakes_are_told_on_the_driver_before_a_job(spark, frame):
+def test_errors_are_raised_on_the_driver_before_a_job(spark, frame):
     scorer = KerasTransformer(model=network())
     for column in ("output", "prediction"):
-        with pytest.raises(ConfigurationError, match=f"the output column '{column}' is there already"):
+        with pytest.raises(ConfigurationError, match=f"the output column '{column}' already exists"):
             scorer.transform(frame.withColumnRenamed("a", column))
-    with pytest.raises(ConfigurationError, match="two new columns are called 'output'"):
+    with pytest.raises(ConfigurationError, match="two new columns have the name 'output'"):
         scorer.transform(frame, {scorer.predictionCol: "output"})
     with pytest.raises(DataError, match="no column 'pixels'"):
         KerasTransformer(model=network(), featuresCol="pixels").transform(frame)

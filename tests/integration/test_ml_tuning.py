@@ -1,4 +1,4 @@
-"""The estimator in Spark's hands: param maps, searches, columns of weights and of validation rows."""
+"""`KerasEstimator` in Spark ML: param maps, hyperparameter searches, weight and validation columns."""
 
 import keras
 import numpy as np
@@ -46,17 +46,17 @@ def accuracy(**columns):
     return MulticlassClassificationEvaluator(metricName="accuracy", **columns)
 
 
-def test_fit_leaves_the_model_as_it_was_and_begins_where_it_stands(estimator, model, frame):
+def test_fit_starts_from_the_models_current_weights_and_does_not_change_it(estimator, model, frame):
     before = model.get_weights()
     first = estimator.fit(frame)
-    for weight, was in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, was)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
     assert int(model.optimizer.iterations) == 0
     assert first.get_model() is not model
     second = estimator.fit(frame)
     for mine, other in zip(first.get_model().get_weights(), second.get_model().get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
-    # A model of the same architecture with other weights is not taken for this one.
+    # A model with the same architecture but other weights is not confused with the first one.
     model.set_weights([np.zeros_like(weight) for weight in before])
     (still,) = estimator.fit(frame, [{estimator.learning_rate: 1e-30}])
     assert all(np.abs(weight).max() < 1e-20 for weight in still.get_model().get_weights())
@@ -72,7 +72,7 @@ def test_param_maps(estimator, frame):
     assert fitted[0].uid == estimator.uid
 
 
-def test_cross_validation_one_by_one_and_two_at_a_time(estimator, frame):
+def test_cross_validation_finds_the_same_sequentially_and_in_parallel(estimator, frame):
     estimator.setBatchSize(8)
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [1e-6, 0.02]).baseOn({estimator.epochs: 2}).build()
     search = CrossValidator(
@@ -86,13 +86,13 @@ def test_cross_validation_one_by_one_and_two_at_a_time(estimator, frame):
     assert search.setParallelism(1).fit(frame).avgMetrics == found.avgMetrics
 
 
-def test_a_search_over_models_and_with_callbacks_in_turns(estimator, frame):
+def test_a_search_over_models_runs_fits_with_callbacks_one_at_a_time(estimator, frame):
     stopped = []
-    noted = keras.callbacks.LambdaCallback(on_train_end=lambda logs: stopped.append(1))
+    counter = keras.callbacks.LambdaCallback(on_train_end=lambda logs: stopped.append(1))
     small, large = classifier(units=2), classifier(units=16, optimizer=keras.optimizers.Adam(0.02))
     grid = ParamGridBuilder().addGrid(estimator.model, [small, large]).build()
     search = TrainValidationSplit(
-        estimator=estimator.setParams(callbacks=[noted], batch_size=8, epochs=2),
+        estimator=estimator.setParams(callbacks=[counter], batch_size=8, epochs=2),
         estimatorParamMaps=grid,
         evaluator=accuracy(),
         parallelism=2,
@@ -105,21 +105,21 @@ def test_a_search_over_models_and_with_callbacks_in_turns(estimator, frame):
 
 
 @pytest.mark.soak
-def test_asynchronous_fits_take_turns(estimator, frame):
+def test_asynchronous_fits_run_one_at_a_time(estimator, frame):
     estimator.setMode("asynchronous").setFrequency(4).setParameterServerMode("socket")
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build()
     search = TrainValidationSplit(estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), parallelism=2, seed=1)
     assert len(search.fit(frame).validationMetrics) == 2
 
 
-def test_weights_and_validation_rows(estimator, frame):
-    """Digits from 5 on weigh nothing, so they are not learned; every fourth row validates."""
+def test_weight_and_validation_columns(estimator, frame):
+    """Digits of 5 and more have weight 0, so they are not learned; every fourth row is used for validation."""
     estimator.setParams(weightCol="weight", validationIndicatorCol="held_out", epochs=4)
     fitted = estimator.fit(frame)
     assert set(fitted.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     predicted = {row.prediction for row in fitted.transform(frame).select("prediction").collect()}
     assert predicted <= {0.0, 1.0, 2.0, 3.0, 4.0}
-    # Steps of the rows that train: two partitions of 150 rows in batches of 32.
+    # Training steps: two partitions of 150 training rows in batches of 32.
     assert int(fitted.get_model().optimizer.iterations) == 4 * 5
 
 
@@ -128,7 +128,7 @@ def test_the_learning_rate(estimator, model, frame):
     assert float(fitted.get_model().optimizer.learning_rate) == pytest.approx(0.003)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
     scheduled = classifier(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)))
-    with pytest.raises(ConfigurationError, match="the model's optimizer follows a schedule"):
+    with pytest.raises(ConfigurationError, match="the model's optimizer uses a learning rate schedule"):
         estimator.fit(frame, {estimator.model: scheduled, estimator.learning_rate: 0.1})
 
 
@@ -169,14 +169,14 @@ def test_several_inputs_and_outputs(frame):
     assert judge.evaluate(scored) > 0.7
 
 
-def test_mistakes_are_told_before_training(estimator, model, frame):
+def test_errors_are_raised_before_training(estimator, model, frame):
     with pytest.raises(ModelError, match="this KerasEstimator has no model"):
         KerasEstimator().fit(frame)
     with pytest.raises(ModelError, match="is not compiled"):
         estimator.fit(frame, {estimator.model: keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])})
     with pytest.raises(DataError, match="no column 'target'"):
         estimator.fit(frame, {estimator.labelCol: "target"})
-    with pytest.raises(ConfigurationError, match="the output column 'label' is there already"):
+    with pytest.raises(ConfigurationError, match="the output column 'label' already exists"):
         estimator.fit(frame, {estimator.predictionCol: "label"})
     with pytest.raises(ConfigurationError, match="rule 'downpour' does not fit mode='synchronous'"):
         estimator.fit(frame, {estimator.rule: "downpour"})
@@ -186,7 +186,7 @@ def test_mistakes_are_told_before_training(estimator, model, frame):
         KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)
 
 
-def test_rows_that_are_skipped_or_kept(spark, model):
+def test_invalid_rows_are_skipped_or_kept(spark, model):
     rows = [([0.5] * 64, 1), (None, 2), ([float("nan")] * 64, 2), ([0.1] * 64, 3)]
     frame = spark.createDataFrame(rows, "features array<double>, label int")
     fitted = KerasEstimator(model=model, handleInvalid="skip", verbose=0, num_workers=1).fit(frame)

@@ -1,4 +1,4 @@
-"""What a person might have in a module of their own: it can be imported again where a saved pipeline is loaded."""
+"""Custom code as in a user's module: it can be imported where a saved pipeline is loaded."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Scale(keras.layers.Layer):
-    """A layer of one's own."""
+    """A custom layer."""
 
     def __init__(self, factor=2.0, **kwargs):
         super().__init__(**kwargs)
@@ -21,22 +21,22 @@ class Scale(keras.layers.Layer):
 
 
 def squared(y_true, y_pred):
-    """A loss of one's own."""
+    """A custom loss."""
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
 
 def piped(inputs, command):
-    """What a Lambda layer calls, with an argument from its file."""
+    """The function of a Lambda layer, with an argument from the saved file."""
     return inputs
 
 
 def halved(x, y):
-    """A transform."""
+    """A batch transform."""
     return x / 2 if y is None else (x / 2, y)
 
 
 def nan_for_zeros(x, y):
-    """A transform of what the model shall not know."""
+    """A batch transform that makes the model's input NaN."""
     return np.where(x == 0, np.nan, x)
 
 
@@ -47,7 +47,7 @@ def darker(pixels):
 
 @dataclass(frozen=True)
 class Shifted:
-    """A transform with a setting."""
+    """A batch transform with settings."""
 
     by: float = 1.0
     where: tuple[int, ...] = (0, 1)
@@ -58,7 +58,7 @@ class Shifted:
 
 
 class Stateful:
-    """A transform that is no dataclass."""
+    """A batch transform that is not a dataclass."""
 
     def __call__(self, x, y):
         return x, y

@@ -1,4 +1,4 @@
-"""Subclasses of the stages, as a person might have them in a module of their own."""
+"""Subclasses of the stages, as in a user's module."""
 
 from pyspark import keyword_only
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -7,9 +7,9 @@ from sparkkeras.ml import KerasEstimator, KerasTransformer
 
 
 class ChurnTransformer(KerasTransformer):
-    """A transformer with a param of Spark's kind and an argument for it."""
+    """A transformer with a plain Spark Param and an argument for it."""
 
-    cutoff = Param(Params._dummy(), "cutoff", "what it costs", typeConverter=TypeConverters.toFloat)
+    cutoff = Param(Params._dummy(), "cutoff", "a probability", typeConverter=TypeConverters.toFloat)
 
     @keyword_only
     def __init__(self, *, cutoff=0.5, **params):
@@ -19,14 +19,14 @@ class ChurnTransformer(KerasTransformer):
 
 
 class ChurnEstimator(KerasEstimator):
-    """An estimator that has other defaults."""
+    """An estimator with different defaults."""
 
     def __init__(self, **params):
         super().__init__(**{"epochs": 3, **params})
 
 
 class DemandingTransformer(KerasTransformer):
-    """A transformer that cannot be made without arguments."""
+    """A transformer that cannot be created without arguments."""
 
     def __init__(self, country, **params):
         super().__init__(**params)

@@ -1,4 +1,4 @@
-"""Arrays as DataFrames: what becomes of values that are missing."""
+"""`to_data_frame`: missing values in arrays become nulls."""
 
 from unittest.mock import Mock
 
@@ -9,8 +9,8 @@ import pytest
 from sparkkeras import to_data_frame
 
 
-class Tables:
-    """Stands for a session: its DataFrames are the Arrow tables that they are made of."""
+class FakeSession:
+    """A session whose DataFrames are the Arrow tables that they are created from."""
 
     sparkContext = Mock()
     sparkContext._jsc.sc().isStopped.return_value = False
@@ -20,7 +20,7 @@ class Tables:
 
 
 def column(values):
-    return to_data_frame(Tables(), values)["features"].combine_chunks()
+    return to_data_frame(FakeSession(), values)["features"].combine_chunks()
 
 
 @pytest.mark.parametrize("missing", [None, pd.NA])
@@ -42,7 +42,7 @@ def test_missing_values_in_arrays_and_missing_arrays_become_nulls():
     assert column(deep).to_pylist() == [[[1.0], [None]], [[2.0], [3.0]]]
 
 
-def test_nothing_is_null_where_nothing_is_missing():
-    found = to_data_frame(Tables(), {"a": np.arange(3), "b": np.ones((3, 2), np.float32)}, [0, 1, 1])
+def test_columns_without_missing_values_have_no_nulls():
+    found = to_data_frame(FakeSession(), {"a": np.arange(3), "b": np.ones((3, 2), np.float32)}, [0, 1, 1])
     assert [each.null_count for each in found.columns] == [0, 0, 0]
     assert found["b"].to_pylist() == [[1.0, 1.0]] * 3

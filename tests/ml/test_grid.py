@@ -1,4 +1,4 @@
-"""Values in grids that JSON cannot hold: what Spark sees of them, and what the stage does."""
+"""`GridValue`: values in a param grid that JSON cannot hold."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.ml import parts
 from tests.models import classifier
 
 
-def test_what_json_cannot_hold_is_a_stage_that_the_estimator_takes_the_value_of():
+def test_values_that_json_cannot_hold_are_wrapped_and_unwrapped():
     small, large = classifier(units=2), classifier(units=4)
     estimator = KerasEstimator()
     grid = (
@@ -24,14 +24,14 @@ def test_what_json_cannot_hold_is_a_stage_that_the_estimator_takes_the_value_of(
     assert estimator.setModel(grid[1][estimator.model]).getModel() is large
 
 
-def test_what_json_can_hold_stays_as_it_is():
+def test_values_that_json_can_hold_are_not_wrapped():
     estimator = KerasEstimator()
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.1]).addGrid(estimator.thresholds, [None, [0.5, 1]]).build()
     values = [list(each.values()) for each in grid]
     assert values == [[0.1, None], [0.1, [0.5, 1.0]]]
     assert json.loads(json.dumps(values)) == values
     (weighted,) = ParamGridBuilder().addGrid(estimator.class_weight, [{0: 1, 1: 2}]).build()
-    assert weighted[estimator.class_weight].value == {0: 1.0, 1: 2.0}  # JSON would make texts of the keys
+    assert weighted[estimator.class_weight].value == {0: 1.0, 1: 2.0}  # JSON would turn the keys into strings
 
 
 def test_a_grid_checks_its_values():

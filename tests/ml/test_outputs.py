@@ -1,4 +1,4 @@
-"""What losses say of outputs, and which columns they become; without Spark."""
+"""The task that a loss implies for an output, and the columns of each task; without Spark."""
 
 import keras
 import pytest
@@ -43,20 +43,20 @@ def columns(model, task="auto", raw="o", probability="pr", prediction="p", outpu
         (losses.CategoricalFocalCrossentropy(), 3, "multiclass", False),
     ],
 )
-def test_auto_reads_the_loss(loss, units, task, from_logits):
+def test_auto_infers_the_task_from_the_loss(loss, units, task, from_logits):
     (column,) = columns(network(loss, units))
     assert (column.task.name, column.task.from_logits) == (task, from_logits)
     names = {"regression": ["o", "p"], None: ["o"]}.get(task, ["o", "pr", "p"])
     assert [field.name for field in column.fields()] == names
 
 
-def test_auto_on_what_is_not_compiled_and_on_sequences():
+def test_auto_without_a_loss_and_with_sequences():
     assert columns(network(compiled=False))[0].task.name == "regression"
     assert columns(network(compiled=False, units=3))[0].task.name is None
     assert columns(network("sparse_categorical_crossentropy", 3, axes=(5,)))[0].task.name is None
 
 
-def test_an_explicit_task_wins_and_keeps_what_the_loss_says_of_logits():
+def test_an_explicit_task_overrides_the_loss_but_keeps_from_logits():
     (column,) = columns(network("mse", 3), task="multiclass")
     assert (column.task.name, column.task.from_logits) == ("multiclass", False)
     (column,) = columns(network(losses.CategoricalCrossentropy(from_logits=True), 3), task="multilabel")
@@ -68,7 +68,7 @@ def test_an_explicit_task_wins_and_keeps_what_the_loss_says_of_logits():
     ("units", "axes", "task"),
     [(2, (), "binary"), (1, (), "multiclass"), (3, (5,), "multiclass"), (3, (), "regression")],
 )
-def test_a_task_that_does_not_fit(units, axes, task):
+def test_a_task_that_does_not_fit_is_reported(units, axes, task):
     with pytest.raises(ConfigurationError, match=f"task='{task}' does not fit the output .* shape"):
         columns(network("mse", units, axes), task=task)
 
@@ -81,19 +81,19 @@ def two_outputs():
     return model
 
 
-def test_several_outputs_have_columns_and_tasks_of_their_own():
+def test_each_output_has_its_columns_and_task():
     found = columns(two_outputs())
     assert [[field.name for field in column.fields()] for column in found] == [
         ["o_age", "p_age"],
         ["o_kind", "pr_kind", "p_kind"],
     ]
-    found = columns(two_outputs(), raw="", probability={"kind": "chances"}, prediction=["years", "sort"])
-    assert [[field.name for field in column.fields()] for column in found] == [["years"], ["chances", "sort"]]
+    found = columns(two_outputs(), raw="", probability={"kind": "p_of_kind"}, prediction=["years", "sort"])
+    assert [[field.name for field in column.fields()] for column in found] == [["years"], ["p_of_kind", "sort"]]
     found = columns(two_outputs(), task={"kind": "multilabel"})
     assert [column.task.name for column in found] == ["regression", "multilabel"]
 
 
-def test_names_that_fit_no_output():
+def test_names_of_unknown_outputs_are_reported():
     with pytest.raises(ConfigurationError, match=r"predictionCol: the model has no output 'sort'. Known: 'age', 'kind'"):
         columns(two_outputs(), prediction={"sort": "x"})
     with pytest.raises(ConfigurationError, match=r"outputCol=\['x'\]: expected 2 name\(s\)"):
@@ -102,7 +102,7 @@ def test_names_that_fit_no_output():
         columns(two_outputs(), task={"size": "binary"})
 
 
-def test_the_types_and_what_they_say_of_classes():
+def test_types_and_metadata_of_the_columns():
     (column,) = columns(network("sparse_categorical_crossentropy", 3), output_type="vector")
     raw, probability, prediction = column.fields()
     assert (raw.dataType.simpleString(), raw.metadata) == ("vector", {"ml_attr": {"num_attrs": 3}})
@@ -117,7 +117,7 @@ def test_the_types_and_what_they_say_of_classes():
     assert [field.dataType.simpleString() for field in column.fields()] == ["double", "double"]
 
 
-def test_classifiers_have_a_vector_of_raw_predictions():
+def test_classification_outputs_have_a_raw_prediction_vector():
     for model, size in [(network("binary_crossentropy"), 2), (network("categorical_crossentropy", 3), 3)]:
         _, raw, probability, _ = columns(model, logits="l")[0].fields()
         assert (raw.name, raw.dataType.simpleString(), raw.metadata) == ("l", "vector", {"ml_attr": {"num_attrs": size}})
@@ -135,7 +135,7 @@ def test_classifiers_have_a_vector_of_raw_predictions():
 
 
 @pytest.mark.parametrize(
-    ("model", "thresholds", "words"),
+    ("model", "thresholds", "message"),
     [
         (network("categorical_crossentropy", 3), [0.5, 0.5], r"2 value\(s\) for the output 'end', which has 3 classes"),
         (network("binary_crossentropy"), [1.0, 1.0, 1.0], r"3 value\(s\) for the output 'end', which has 2 classes"),
@@ -146,8 +146,8 @@ def test_classifiers_have_a_vector_of_raw_predictions():
         (two_outputs(), {"kind": [0.5, 0.5]}, "output 'kind', which has 3 classes"),
     ],
 )
-def test_thresholds_that_do_not_fit_the_output(model, thresholds, words):
-    with pytest.raises(ConfigurationError, match=words):
+def test_thresholds_that_do_not_fit_the_output_are_reported(model, thresholds, message):
+    with pytest.raises(ConfigurationError, match=message):
         columns(model, thresholds=thresholds)
 
 

@@ -31,7 +31,7 @@ CLASSES = [KerasEstimator, KerasTransformer, ImageFeaturizer]
 def test_every_argument_is_a_param_with_its_default(kind):
     arguments = inspect.signature(kind).parameters
     made = kind()
-    # A transformer's model is no param, or a search over models would give it the one that it began with.
+    # A transformer's model is not a param, or a search over models would set it to the untrained model.
     assert {param.name for param in made.params} | {"model"} == set(arguments)
     for param in made.params:
         assert param.doc
@@ -41,7 +41,7 @@ def test_every_argument_is_a_param_with_its_default(kind):
     assert "inferenceBatchSize: " in made.explainParams()
 
 
-def test_spark_models_arguments_are_there_under_their_names_and_with_their_defaults():
+def test_params_have_the_names_and_defaults_of_spark_models_arguments():
     renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
     for function in (SparkModel.__init__, SparkModel.fit):
         for name, given in inspect.signature(function).parameters.items():
@@ -66,25 +66,25 @@ def test_setters_and_getters():
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_unknown_names_are_refused_with_the_known_ones(kind):
+def test_an_unknown_argument_is_reported_with_the_known_ones(kind):
     with pytest.raises(UnknownArgumentError, match=r"takes no argument 'outputcol'. Known: .*Did you mean 'outputCol'\?"):
         kind(outputcol="x")
     with pytest.raises(UnknownArgumentError, match=r"has no param 'infernceBatchSize'.*Did you mean 'inferenceBatchSize'\?"):
         kind().setParams(infernceBatchSize=3)
 
 
-def test_server_settings_are_told_where_they_belong():
+def test_a_server_setting_is_reported_with_the_argument_it_belongs_to():
     with pytest.raises(UnknownArgumentError, match="belongs in server_options=ParameterServerOptions"):
         KerasEstimator(encrypt=True)
 
 
-def test_arguments_are_keywords_only():
+def test_arguments_are_keyword_only():
     with pytest.raises(TypeError, match="KerasEstimator takes no arguments by position, received 1: name the others"):
         KerasEstimator(classifier())
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("epochs", 0, "epochs=0: expected a positive whole number"),
         ("epochs", None, "epochs=None: expected a positive whole number"),
@@ -100,23 +100,23 @@ def test_arguments_are_keywords_only():
         ("shuffle", 1, "shuffle=1: expected True or False"),
         ("learning_rate", -1, "learning_rate=-1: expected a positive number"),
         ("learning_rate", float("nan"), "learning_rate=nan: expected a positive number"),
-        ("class_weight", {"a": 1}, "expected class numbers from 0 up"),
+        ("class_weight", {"a": 1}, "expected class indices of 0 or more"),
         ("class_weight", {0: -0.5}, "each with a weight of 0 or more"),
-        ("class_weight", [1, 2], "expected {class number: weight}"),
-        ("featuresCol", 3, "featuresCol is .*3.*; expected the name of a column"),
-        ("featuresCol", [], "expected the name of a column"),
+        ("class_weight", [1, 2], "expected {class index: weight}"),
+        ("featuresCol", 3, "featuresCol is .*3.*; expected a column name"),
+        ("featuresCol", [], "expected a column name"),
         ("featuresCol", {"left": 2}, r"featuresCol\['left'\] is"),
-        ("labelCol", "", "expected a text that is not empty"),
-        ("predictionCol", 3, "predictionCol is .*; expected the name of a column"),
+        ("labelCol", "", "expected a non-empty string"),
+        ("predictionCol", 3, "predictionCol is .*; expected a column name"),
         ("outputType", "list", "outputType='list' is not known"),
         ("task", "classification", "task='classification' is not known"),
         ("task", {"left": "count"}, r"task\['left'\]='count' is not known"),
         ("handleInvalid", "keep", "handleInvalid='keep' is not known. Known: 'error', 'skip'"),
-        ("thresholds", 0.5, "thresholds=0.5: expected a list with a threshold for each class"),
+        ("thresholds", 0.5, "thresholds=0.5: expected a list with one threshold for each class"),
         ("thresholds", [0.5], r"thresholds=\[0.5\]: expected a list"),
-        ("thresholds", [0.5, -0.1], "all of them over 0; one may be 0"),
-        ("thresholds", [0, 0, 1], "all of them over 0; one may be 0"),
-        ("thresholds", [0.5, float("nan")], "all of them over 0"),
+        ("thresholds", [0.5, -0.1], "all greater than 0; one may be 0"),
+        ("thresholds", [0, 0, 1], "all greater than 0; one may be 0"),
+        ("thresholds", [0.5, float("nan")], "all greater than 0"),
         ("thresholds", {"kind": [[1], [2, 3]]}, r"thresholds\['kind'\]=.*: expected a list"),
         ("verbose", 5, "verbose=5 is not known"),
         ("callbacks", ["EarlyStopping"], "expected keras.callbacks.Callback objects"),
@@ -125,20 +125,20 @@ def test_arguments_are_keywords_only():
         ("loader", "images", "expected a loader such as image_loader"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_set(name, value, told):
+def test_an_invalid_value_is_reported_when_it_is_set(name, value, message):
     for make in (lambda: KerasEstimator(**{name: value}), lambda: KerasEstimator().setParams(**{name: value})):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=message):
             make()
     estimator = KerasEstimator()
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         estimator.copy({estimator.getParam(name): value})
 
 
-def test_a_model_that_is_none():
+def test_a_missing_or_invalid_model_is_reported():
     for kind in (KerasEstimator, KerasTransformer):
         with pytest.raises(ModelError, match="model is .*; expected a keras.Model"):
             kind(model="resnet")
-    with pytest.raises(ModelError, match="has no model: KerasTransformer"):
+    with pytest.raises(ModelError, match="has no model: pass one, KerasTransformer"):
         KerasTransformer().get_model()
 
 
@@ -151,8 +151,8 @@ def test_a_copy_has_the_params_and_leaves_the_original_alone():
     assert other.getServerOptions().timeout == 9
 
 
-def test_values_that_json_knows_come_back_from_it():
-    """A grid's values are saved as JSON by Spark, and set again."""
+def test_json_compatible_values_survive_a_round_trip():
+    """Spark saves the values of a grid as JSON and sets them when it loads the grid."""
     for name, value in {
         "learning_rate": 0.1,
         "featuresCol": {"left": ["a", "b"], "right": "c"},
@@ -166,11 +166,11 @@ def test_values_that_json_knows_come_back_from_it():
         assert KerasEstimator(**{name: json.loads(json.dumps(first))}).getOrDefault(name) == first
 
 
-def test_image_featurizer_knows_kerass_networks():
+def test_image_featurizer_accepts_the_names_of_keras_applications():
     assert ImageFeaturizer(model="ResNet50", size=[32, 48]).getSize() == (32, 48)
     with pytest.raises(ConfigurationError, match=r"model='resnet50' is not known.*Did you mean 'ResNet50'\?"):
         ImageFeaturizer(model="resnet50")
-    with pytest.raises(ConfigurationError, match=r"its weights are to be given as well: .*weights=None for random ones"):
+    with pytest.raises(ConfigurationError, match=r"model='ResNet50' needs weights: .*weights=None for random ones"):
         ImageFeaturizer(model="ResNet50").get_model()
     with pytest.raises(ModelError, match="cannot be built"):
         ImageFeaturizer(model="MobileNetV2", weights="/no/such/file.h5").get_model()
@@ -180,7 +180,7 @@ def test_image_featurizer_knows_kerass_networks():
         ImageFeaturizer(preprocessing="resnet")
 
 
-def test_image_featurizer_resizes_as_keras_does_unless_said_otherwise():
+def test_image_featurizer_resizes_as_keras_does_by_default():
     network = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()])
     assert ImageFeaturizer(model=network)._loader(network).interpolation == "nearest"
     featurizer = ImageFeaturizer(model=network).setInterpolation("box")
@@ -191,7 +191,7 @@ def test_image_featurizer_resizes_as_keras_does_unless_said_otherwise():
 
 
 @pytest.mark.programs
-def test_importing_touches_no_spark():
+def test_importing_does_not_start_spark():
     import os
     import subprocess
     import sys
@@ -200,17 +200,17 @@ def test_importing_touches_no_spark():
         "import sparkkeras.ml, pyspark; from sparkkeras.ml import *; KerasEstimator(); KerasTransformer();"
         "assert pyspark.SparkContext._active_spark_context is None and pyspark.SparkContext._gateway is None"
     )
-    environment = os.environ | {"KERAS_BACKEND": "jax"}  # the backend that loads soonest
+    environment = os.environ | {"KERAS_BACKEND": "jax"}  # the backend that loads fastest
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_a_transformer_has_transform_as_its_method():
+def test_transform_of_a_transformer_is_a_method_not_a_param():
     assert not hasattr(KerasTransformer, "setTransform")
     assert callable(KerasTransformer(model=classifier()).transform)
     assert isinstance(KerasTransformer(model=classifier()).get_model(), keras.Model)
 
 
-def test_invalid_rows_have_sparks_values():
+def test_handle_invalid_takes_sparks_values():
     assert KerasTransformer(handleInvalid="keep").getHandleInvalid() == "keep"
     assert KerasTransformer().getThresholds() is None
     assert KerasTransformer(thresholds=(1, 3)).getThresholds() == [1.0, 3.0]
@@ -221,19 +221,21 @@ def test_invalid_rows_have_sparks_values():
             kind(on_invalid="error")
 
 
-def test_names_of_params_are_known_everywhere():
+def test_an_unknown_param_name_is_reported_everywhere():
     estimator = KerasEstimator()
-    for ask in (estimator.getParam, estimator.getOrDefault, estimator.isSet, estimator.explainParam):
+    for look_up in (estimator.getParam, estimator.getOrDefault, estimator.isSet, estimator.explainParam):
         with pytest.raises(UnknownArgumentError, match=r"KerasEstimator has no param 'epoch'.*Did you mean 'epochs'\?"):
-            ask("epoch")
+            look_up("epoch")
     with pytest.raises(UnknownArgumentError, match=r"has no param 'epoch'.*Did you mean 'epochs'\?"):
         estimator.copy({"epoch": 3})
-    with pytest.raises(UnknownArgumentError, match=r"'epochs' is no param: give the param itself, such as {stage.epochs: "):
+    with pytest.raises(
+        UnknownArgumentError, match=r"the key 'epochs' is a name, not a Param: pass the param itself, {stage.epochs: "
+    ):
         estimator.copy({"epochs": 3})
-    assert estimator.copy({KerasTransformer().task: "binary"}).getTask() == "auto"  # of another stage
+    assert estimator.copy({KerasTransformer().task: "binary"}).getTask() == "auto"  # a param of another stage is ignored
 
 
-def test_a_subclass_may_have_params_of_sparks_kind():
+def test_a_subclass_may_have_plain_spark_params():
     made = stages.ChurnTransformer(cutoff=2, task="binary")
     assert (made.getCutoff(), made.getTask(), made.setCutoff(1).getCutoff()) == (2.0, "binary", 1.0)
     assert made.copy({made.cutoff: 3}).getCutoff() == 3.0
@@ -243,7 +245,7 @@ def test_a_subclass_may_have_params_of_sparks_kind():
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_saving_and_loading_without_a_session(kind, monkeypatch, tmp_path):
+def test_saving_and_loading_without_a_session_is_reported(kind, monkeypatch, tmp_path):
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
     with pytest.raises(StorageError, match=r"saving an estimator or transformer needs a Spark session.*getOrCreate\(\)"):
@@ -252,7 +254,7 @@ def test_saving_and_loading_without_a_session(kind, monkeypatch, tmp_path):
         kind.load(str(tmp_path / "stage"))
 
 
-def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path):
+def test_saving_a_class_that_could_not_be_loaded_is_reported(tmp_path):
     class Local(KerasTransformer):
         pass
 
@@ -263,7 +265,7 @@ def test_classes_that_could_not_be_loaded_are_not_saved(tmp_path):
 
 
 @pytest.mark.parametrize("data", [None, np.zeros((2, 64)), [1, 2], "table"], ids=["none", "array", "list", "text"])
-def test_what_is_no_data_frame_is_refused(data):
+def test_data_that_is_not_a_data_frame_is_reported(data):
     transformer = KerasTransformer(model=classifier())
     for call in (
         KerasEstimator(model=classifier()).fit,
@@ -271,5 +273,7 @@ def test_what_is_no_data_frame_is_refused(data):
         transformer.evaluate,
         ImageFeaturizer(model=keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])).transform,
     ):
-        with pytest.raises(DataError, match=r"expects a Spark DataFrame\. Make one of arrays with .*to_data_frame\(spark"):
+        with pytest.raises(
+            DataError, match=r"expects a Spark DataFrame\. Create one from arrays with .*to_data_frame\(spark"
+        ):
             call(data)

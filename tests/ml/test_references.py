@@ -1,4 +1,4 @@
-"""Values as JSON and back, without a pickle."""
+"""Values encoded as JSON and decoded again, without pickle."""
 
 import functools
 import json
@@ -23,11 +23,11 @@ from tests.ml import parts
         parts.halved, parts.Shifted(2.0, (3,)), {"left": parts.Shifted()},
     ],
 )  # fmt: skip
-def test_a_round_trip_through_json(value):
+def test_values_survive_a_round_trip_through_json(value):
     assert decode(json.loads(json.dumps(encode(value, "it")))) == value
 
 
-def test_numpys_numbers():
+def test_numpy_scalars_become_python_numbers():
     assert encode([np.float32(0.5), np.int64(3)], "it") == [0.5, 3]
 
 
@@ -48,10 +48,10 @@ def local():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (lambda x, y: (x, y), "a lambda"),
-        (local(), "made inside a function"),
+        (local(), "defined inside a function"),
         (parts.Stateful(), "cannot be saved: only functions, classes and dataclasses"),
         (functools.partial(parts.halved, y=1), "cannot be saved"),
         (image_loader((8, 8), "RGB", lambda x: x), "a lambda"),
@@ -59,69 +59,73 @@ def local():
     ],
     ids=["lambda", "closure", "object", "partial", "loader", "deep"],
 )
-def test_what_no_other_process_could_import_is_refused(value, told):
-    with pytest.raises(CustomObjectError, match=told):
+def test_values_that_another_process_could_not_import_are_reported(value, message):
+    with pytest.raises(CustomObjectError, match=message):
         encode(value, "transform")
 
 
-def test_what_belongs_to_a_script_is_refused():
+def test_a_class_of_a_script_is_reported():
     made = type("Own", (), {"__module__": "__main__"})
-    with pytest.raises(CustomObjectError, match=r"of __main__.*top of a module.*register_keras_serializable"):
+    with pytest.raises(CustomObjectError, match=r"defined in __main__.*top level of a module.*register_keras_serializable"):
         reference(made, "custom_objects['Own']")
 
 
-def test_references_that_lead_nowhere():
+def test_references_to_missing_modules_and_names_are_reported():
     with pytest.raises(CustomObjectError, match="refers to halved of the module not_there"):
         decode({"import": "not_there:halved"})
     with pytest.raises(CustomObjectError, match="refers to quartered"):
         decode({"import": f"{parts.__name__}:quartered"})
 
 
-def test_only_dataclasses_are_made_from_a_file():
-    with pytest.raises(CustomObjectError, match="is none any more"):
+def test_only_dataclasses_are_created_from_a_file():
+    with pytest.raises(CustomObjectError, match="is not a dataclass now"):
         decode({"class": "subprocess:Popen", "fields": {"args": "true"}})
 
 
 @pytest.mark.parametrize(
-    "place",
+    "location",
     ["sparkkeras.modeling.custom_code:ByValue", "sparkkeras.sources.rdd:Sweep", "_pytest.config:Config.InvocationParams"],
 )
-def test_dataclasses_of_installed_packages_and_pickles_are_not_made_from_a_file(place):
-    with pytest.raises(CustomObjectError, match="a file may not have it made"):
-        decode({"class": place, "fields": {}})
+def test_dataclasses_of_installed_packages_and_pickles_are_not_created_from_a_file(location):
+    with pytest.raises(CustomObjectError, match="A saved file may not create it"):
+        decode({"class": location, "fields": {}})
 
 
-@pytest.mark.parametrize("place", [f"{parts.__name__}:np.load", "shutil:os.system", f"{parts.__name__}:keras.layers.Dense"])
-def test_only_what_a_module_defines_itself_is_found(place):
+@pytest.mark.parametrize(
+    "location", [f"{parts.__name__}:np.load", "shutil:os.system", f"{parts.__name__}:keras.layers.Dense"]
+)
+def test_only_objects_that_a_module_defines_itself_are_found(location):
     with pytest.raises(CustomObjectError, match="is not defined there"):
-        find(place)
+        find(location)
 
 
-@pytest.mark.parametrize("place", ["pydoc:pipepager", "posix:system", "builtins:eval", f"{parts.__name__}:Scale"])
-def test_params_name_functions_outside_pythons_library(place):
-    with pytest.raises(CustomObjectError, match="expected a function that a module outside of Python's own library"):
-        decode({"import": place})
+@pytest.mark.parametrize("location", ["pydoc:pipepager", "posix:system", "builtins:eval", f"{parts.__name__}:Scale"])
+def test_params_refer_to_functions_outside_the_standard_library(location):
+    with pytest.raises(
+        CustomObjectError, match="expected a function defined with def in a module outside of Python's standard"
+    ):
+        decode({"import": location})
 
 
-def test_what_may_not_be_loaded_is_not_saved():
+def test_saving_a_function_that_could_not_be_loaded_is_reported():
     with pytest.raises(CustomObjectError, match="transform could not be loaded again: os:getenv is"):
         encode(os.getenv, "transform")
     with pytest.raises(CustomObjectError, match="code could not be loaded again: re:Match|re:compile is"):
         reference_to_code(re.compile, "code")
 
 
-def test_custom_code_is_a_class_of_keras_kinds_or_a_function_of_ones_own():
+def test_keras_subclasses_and_user_functions_are_accepted_as_custom_code():
     for value in (parts.Scale, parts.squared):
         assert find_code(reference_to_code(value, "it")) is value
 
 
 @pytest.mark.parametrize(
-    "place",
+    "location",
     [
         "pydoc:pipepager", "posix:system", "builtins:exec", "subprocess:Popen", "numpy:load", f"{parts.__name__}:Stateful",
         "_pytest.outcomes:importorskip", "keras.src.layers.core.lambda_layer:Lambda", "sparkkeras.spark.storage:write_bytes",
     ],
 )  # fmt: skip
-def test_custom_code_is_nothing_else(place):
+def test_other_objects_are_rejected_as_custom_code(location):
     with pytest.raises(CustomObjectError, match=r"may only name .*custom_object_scope"):
-        find_code(place)
+        find_code(location)
