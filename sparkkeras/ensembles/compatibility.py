@@ -1,4 +1,4 @@
-"""Which models may be one ensemble, what they say, what that means to a vote, and the one model that they make."""
+"""Checks that models can form an ensemble, maps their inputs to each other, and builds one Keras model that votes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
 from sparkkeras.modeling.voting import Vote
 
 VOTING = ("soft", "hard", "average")
-"""How the predictions of several models become one."""
+"""The ways to combine the predictions of several models."""
 
 _PROBABILITIES = ("softmax", "sigmoid", "hard_sigmoid", "sparsemax")
 
 
 def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
-    """Models that can vote together, as a tuple.
+    """Check that models can vote together, and return them as a tuple.
 
     Raises:
-        ModelError: There are none, one is not built or is no model, or they differ in their inputs or outputs.
-        ConfigurationError: The voting is unknown, or does not fit what they give.
+        ModelError: There are no models, one is not a built Keras model, or their inputs or outputs differ.
+        ConfigurationError: The voting is unknown, or does not fit the models' outputs.
     """
     arguments.one_of("voting", voting, VOTING)
     if isinstance(members, keras.Model) or not isinstance(members, (list, tuple)):
@@ -48,10 +48,11 @@ def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
 
 
 def shares(weights: Any, count: int) -> tuple[float, ...]:
-    """The weight of each member, scaled to add up to 1; ``None``: all have the same.
+    """Scale the members' weights to add up to 1; ``None``: equal weights.
 
     Raises:
-        ConfigurationError: They are not as many as the members, or not finite numbers of 0 or more, or all 0.
+        ConfigurationError: The number of weights differs from ``count``, or they are not finite numbers of 0 or more, or all
+            are 0.
     """
     if weights is None:
         return (1.0 / count,) * count
@@ -64,29 +65,29 @@ def shares(weights: Any, count: int) -> tuple[float, ...]:
     if len(numbers) != count or not np.isfinite(numbers).all() or min(numbers) < 0 or total <= 0 or not np.isfinite(total):
         raise ConfigurationError(f"weights={weights!r}: {expected}.")
     if abs(total - 1.0) < 1e-12:
-        return tuple(numbers)  # to the last bit those that were saved
+        return tuple(numbers)  # unchanged, so that saved weights are loaded bit for bit
     return tuple(number / total for number in numbers)
 
 
 def exclusive(members: Sequence[keras.Model]) -> list[bool]:
-    """For each output, whether its values are classes of which one is right; see `sparkkeras.modeling.voting`."""
-    told = [[_is_exclusive(*each) for each in _outputs(model)] for model in members]
-    return [all(each) for each in zip(*told, strict=True)]
+    """For each output, whether its classes are mutually exclusive; see `sparkkeras.modeling.voting`."""
+    by_member = [[_is_exclusive(*each) for each in _outputs(model)] for model in members]
+    return [all(each) for each in zip(*by_member, strict=True)]
 
 
 def input_order(model: keras.Model, first: keras.Model) -> list[int]:
-    """Which input of ``first`` each input of a model is: the one of its name, or where names differ, of its place."""
+    """The index of the matching input of ``first`` for each input of a model: by name, or by position if names differ."""
     mine, theirs = ([spec.name for spec in models.schema_of(each).inputs] for each in (model, first))
     return [theirs.index(name) for name in mine] if set(mine) == set(theirs) else list(range(len(mine)))
 
 
 def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
-    """The first member that says what to measure it by."""
+    """The first compiled member, whose loss and metrics are used."""
     return next((model for model in members if model.compiled), None)
 
 
 def own_features(x: Any, model: keras.Model, first: keras.Model) -> Any:
-    """Features as a member takes them, which are given as ``first`` takes them."""
+    """Convert features from the input structure of ``first`` to that of a member."""
     inputs = list(x) if isinstance(x, tuple) else [x]
     if isinstance(x, Mapping):
         names = [spec.name for spec in models.schema_of(first).inputs]
@@ -96,12 +97,12 @@ def own_features(x: Any, model: keras.Model, first: keras.Model) -> Any:
 
 
 def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:
-    """What a model predicts in this process."""
+    """Predict in this process."""
     return model.predict(as_input(x), batch_size, verbose=0)
 
 
 def as_input(x: Any) -> Any:
-    """Features as Keras takes them: several are a list, since it takes a tuple for (x, y)."""
+    """Features in a form that Keras accepts: several inputs as a list, since Keras interprets a tuple as (x, y)."""
     return list(x) if isinstance(x, tuple) else x
 
 
@@ -112,14 +113,14 @@ def as_one_model(
     majority: bool,
     is_exclusive: Sequence[bool],
 ) -> keras.Model:
-    """One model that calls all members and votes.
+    """Build one model that calls all members and combines their outputs.
 
     Args:
-        like: A model whose inputs and outputs it has the structure of.
-        members: Models that nobody else needs: they get other names, and are not trained any more.
-        shares: The weight of each.
-        majority: As of `sparkkeras.modeling.voting.Vote`.
-        is_exclusive: The same, for each output.
+        like: The model whose input and output structure the new model has.
+        members: Copies of the models; they are renamed and made non-trainable.
+        shares: The weight of each member.
+        majority: As in `sparkkeras.modeling.voting.Vote`.
+        is_exclusive: For each output, as in `sparkkeras.modeling.voting.Vote`.
     """
     first = models.graph_of(like)
     inputs = [
@@ -129,7 +130,7 @@ def as_one_model(
     for number, member in enumerate(members):
         order = input_order(member, like)
         member.name = f"ensemble_member_{number}"
-        member.trainable = False  # else their penalties on weights would be part of the ensemble's loss
+        member.trainable = False  # otherwise their regularization penalties would be part of the ensemble's loss
         given = keras.tree.pack_sequence_as(models.graph_of(member)._inputs_struct, [inputs[index] for index in order])
         predictions.append(keras.tree.flatten(member(given)))
     names = [spec.name for spec in models.schema_of(like).outputs]
@@ -151,22 +152,23 @@ def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
     )
     if not same:
         raise ModelError(
-            f"models[{number}] ({model.name!r}) takes {_told(mine.inputs)}, but models[0] ({first.name!r}) takes "
-            f"{_told(theirs.inputs)}: the members of an ensemble take the same inputs. Wrap one so that it does: "
+            f"models[{number}] ({model.name!r}) takes {_describe_specs(mine.inputs)}, but models[0] ({first.name!r}) takes "
+            f"{_describe_specs(theirs.inputs)}: all members of an ensemble must have the same inputs. Wrap one to adapt it: "
             "keras.Model(inputs, model(changed)) with inputs = keras.Input(shape)."
         )
     same = len(mine.outputs) == len(theirs.outputs) and mine.named_outputs == theirs.named_outputs
     if not same or any(one.shape != other.shape for one, other in zip(mine.outputs, theirs.outputs, strict=True)):
         raise ModelError(
-            f"models[{number}] ({model.name!r}) gives {_told(mine.outputs)}, but models[0] ({first.name!r}) gives "
-            f"{_told(theirs.outputs)}: the members of an ensemble give outputs of the same shapes, for the same classes in "
-            "the same order."
+            f"models[{number}] ({model.name!r}) has the outputs {_describe_specs(mine.outputs)}, but models[0] "
+            f"({first.name!r}) has {_describe_specs(theirs.outputs)}: all members of an ensemble must have outputs of the "
+            "same shapes, for the same classes in the same order."
         )
     for spec in mine.outputs:
         if not spec.floating:
             raise ModelError(
-                f"models[{number}] ({model.name!r}) gives whole numbers in its output {spec.name!r}, which have no mean: "
-                "expected probabilities or other floating numbers. Take the model without what makes numbers of them."
+                f"the output {spec.name!r} of models[{number}] ({model.name!r}) has an integer dtype and cannot be "
+                "averaged; expected probabilities or other floating-point values. Remove the layer that converts them to "
+                "integers."
             )
 
 
@@ -174,7 +176,7 @@ def _alike(one: InputSpec, other: InputSpec) -> bool:
     return one.shape == other.shape and one.floating == other.floating
 
 
-def _told(specs: Sequence[InputSpec]) -> str:
+def _describe_specs(specs: Sequence[InputSpec]) -> str:
     return ", ".join(f"{spec.name!r} of shape {spec.shape}{'' if spec.floating else ' (not floating)'}" for spec in specs)
 
 
@@ -182,20 +184,20 @@ def _check_probabilities(number: int, model: keras.Model, voting: str) -> None:
     for tensor, task in _outputs(model):
         activation = _activation(tensor)
         if task.from_logits:
-            told = "was compiled with a loss that takes logits (from_logits=True)"
+            reason = "was compiled with a loss on logits (from_logits=True)"
         elif activation is not None and activation not in _PROBABILITIES:
-            told = f"ends with the activation {activation!r}"
+            reason = f"ends with the activation {activation!r}"
         else:
             continue
         raise ConfigurationError(
-            f'voting={voting!r} takes probabilities, but models[{number}] ({model.name!r}) {told}: give voting="average", '
-            "as for regression, or for classes put a softmax or a sigmoid behind it: keras.Sequential([model, "
+            f"voting={voting!r} expects probabilities, but models[{number}] ({model.name!r}) {reason}. For regression use "
+            'voting="average"; for classification append a softmax or sigmoid: keras.Sequential([model, '
             "keras.layers.Softmax()])."
         )
 
 
 def _outputs(model: keras.Model) -> Iterator[tuple[Any, OutputTask]]:
-    """Each output with what its loss says of it."""
+    """Each output tensor with its task."""
     outputs = outputs_of(model)
     losses = losses_of(model, [output.name for output in outputs])
     for tensor, output, loss in zip(model.outputs, outputs, losses, strict=True):
@@ -209,7 +211,7 @@ def _is_exclusive(tensor: Any, task: OutputTask) -> bool:
 
 
 def _activation(tensor: Any) -> str | None:
-    """The name of the activation of Keras's that makes an output; ``None`` where that is not known."""
+    """The name of the Keras activation that computes an output; ``None`` if it is unknown."""
     layer, _, index = tensor._keras_history
     if isinstance(layer, keras.Model):
         inside = getattr(layer, "outputs", None)
@@ -220,5 +222,5 @@ def _activation(tensor: Any) -> str | None:
     name = str(getattr(activation, "__name__", ""))
     if activation is None or getattr(keras.activations, name, None) is not activation:
         return None
-    # A layer that does nothing is put behind others to change their dtype.
+    # A linear Activation layer may only cast the output's dtype, so it does not show what the output is.
     return None if type(layer) is keras.layers.Activation and name == "linear" else name

@@ -1,4 +1,4 @@
-"""`greedy_ensemble`: the ensemble of some models that is best on validation data, by whatever a person measures."""
+"""`greedy_ensemble`: ensemble selection on validation data, by any metric."""
 
 from __future__ import annotations
 
@@ -42,33 +42,34 @@ def greedy_ensemble(
     batch_size: int = 32,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> EnsembleModel:
-    """The ensemble of some of the models that is best on validation data, found by forward selection with replacement.
+    """Select the models that form the best ensemble on validation data, by forward selection with replacement.
 
-    The best models begin; then, one after the other, the model is added that helps most, be it in already. How often it was
-    chosen is its weight, and models that were never chosen are left out. On the validation data the ensemble is never worse
-    than the best model; whether it is better elsewhere, test it on data that nothing was chosen on (Caruana 2004).
+    The selection starts with the best models. Then it adds, one at a time, the model that improves the ensemble most, which
+    may be selected already. A model's weight is the number of its selections; models that were never selected are left out.
+    On the validation data the ensemble is never worse than the best single model. To estimate its quality on new data, use
+    data that was not used for training or selection (Caruana et al. 2004).
 
     Args:
-        models: As of `EnsembleModel`. Each predicts the validation data once.
-        x_val: Features that the models were not trained on: arrays.
-        y_val: Their labels.
-        metric: What to choose by: ``"loss"``, that of the first compiled model, without penalties on weights; the name of a
-            Keras metric; a Keras metric or loss; or ``metric(y_true, y_pred) -> number``.
-        size: How many times a model is chosen, at most.
-        mode: Whether the metric is to be small (``"min"``) or large (``"max"``). ``"auto"`` asks Keras, which knows its own.
-        voting: As of `EnsembleModel`.
-        initial: How many of the best models may begin, one after the other, as long as none of them makes it worse.
+        models: As in `EnsembleModel`. Each predicts the validation data once.
+        x_val: Validation features as arrays; data that the models were not trained on.
+        y_val: Validation labels.
+        metric: The metric to select by: ``"loss"`` (the loss of the first compiled model, without regularization), the name
+            of a Keras metric, a Keras metric or loss object, or a function ``metric(y_true, y_pred) -> number``.
+        size: The most selections, repeated ones included.
+        mode: ``"min"`` to minimize the metric, ``"max"`` to maximize it, ``"auto"`` to infer it from a Keras metric or loss.
+        voting: As in `EnsembleModel`.
+        initial: The most models to start with: the best ones, added in order as long as none makes the ensemble worse.
         sample_weight: A weight for each sample, shape (samples,).
-        batch_size: Rows that a model predicts at a time.
-        custom_objects: As of `EnsembleModel`.
+        batch_size: Rows per batch when predicting.
+        custom_objects: As in `EnsembleModel`.
 
     Returns:
-        An ensemble whose weights are how often each model was chosen, scaled to add up to 1.
+        An ensemble whose weights are the selection counts, scaled to add up to 1.
 
     Raises:
-        ModelError: The models do not belong together.
-        ConfigurationError: An argument cannot be.
-        DataError: The data does not fit the models, or no model's figure is finite.
+        ModelError: The models cannot form an ensemble.
+        ConfigurationError: An argument is invalid, or the metric cannot be computed.
+        DataError: The data does not fit the models, or the metric is not finite for any model.
 
     Example::
 
@@ -81,22 +82,22 @@ def greedy_ensemble(
     schema = schema_of(given[0])
     if len(schema.outputs) > 1:
         raise ConfigurationError(
-            f"the models have {len(schema.outputs)} outputs, and one score does not show how good they are: choose on one "
-            "of them, with keras.Model(model.inputs, model.outputs[0])."
+            f"the models have {len(schema.outputs)} outputs, but a metric scores a single one. Select by one output, with "
+            "keras.Model(model.inputs, model.outputs[0])."
         )
     block = as_source(x_val, Reader(schema, has_on_invalid=False), y_val, sample_weight).block
     if block is None or not block.rows:
-        told = "holds no rows" if block is not None else "lies on Spark"
-        raise DataError(f"x_val {told}; expected arrays, such as a sample that was collected.")
+        problem = "has no rows" if block is not None else "is a Spark dataset"
+        raise DataError(f"x_val {problem}; expected arrays with at least one row, such as a collected sample.")
     schema.check_features(block.spec, has_transform=False)
     if sample_weight is not None and not np.any(np.asarray(sample_weight)):
-        raise DataError("sample_weight is 0 for all samples; expected more than 0 for one of them.")
+        raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")
     batch_size = arguments.whole_number("batch_size", batch_size)
     exclusive = compatibility.exclusive(given)[0]
     if voting == "hard" and any(compatibility.exclusive([model])[0] != exclusive for model in given):
         raise ConfigurationError(
-            'voting="hard": to some of the models one class is right, to others several may be (a sigmoid for each), so the '
-            "votes would count otherwise by who is chosen: choose among models of one kind."
+            'voting="hard": some of the models predict one class (softmax), others several labels (one sigmoid each), and '
+            "their votes cannot be combined. Pass models of one kind."
         )
     features = [compatibility.own_features(block.x, model, given[0]) for model in given]
     predictions = [
@@ -109,7 +110,7 @@ def greedy_ensemble(
     else:
         chosen = forward_selection(predictions, score, size, initial)
     if not chosen:
-        raise DataError(f"metric={metric!r} is finite for none of the models: have they diverged?")
+        raise DataError(f"metric={metric!r} is not finite for any of the models. Check whether their training diverged.")
     counts = Counter(chosen)
     best = sorted(counts)
     return EnsembleModel(
@@ -121,14 +122,14 @@ def greedy_ensemble(
 
 
 def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, prediction: Array) -> Score:
-    """How good predictions for some rows are; less is better.
+    """A function that scores predictions for the rows; lower is better.
 
     Args:
-        metric: What measures it.
-        mode: Whether that is to be small or large.
-        given: The models that predict.
-        rows: The rows.
-        prediction: A prediction for them, which others are like.
+        metric: The metric, as in `greedy_ensemble`.
+        mode: ``"min"``, ``"max"`` or ``"auto"``.
+        given: The models.
+        rows: The validation data.
+        prediction: One model's predictions, which define the shape and dtype.
     """
     kinds = (str, keras.metrics.Metric, keras.losses.Loss)
     if isinstance(metric, type) or not (isinstance(metric, kinds) or callable(metric)):
@@ -141,7 +142,7 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
     else:
         if rows.sample_weight is not None:
             raise ConfigurationError(
-                "sample_weight goes with metrics of Keras's; a function of your own has to weight itself."
+                "sample_weight works with Keras metrics and losses only; a custom function must apply weights itself."
             )
 
         def measure(predicted: Array) -> float:
@@ -149,16 +150,16 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
                 return float(metric(rows.y, predicted))
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"metric={metric!r} failed, or gave no number ({type(error).__name__}: {error}); expected a function of "
-                    f"labels of shape {np.shape(rows.y)} and predictions of shape {predicted.shape}, which are "
-                    "probabilities or values, not classes."
+                    f"metric={metric!r} failed or did not return a number ({type(error).__name__}: {error}); expected a "
+                    f"function of labels of shape {np.shape(rows.y)} and predictions of shape {predicted.shape}, which are "
+                    "probabilities or values, not class indices."
                 ) from error
 
         found = None
     mode = found or "auto" if mode == "auto" else mode
     if mode == "auto":
         raise ConfigurationError(
-            f'metric={metric!r}: nobody says whether it is to be small or large; give mode="min" or mode="max".'
+            f'metric={metric!r}: cannot infer whether to minimize or maximize it; set mode="min" or mode="max".'
         )
     sign = 1.0 if mode == "min" else -1.0
     return lambda mean: sign * measure(mean.astype(prediction.dtype))
@@ -167,54 +168,54 @@ def _score(metric: Any, mode: str, given: Sequence[keras.Model], rows: Block, pr
 def _of_keras(
     metric: str | keras.metrics.Metric | keras.losses.Loss, given: Sequence[keras.Model], rows: Block, prediction: Array
 ) -> tuple[Callable[[Array], float], str | None]:
-    """What Keras measures, and whether that is to be small or large.
+    """A function that computes a Keras metric or loss, and its direction ``"min"`` or ``"max"``; ``None``: unknown.
 
-    A model that does nothing evaluates predictions, so that names mean what they mean in ``compile``.
+    An identity model evaluates the predictions, so that metric names have the same meaning as in ``compile``.
     """
     is_loss = metric == "loss" or isinstance(metric, keras.losses.Loss)
-    loss: Any = metric if is_loss else _nothing
+    loss: Any = metric if is_loss else _zero_loss
     if is_loss and isinstance(metric, str):
         compiled = compatibility.first_compiled(given)
         if compiled is None or compiled.loss is None:
             raise ConfigurationError(
-                'metric="loss": none of the models was compiled with a loss. Give a Keras loss, such as '
-                "keras.losses.SparseCategoricalCrossentropy(), or compile one."
+                'metric="loss": none of the models was compiled with a loss. Pass a Keras loss, such as '
+                "keras.losses.SparseCategoricalCrossentropy(), or compile one of the models."
             )
         (loss,) = losses_of(compiled, [spec.name for spec in schema_of(compiled).outputs])
         check_labels(compiled, rows.spec, label_ranges(rows))
     inputs = keras.Input(prediction.shape[1:], dtype=str(prediction.dtype))
-    judge = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))
+    evaluator = keras.Model(inputs, keras.layers.Identity(dtype=str(prediction.dtype))(inputs))
     measured = [] if is_loss else [metric]
     weighted = rows.sample_weight is not None
-    judge.compile(None, loss, metrics=None if weighted else measured, weighted_metrics=measured if weighted else None)
+    evaluator.compile(None, loss, metrics=None if weighted else measured, weighted_metrics=measured if weighted else None)
 
     (labels,) = keras.tree.flatten(rows.y)
 
     def measure(predicted: Array) -> float:
-        figures = judge.test_on_batch(predicted, labels, rows.sample_weight, return_dict=True)
-        figure = figures["loss"] if is_loss else next(value for name, value in figures.items() if name != "loss")
-        return float(np.asarray(figure))
+        logs = evaluator.test_on_batch(predicted, labels, rows.sample_weight, return_dict=True)
+        value = logs["loss"] if is_loss else next(each for name, each in logs.items() if name != "loss")
+        return float(np.asarray(value))
 
     try:
         measure(prediction)
     except Exception as error:
         reason = str(error).strip().rstrip(".")
         raise ConfigurationError(
-            f"metric={metric!r} cannot be measured: {reason}. It gets predictions of shape {prediction.shape} and labels of "
-            f"shape {rows.spec.leaves[rows.form.span('y')][0].shape} for a row."
+            f"metric={metric!r} cannot be computed: {reason}. It receives predictions of shape {prediction.shape} and "
+            f"labels of shape {rows.spec.leaves[rows.form.span('y')][0].shape} per row."
         ) from error
-    return measure, "min" if is_loss else _direction(judge)
+    return measure, "min" if is_loss else _direction(evaluator)
 
 
-def _nothing(y_true: Any, y_pred: Any) -> Any:
+def _zero_loss(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.zeros(keras.ops.shape(y_pred)[:1])
 
 
-def _direction(judge: keras.Model) -> str | None:
-    """Whether the metric of a model is to be small or large, where Keras knows."""
-    compiled = [metric for each in judge.metrics for lists in getattr(each, "metrics", ()) for metric in _listed(lists)]
-    told = {str(getattr(metric, "_direction", "")) for metric in compiled} - {""}
-    return {"up": "max", "down": "min"}.get(told.pop()) if len(told) == 1 else None
+def _direction(evaluator: keras.Model) -> str | None:
+    """``"min"`` or ``"max"`` for the model's metric; ``None`` if Keras does not define its direction."""
+    compiled = [metric for each in evaluator.metrics for lists in getattr(each, "metrics", ()) for metric in _listed(lists)]
+    directions = {str(getattr(metric, "_direction", "")) for metric in compiled} - {""}
+    return {"up": "max", "down": "min"}.get(directions.pop()) if len(directions) == 1 else None
 
 
 def _listed(metrics: Any) -> Sequence[Any]:

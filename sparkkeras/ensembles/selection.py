@@ -1,4 +1,4 @@
-"""Which members make the best ensemble, and how often each: arrays and scores only.
+"""Forward selection of ensemble members with replacement, on arrays and scores only.
 
 Caruana, Niculescu-Mizil, Crew, Ksikes: *Ensemble selection from libraries of models*, ICML 2004.
 """
@@ -12,24 +12,25 @@ import numpy as np
 from sparkkeras.weights import Array
 
 Score = Callable[[Array], float]
-"""Measures how good the mean of some members' ballots is; less is better, and what is not finite is no good at all."""
+"""Scores the mean of some members' ballots; lower is better, and a value that is not finite is the worst."""
 
 
 def forward_selection(ballots: Sequence[Array], score: Score, size: int, initial: int = 1) -> list[int]:
-    """Choose members one after the other, with replacement, each time the one that makes the mean the best.
+    """Select members one by one, with replacement, each time the member that gives the best mean.
 
-    The best ``initial`` members come first, in the order of their own scores, for as long as none of them makes the mean
-    worse (sorted initialization). Of all stages the best is taken, and of equal ones the last: more members vary less. The
-    first stage is the best member alone, so the outcome is never worse than that.
+    The selection starts with up to ``initial`` members in the order of their individual scores, as long as none of them
+    makes the mean worse (sorted initialization). The result is the best prefix of the selection, and of equally good ones
+    the longest, since more members reduce the variance. The first prefix is the best single member, so the result is never
+    worse than that.
 
     Args:
-        ballots: What each member says; arrays of one shape.
-        score: How good a mean of them is.
-        size: At most so many are chosen; a member may be among them several times.
-        initial: How many of the best ones may begin.
+        ballots: The prediction or vote of each member; arrays of one shape.
+        score: Scores a mean of ballots; lower is better.
+        size: The most selections; a member can be selected several times.
+        initial: The most members of the sorted initialization.
 
     Returns:
-        The members in the order in which they were chosen; empty where no member's own score is finite.
+        The indices of the members in the order of selection; empty if no member's individual score is finite.
     """
     alone = [_finite(score(ballot)) for ballot in ballots]
     ranked = [member for member in np.argsort(alone, kind="stable").tolist() if alone[member] < np.inf]
@@ -39,18 +40,18 @@ def forward_selection(ballots: Sequence[Array], score: Score, size: int, initial
     total = ballots[chosen[0]].astype(np.float64)
     best, best_size = alone[chosen[0]], 1
 
-    def taken(member: int) -> float:
+    def score_with(member: int) -> float:
         return _finite(score((total + ballots[member]) / (len(chosen) + 1)))
 
     for member in ranked[1 : min(initial, size)]:
-        found = taken(member)
+        found = score_with(member)
         if found > best:
             break
         best, best_size = found, best_size + 1
         chosen.append(member)
         total += ballots[member]
     while len(chosen) < size:
-        scores = [taken(member) for member in ranked]
+        scores = [score_with(member) for member in ranked]
         member = ranked[int(np.argmin(scores))]
         chosen.append(member)
         total += ballots[member]

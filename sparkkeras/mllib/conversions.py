@@ -1,4 +1,4 @@
-"""What MLlib has data in, for those who have it: RDDs of LabeledPoint, matrices and vectors."""
+"""Conversions between NumPy arrays and MLlib's data types: RDDs of LabeledPoint, matrices and vectors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False) -> RDD[LabeledPoint]:
-    """An RDD of LabeledPoints from arrays.
+    """Create an RDD of LabeledPoints from arrays.
 
     Args:
         sc: The SparkContext.
         x: Features, shape (samples, ...); each sample is flattened into a dense vector.
         y: Labels, shape (samples,) or (samples, 1); with ``categorical``, one-hot rows of shape (samples, classes).
-        categorical: Whether labels are one-hot rows, to be turned into class numbers.
+        categorical: Whether labels are one-hot rows, to be converted to class indices.
 
     Raises:
-        DataError: Lengths differ, or labels have another shape.
+        DataError: ``x`` and ``y`` differ in length, or ``y`` has another shape.
         ClusterError: The SparkContext was stopped.
     """
     from pyspark.mllib.regression import LabeledPoint
@@ -39,7 +39,7 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
     check_running(sc)
     features, labels = np.asarray(x), np.asarray(y)
     if len(features) != len(labels):
-        raise DataError(f"x has {len(features)} rows and y has {len(labels)}: they must have the same number.")
+        raise DataError(f"x has {len(features)} rows and y has {len(labels)}; expected the same number of rows.")
     if categorical:
         if labels.ndim != 2:
             raise DataError(f"categorical=True expects one-hot labels of shape (samples, classes), received {labels.shape}.")
@@ -55,15 +55,18 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
 def from_labeled_point(
     rdd: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None
 ) -> tuple[Array, Array]:
-    """The features, shape (samples, features), and labels of an RDD of LabeledPoints, collected.
+    """Collect the features and labels of an RDD of LabeledPoints into arrays on the driver.
 
     Args:
         rdd: The LabeledPoints.
-        categorical: Whether to return one-hot labels, shape (samples, classes), instead of numbers, shape (samples,).
-        nb_classes: How many classes; ``None`` takes the largest label plus one.
+        categorical: Whether to return one-hot labels, shape (samples, classes), instead of labels, shape (samples,).
+        nb_classes: The number of classes for one-hot labels; ``None``: the largest label plus one.
+
+    Returns:
+        ``(features, labels)``; features have the shape (samples, features).
 
     Raises:
-        DataError: There are no rows, or labels are no class numbers below ``nb_classes``.
+        DataError: There are no rows, or with ``categorical`` a label is not a class index below ``nb_classes``.
     """
     nb_classes = optional_number("nb_classes", nb_classes)
     check_slots(rdd.context)
@@ -79,22 +82,22 @@ def from_labeled_point(
 
 
 def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None) -> RDD[Any]:
-    """An RDD of ``(features, label)`` rows from LabeledPoints, lazily.
+    """Convert an RDD of LabeledPoints to an RDD of ``(features, label)`` rows, lazily.
 
     Args:
         lp_rdd: The LabeledPoints.
-        categorical: Whether labels become one-hot rows.
-        nb_classes: How many classes; ``None`` looks for the largest label, which is a Spark job.
+        categorical: Whether to convert labels to one-hot rows.
+        nb_classes: The number of classes for one-hot rows; ``None``: the largest label plus one, which takes a Spark job.
 
     Raises:
-        DataError: It is no RDD, or ``nb_classes`` is looked for where there are no class numbers. A row that is no
-            LabeledPoint, or a label that is no class number below ``nb_classes``, is reported when the RDD is computed.
+        DataError: ``lp_rdd`` is not an RDD, or ``nb_classes`` is ``None`` and cannot be inferred from the labels. Rows that
+            are not LabeledPoints and labels that are not class indices below ``nb_classes`` raise when the RDD is computed.
     """
     nb_classes = optional_number("nb_classes", nb_classes)
     if not is_rdd(lp_rdd):
         raise DataError(
-            f"lp_rdd is {describe(lp_rdd)}; expected an RDD of LabeledPoints: to_labeled_point makes one from arrays. "
-            "SparkModel takes arrays and DataFrames as they are."
+            f"lp_rdd is {describe(lp_rdd)}; expected an RDD of LabeledPoints: to_labeled_point creates one from arrays. "
+            "SparkModel accepts arrays and DataFrames directly."
         )
     if not categorical:
         return lp_rdd.map(_Pair())
@@ -102,26 +105,26 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
 
 
 def encode_label(label: Any, nb_classes: int) -> Array:
-    """A class number as a one-hot row, float32, shape (nb_classes,).
+    """Convert a class index to a one-hot row, float32, shape (nb_classes,).
 
     Args:
-        label: A whole number from 0 to ``nb_classes - 1``, also as a float or an array of one value.
-        nb_classes: How many classes there are.
+        label: An integer from 0 to ``nb_classes - 1``; a float with an integral value or an array of one value is accepted.
+        nb_classes: The number of classes.
 
     Raises:
-        DataError: The label is no such number.
+        DataError: The label is not a class index below ``nb_classes``.
     """
     whole_number("nb_classes", nb_classes)
     try:
         value, missing = to_numbers(label)
     except NotNumbersError as error:
-        raise DataError(f"label {label!r} is no class number: expected one whole number.") from error
+        raise DataError(f"label {label!r} is not a class index; expected one whole number.") from error
     if value.size != 1 or missing is not None or not np.isfinite(value).all() or float(value.reshape(-1)[0]) % 1 != 0:
-        raise DataError(f"label {label!r} is no class number: expected one whole number.")
+        raise DataError(f"label {label!r} is not a class index; expected one whole number.")
     number = int(value.reshape(-1)[0])
     if not 0 <= number < nb_classes:
         raise DataError(
-            f"label {number} is out of range: with nb_classes={nb_classes}, labels go from 0 to {nb_classes - 1}."
+            f"label {number} is out of range: with nb_classes={nb_classes}, labels must be from 0 to {nb_classes - 1}."
         )
     row = np.zeros(nb_classes, np.float32)
     row[number] = 1.0
@@ -129,13 +132,13 @@ def encode_label(label: Any, nb_classes: int) -> Array:
 
 
 def to_matrix(array: Any) -> DenseMatrix:
-    """A 2-D array as an MLlib matrix of the same shape, with values of its own in float64.
+    """Convert a 2-D array to an MLlib matrix of the same shape; values are copied as float64.
 
     Args:
         array: Numbers or booleans, shape (rows, columns).
 
     Raises:
-        DataError: It is not 2-D, or holds no numbers.
+        DataError: The array is not 2-D, or holds values that are not numbers.
 
     Example::
 
@@ -146,8 +149,8 @@ def to_matrix(array: Any) -> DenseMatrix:
     numbers = _numbers("to_matrix", array)
     if numbers.ndim != 2:
         remedy = {
-            0: "give np.array([[value]]) for a matrix of one value",
-            1: "give array[None, :] for one row, or array[:, None] for one column",
+            0: "use np.array([[value]]) for a matrix of one value",
+            1: "use array[None, :] for one row, or array[:, None] for one column",
         }.get(numbers.ndim, "flatten its rows with array.reshape(len(array), -1)")
         raise DataError(f"to_matrix expects an array of shape (rows, columns), received shape {numbers.shape}: {remedy}.")
     rows, columns = numbers.shape
@@ -155,56 +158,60 @@ def to_matrix(array: Any) -> DenseMatrix:
 
 
 def from_matrix(matrix: Any) -> Array:
-    """A matrix of MLlib as an array of the same shape, float64, with memory of its own.
+    """Convert a matrix to an array of the same shape, float64; values are copied.
 
     Args:
-        matrix: A dense or sparse, perhaps transposed, matrix of ``pyspark.mllib.linalg`` or ``pyspark.ml.linalg``.
+        matrix: A dense or sparse matrix, transposed or not, of ``pyspark.mllib.linalg`` or ``pyspark.ml.linalg``.
 
     Raises:
-        DataError: It is something else.
+        DataError: The argument is not a matrix.
     """
     if not _is_matrix(matrix):
-        raise DataError(f"from_matrix expects a Matrix, received {describe(matrix)}: to_matrix makes one from a 2-D array.")
-    return np.array(matrix.toArray(), order="C")  # dense ones hand out their own values
+        raise DataError(
+            f"from_matrix expects a Matrix, received {describe(matrix)}: to_matrix creates one from a 2-D array."
+        )
+    return np.array(matrix.toArray(), order="C")  # toArray of a dense matrix does not copy
 
 
 def to_vector(array: Any) -> DenseVector:
-    """A 1-D array as an MLlib vector, with values of its own in float64.
+    """Convert a 1-D array to an MLlib vector; values are copied as float64.
 
     Args:
         array: Numbers or booleans, shape (values,).
 
     Raises:
-        DataError: It is not 1-D, or holds no numbers.
+        DataError: The array is not 1-D, or holds values that are not numbers.
     """
     from pyspark.mllib.linalg import DenseVector
 
     numbers = _numbers("to_vector", array)
     if numbers.ndim != 1:
-        remedy = "give array.reshape(-1), or to_matrix keeps the rows" if numbers.ndim else "give np.array([value])"
+        remedy = "use array.reshape(-1), or to_matrix to keep the rows" if numbers.ndim else "use np.array([value])"
         raise DataError(f"to_vector expects an array of shape (values,), received shape {numbers.shape}: {remedy}.")
     return DenseVector(numbers.copy())
 
 
 def from_vector(vector: Any) -> Array:
-    """A vector of MLlib as an array, shape (values,), float64, with memory of its own.
+    """Convert a vector to an array, shape (values,), float64; values are copied.
 
     Args:
         vector: A dense or sparse vector of ``pyspark.mllib.linalg`` or ``pyspark.ml.linalg``.
 
     Raises:
-        DataError: It is something else.
+        DataError: The argument is not a vector.
     """
     if not _is_vector(vector):
-        raise DataError(f"from_vector expects a Vector, received {describe(vector)}: to_vector makes one from a 1-D array.")
+        raise DataError(
+            f"from_vector expects a Vector, received {describe(vector)}: to_vector creates one from a 1-D array."
+        )
     return np.array(vector.toArray())
 
 
 def kind_of(data: Any) -> Literal["matrix", "vector", "rdd"]:
-    """Which of the things that MLlib predicts for data is.
+    """The kind of data to predict for.
 
     Raises:
-        DataError: It is none of them.
+        DataError: The data is neither a matrix nor a vector nor an RDD.
     """
     if _is_matrix(data):
         return "matrix"
@@ -214,23 +221,23 @@ def kind_of(data: Any) -> Literal["matrix", "vector", "rdd"]:
         return "rdd"
     raise DataError(
         f"data is {describe(data)}; expected a Matrix with a sample in each row, a Vector with one sample, or an RDD of "
-        "Vectors or LabeledPoints. to_matrix and to_vector make the first two from arrays; SparkModel.predict takes arrays."
+        "Vectors or LabeledPoints. to_matrix and to_vector convert arrays; SparkModel.predict accepts arrays directly."
     )
 
 
 def features_of(rdd: RDD[Any]) -> RDD[Array]:
-    """The features of an RDD of vectors or LabeledPoints as arrays, lazily."""
+    """Map an RDD of vectors or LabeledPoints to an RDD of feature arrays, lazily."""
     return rdd.map(_features)
 
 
 def as_vectors(rdd: RDD[Array]) -> RDD[DenseVector]:
-    """An RDD of 1-D arrays as one of vectors, lazily."""
+    """Map an RDD of 1-D arrays to an RDD of vectors, lazily."""
     return rdd.map(to_vector)
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Turn a LabeledPoint into ``(features, label)``; with ``classes``, the label into a one-hot row."""
+    """Converts a LabeledPoint to ``(features, label)``; if ``classes`` is set, the label to a one-hot row."""
 
     classes: int | None = None
 
@@ -241,35 +248,37 @@ class _Pair:
 
 def _label(point: LabeledPoint) -> float:
     if not hasattr(point, "label"):
-        raise DataError(f"a row is {describe(point)}; expected a LabeledPoint. SparkModel takes rows of the form (x, y).")
+        raise DataError(f"a row is {describe(point)}; expected a LabeledPoint. SparkModel accepts rows of the form (x, y).")
     return float(point.label)
 
 
 def _features(row: Any) -> Array:
     vector = getattr(row, "features", row)
     if not hasattr(vector, "toArray"):
-        raise DataError(f"a row is {describe(row)}; expected a Vector or a LabeledPoint. SparkModel takes rows of arrays.")
+        raise DataError(f"a row is {describe(row)}; expected a Vector or a LabeledPoint. SparkModel accepts rows of arrays.")
     features: Array = vector.toArray()
     return features
 
 
 def _count_classes(largest: float) -> int:
-    """How many classes there are if the largest label is this one; that of no rows is minus infinity."""
+    """The number of classes, from the largest label; minus infinity means that there are no rows."""
     if not 0 <= largest < math.inf:
-        told = "there are no rows" if largest == -math.inf else f"the largest label is {largest:g}"
-        raise DataError(f"{told}; expected class numbers from 0 up. Mend the labels, or give nb_classes.")
+        found = "there are no rows" if largest == -math.inf else f"the largest label is {largest:g}"
+        raise DataError(f"{found}; expected class indices of 0 or more. Fix the labels, or set nb_classes.")
     return int(largest) + 1
 
 
 def _numbers(name: str, value: Any) -> Array:
-    """A value of any rank in float64."""
+    """An argument of any rank as a float64 array; ``name`` is the function's, for error messages."""
     try:
         array, missing = to_numbers(value)
     except NotNumbersError as error:
         where = "" if error.row is None else f"row {error.row} "
         raise DataError(f"{name} expects numbers or booleans, received {describe(value)}: {where}{error}") from error
     if missing is not None:
-        raise DataError(f"{name} expects numbers or booleans, received {describe(value)}, which holds None: fill it in.")
+        raise DataError(
+            f"{name} expects numbers or booleans, received {describe(value)}, which contains None: fill in values."
+        )
     return array.astype(np.float64, copy=False)
 
 

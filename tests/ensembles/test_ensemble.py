@@ -1,4 +1,4 @@
-"""Ensembles in one process: votes, checks, files, and the greedy choice of members. No Spark."""
+"""Ensembles in one process: voting, checks, files and greedy selection of members. No Spark."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def unit(activation="sigmoid", units=1, seed=0, **compiled):
 
 @pytest.fixture(scope="module")
 def members(digits):
-    """Networks of different kinds, each trained on other digits, none of them well."""
+    """Models of different architectures, each trained briefly on a different sample of the digits."""
     x, y, *_ = digits
     dense = keras.layers.Dense
     models = [
@@ -52,7 +52,7 @@ def members(digits):
 
 
 def called(model, x):
-    """What a model gives for ``x``, without the function that ``predict`` would trace."""
+    """A model's outputs for ``x``; a direct call, which is faster than tracing ``predict``."""
     return keras.tree.map_structure(np.asarray, model(x))
 
 
@@ -71,7 +71,7 @@ def hard(members):
     return EnsembleModel(members, "hard")
 
 
-# Votes
+# Voting
 
 
 def test_soft_is_the_weighted_mean_of_probabilities(members, outputs, digits):
@@ -96,21 +96,21 @@ def test_hard_is_one_hot_and_follows_the_majority(hard, outputs, digits):
     assert hard.evaluate(digits[2], digits[3], return_dict=True)["accuracy"] == pytest.approx((expected == digits[3]).mean())
 
 
-def test_one_member_is_itself(members, digits):
+def test_an_ensemble_of_one_member_predicts_as_the_member(members, digits):
     assert np.array_equal(EnsembleModel(members[:1]).predict(digits[2]), members[0].predict(digits[2], verbose=0))
 
 
-def test_the_members_stay_as_they_are(members, digits):
-    def looks():
+def test_the_members_are_not_modified(members, digits):
+    def properties():
         return [
             (model.name, model.trainable, model.compiled, len(model.trainable_weights), model.optimizer.iterations.numpy())
             for model in members
         ]
 
-    before, weights = looks(), [model.get_weights() for model in members]
+    before, weights = properties(), [model.get_weights() for model in members]
     ensemble = EnsembleModel(members)
     ensemble.evaluate(digits[2], digits[3])
-    assert looks() == before
+    assert properties() == before
     for model, values in zip(members, weights, strict=True):
         assert all(np.array_equal(one, two) for one, two in zip(model.get_weights(), values, strict=True))
 
@@ -126,25 +126,25 @@ def test_the_ensemble_follows_its_members(digits):
     assert np.abs(after - before).max() > 1e-3
 
 
-def test_evaluate_gives_what_keras_would_without_penalties(members, soft, outputs, digits):
+def test_evaluate_equals_keras_without_regularization(members, soft, outputs, digits):
     _, _, x, y = digits
     mean = outputs.mean(0)
     loss = -np.log(mean[np.arange(len(y)), y])
-    right = mean.argmax(-1) == y
-    assert soft.evaluate(x, y) == pytest.approx([loss.mean(), right.mean()], rel=1e-4)
+    correct = mean.argmax(-1) == y
+    assert soft.evaluate(x, y) == pytest.approx([loss.mean(), correct.mean()], rel=1e-4)
     found = soft.evaluate(x, y, sample_weight=np.arange(len(y)), return_dict=True, batch_size=7)
     assert found["loss"] == pytest.approx((loss * np.arange(len(y))).mean(), rel=1e-4)
     assert EnsembleModel(members[:1]).evaluate(x, y)[0] < members[0].evaluate(x, y, verbose=0)[0] - 0.01
 
 
 @pytest.mark.soak
-def test_better_than_the_mean_member(members, soft, digits):
+def test_an_ensemble_is_better_than_the_mean_of_its_members(members, soft, digits):
     _, _, x, y = digits
     alone = [model.evaluate(x, y, verbose=0)[1] for model in members]
     assert soft.evaluate(x, y)[1] > np.mean(alone)
 
 
-def test_arrays_start_no_spark(members, digits):
+def test_arrays_do_not_start_spark(members, digits):
     from pyspark import SparkContext
 
     before = SparkContext._active_spark_context
@@ -188,7 +188,7 @@ def test_sigmoid_units():
     assert soft.predict_classes(X).shape == (40,)
 
 
-def test_labels_that_do_not_exclude_each_other():
+def test_multilabel_outputs_vote_for_each_label():
     models = [unit(units=4, seed=seed, loss="binary_crossentropy") for seed in range(3)]
     outputs = np.stack([called(model, X) for model in models])
     ensemble = EnsembleModel(models, "hard")
@@ -197,16 +197,16 @@ def test_labels_that_do_not_exclude_each_other():
         ensemble.predict_classes(X)
 
 
-def test_a_greedy_choice_by_hard_votes_is_among_models_of_one_kind():
-    one_right = unit("softmax", 4, loss="categorical_crossentropy")
-    several_right = unit(units=4, loss="binary_crossentropy")
+def test_greedy_selection_with_hard_voting_needs_models_of_one_kind():
+    multiclass = unit("softmax", 4, loss="categorical_crossentropy")
+    multilabel = unit(units=4, loss="binary_crossentropy")
     y = np.eye(4)[np.arange(40) % 4]
-    with pytest.raises(ConfigurationError, match="to some of the models one class is right"):
-        greedy_ensemble([one_right, several_right], X, y, "accuracy", 2, voting="hard")
-    assert greedy_ensemble([one_right, several_right], X, y, "accuracy", 2).models
+    with pytest.raises(ConfigurationError, match="some of the models predict one class"):
+        greedy_ensemble([multiclass, multilabel], X, y, "accuracy", 2, voting="hard")
+    assert greedy_ensemble([multiclass, multilabel], X, y, "accuracy", 2).models
 
 
-def test_regression_averages():
+def test_regression_averages_predictions():
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True)
@@ -225,7 +225,7 @@ def test_regression_averages():
     np.testing.assert_allclose(ensemble.predict(x[300:]), mean, atol=1e-5)
     loss = ensemble.evaluate(x[300:], y[300:])[0]
     assert loss == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
-    # The square is convex: the mean is better than its members are on average.
+    # The squared error is convex: the error of the mean is below the members' mean error.
     assert loss < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
     with pytest.raises(ConfigurationError, match="does not decide between classes"):
         ensemble.predict_classes(x)
@@ -245,7 +245,7 @@ def two_inputs(order, names=("a", "b"), seed=0):
     return model
 
 
-def test_several_inputs_go_by_name_and_outputs_by_place():
+def test_inputs_are_matched_by_name_and_outputs_by_position():
     models = [two_inputs("ab"), two_inputs("ba", seed=1)]
     a, b = X[:, :2], X
     ensemble = EnsembleModel(models, "average")
@@ -256,18 +256,18 @@ def test_several_inputs_go_by_name_and_outputs_by_place():
     for both, one in zip(found, ensemble.predict({"a": a, "b": b}), strict=True):
         assert np.array_equal(both, one)
     y = {"first": X[:, :1], "second": X[:, :2]}
-    figures = ensemble.evaluate((a, b), y, return_dict=True)
-    assert figures["loss"] == pytest.approx(
+    logs = ensemble.evaluate((a, b), y, return_dict=True)
+    assert logs["loss"] == pytest.approx(
         ((found[0] - y["first"]) ** 2).mean() + np.abs(found[1] - y["second"]).mean(), rel=1e-4
     )
 
 
-def test_other_names_go_by_place():
+def test_inputs_with_other_names_are_matched_by_position():
     ensemble = EnsembleModel([two_inputs("ab"), two_inputs("ab", ("left", "right"), seed=1)], "average")
     assert len(ensemble.predict((X[:, :2], X))) == 2
 
 
-def test_a_first_member_that_does_not_count_still_names_the_inputs():
+def test_a_first_member_of_weight_0_still_defines_the_input_names():
     models = [two_inputs("ab"), two_inputs("ba", seed=1)]
     ensemble = EnsembleModel(models, "average", weights=[0, 1])
     assert [tensor.name for tensor in ensemble.model.inputs] == ["a", "b"]
@@ -277,7 +277,7 @@ def test_a_first_member_that_does_not_count_still_names_the_inputs():
 
 
 def one_output(order, names=("a", "b"), swapped=False, seed=0):
-    """The sum of one input's columns; both have the same shape, so that nothing but the order tells them apart."""
+    """The sum of one input's columns; both inputs have the same shape, so that only the order distinguishes them."""
     inputs = {key: keras.Input((3,), name=name) for key, name in zip("ab", names, strict=True)}
     outputs = keras.layers.Dense(1, kernel_initializer="ones")(inputs["b" if swapped else "a"])
     model = keras.Model([inputs[key] for key in order], outputs)
@@ -286,17 +286,17 @@ def one_output(order, names=("a", "b"), swapped=False, seed=0):
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict"])
-def test_the_greedy_choice_gives_each_model_its_inputs(form):
+def test_greedy_selection_passes_each_model_its_inputs(form):
     a, b = X, X + 5
-    right, wrong = one_output("ba"), one_output("ab", swapped=True)
+    correct, incorrect = one_output("ba"), one_output("ab", swapped=True)
     given = (b, a) if form == "tuple" else {"a": a, "b": b}
     y = a.sum(axis=1, keepdims=True)
-    models = [one_output("ba", swapped=True), one_output("ab"), wrong]
+    models = [one_output("ba", swapped=True), one_output("ab"), incorrect]
     found = greedy_ensemble(models, given, y, "loss", 1, voting="average")
     assert found.models == (models[1],)
-    assert greedy_ensemble([wrong, right], given if form == "dict" else (a, b), y, "loss", 1, voting="average").models == (
-        right,
-    )
+    assert greedy_ensemble(
+        [incorrect, correct], given if form == "dict" else (a, b), y, "loss", 1, voting="average"
+    ).models == (correct,)
     other_names = [one_output("ab", swapped=True), one_output("ab", ("left", "right"))]
     ordered = given if form == "dict" else (a, b)
     assert greedy_ensemble(other_names, ordered, y, "loss", 1, voting="average").models == (other_names[1],)
@@ -341,11 +341,11 @@ class Largest(keras.layers.Layer):
         return keras.ops.argmax(values, -1, keepdims=True)
 
 
-def own_probabilities(values):
+def custom_softmax(values):
     return keras.ops.softmax(values)
 
 
-def own_loss(y_true, y_pred):
+def custom_loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
 
 
@@ -354,7 +354,7 @@ def test_custom_code_and_adapted_layers(digits):
     normalization = keras.layers.Normalization()
     normalization.adapt(x[:100])
     models = [network(Doubled(), seed=0), network(Unregistered(), seed=1), network(normalization, seed=2)]
-    models[0].compile("sgd", own_loss)
+    models[0].compile("sgd", custom_loss)
     ensemble = EnsembleModel(models)
     mean = np.mean([called(model, x[:50]) for model in models], axis=0)
     np.testing.assert_allclose(ensemble.predict(x[:50]), mean, atol=1e-6)
@@ -372,27 +372,27 @@ BAD_MODELS = {
     "not built": (lambda: [unit(), keras.Sequential([keras.layers.Dense(3)])], ModelError, r"models\[1\]: .* not built"),
     "other inputs": (lambda: [unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
     "more inputs": (lambda: [unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),
-    "other outputs": (lambda: [unit(), unit(units=2)], ModelError, r"gives .*\(2,\).*outputs of the same shapes"),
-    "whole numbers": (lambda: [keras.Sequential([keras.Input((3,)), Largest()])], ModelError, "whole numbers .* no mean"),
+    "other outputs": (lambda: [unit(), unit(units=2)], ModelError, r"has the outputs .*\(2,\).*outputs of the same shapes"),
+    "integers": (lambda: [keras.Sequential([keras.Input((3,)), Largest()])], ModelError, "integer dtype .* be averaged"),
 }
 
 
-@pytest.mark.parametrize(("models", "error", "told"), BAD_MODELS.values(), ids=BAD_MODELS)
-def test_models_that_cannot_vote_together(models, error, told):
+@pytest.mark.parametrize(("models", "error", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
+def test_models_that_cannot_form_an_ensemble_are_reported(models, error, message):
     given = models()
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         EnsembleModel(given, "average")
 
 
 @pytest.mark.parametrize(
     "weights", [[1], [1, 2, 3], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], "ab", 3, [1, "x"]], ids=str
 )
-def test_weights_that_cannot_be(weights):
+def test_invalid_weights_are_reported(weights):
     with pytest.raises(ConfigurationError, match=r"weights=.*expected 2 number\(s\), one for each model"):
         EnsembleModel([unit(), unit()], weights=weights)
 
 
-def test_unknown_arguments():
+def test_unknown_arguments_are_reported():
     with pytest.raises(ConfigurationError, match="voting='sort' is not known.*Did you mean 'soft'"):
         EnsembleModel([unit()], "sort")
     with pytest.raises(TypeError, match="EnsembleModel takes no argument 'weigths'.*Did you mean 'weights'"):
@@ -405,45 +405,45 @@ def test_unknown_arguments():
 
 @pytest.mark.parametrize("voting", ["soft", "hard"])
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (lambda: regression(), "ends with the activation 'linear'"),
         (lambda: unit("relu"), "ends with the activation 'relu'"),
         (lambda: keras.Sequential([keras.Input((3,)), unit("tanh")]), "ends with the activation 'tanh'"),
-        (lambda: unit(None, loss=keras.losses.BinaryCrossentropy(from_logits=True)), "takes logits"),
+        (lambda: unit(None, loss=keras.losses.BinaryCrossentropy(from_logits=True)), "was compiled with a loss on logits"),
     ],
 )
-def test_what_is_no_probability_does_not_vote(voting, model, told):
-    with pytest.raises(ConfigurationError, match=rf'{told}.*give voting="average"'):
+def test_outputs_that_are_not_probabilities_cannot_vote(voting, model, message):
+    with pytest.raises(ConfigurationError, match=rf'{message}.*use voting="average"'):
         EnsembleModel([model()], voting)
     EnsembleModel([model()], "average")
 
 
-def test_what_may_be_a_probability_votes():
+def test_outputs_that_may_be_probabilities_can_vote():
     softmax = keras.layers.Softmax()
     cast = keras.layers.Activation("linear", dtype="float32")
     for model in (
         keras.Sequential([unit(None, 4), softmax]),
         keras.Sequential([unit("softmax", 4), cast]),
-        keras.Sequential([unit(None, 4), keras.layers.Lambda(own_probabilities)]),
+        keras.Sequential([unit(None, 4), keras.layers.Lambda(custom_softmax)]),
     ):
         EnsembleModel([model], "hard")
 
 
-def test_nothing_to_measure_by(digits):
+def test_evaluate_without_a_compiled_member(digits):
     ensemble = EnsembleModel([network(compiled=False), network(compiled=False, seed=1)])
     with pytest.raises(ModelError, match=r"ensemble\.model\.compile\(loss="):
         ensemble.evaluate(digits[2], digits[3])
     ensemble.model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     assert len(ensemble.evaluate(digits[2], digits[3])) == 2
-    # The first compiled member says it, wherever it stands.
+    # The first compiled member is used, at any position.
     assert len(EnsembleModel([network(compiled=False), network()]).evaluate(digits[2], digits[3])) == 2
 
 
 # Files
 
 
-def test_a_round_trip(members, digits, tmp_path):
+def test_an_ensemble_is_saved_and_loaded(members, digits, tmp_path):
     path = tmp_path / "ensemble.zip"
     ensemble = EnsembleModel(members, "hard", weights=[1, 2, 3])
     ensemble.save(path)
@@ -461,13 +461,13 @@ def test_a_round_trip(members, digits, tmp_path):
         loaded.save(path, overwrite=False)
 
 
-def test_soft_ensembles_come_back_to_the_last_bit(members, digits, tmp_path):
+def test_a_loaded_soft_ensemble_predicts_bit_for_bit_the_same(members, digits, tmp_path):
     ensemble = EnsembleModel(members, weights=[0.1, 0.7, 1 / 3])
     ensemble.save(tmp_path / "e")
     assert np.array_equal(load_ensemble_model(tmp_path / "e").predict(digits[2]), ensemble.predict(digits[2]))
 
 
-def test_what_it_is_measured_by_is_saved(digits, tmp_path):
+def test_compiled_metrics_of_the_ensemble_are_saved(digits, tmp_path):
     ensemble = EnsembleModel([network(), network(seed=1)])
     ensemble.model.compile(loss="sparse_categorical_crossentropy", metrics=["sparse_top_k_categorical_accuracy"])
     ensemble.save(tmp_path / "e")
@@ -484,8 +484,8 @@ def test_keras_saves_the_ensemble_as_one_model(hard, digits, tmp_path):
         hard.save(tmp_path / "ensemble.keras")
 
 
-def test_the_ensemble_as_one_model_is_known_to_who_has_made_none(hard, digits, tmp_path, monkeypatch):
-    """In another process Keras does not know the layer that votes."""
+def test_a_process_that_never_made_an_ensemble_can_load_the_single_model(hard, digits, tmp_path, monkeypatch):
+    """In another process the Vote layer is not registered with Keras."""
     from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS
 
     hard.model.save(tmp_path / "one.keras")
@@ -496,7 +496,7 @@ def test_the_ensemble_as_one_model_is_known_to_who_has_made_none(hard, digits, t
     assert np.array_equal(loaded.model.predict(digits[2], verbose=0), hard.predict(digits[2]))
 
 
-def test_custom_objects_are_asked_for(digits, tmp_path, monkeypatch):
+def test_missing_custom_objects_are_reported_when_loading(digits, tmp_path, monkeypatch):
     ensemble = EnsembleModel([network(Unregistered())])
     ensemble.save(tmp_path / "e")
     found = load_ensemble_model(tmp_path / "e")  # this module has the class
@@ -527,7 +527,7 @@ def archive(**members):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "holds no ensemble.*damaged"),
         (b"PK nothing", "holds no ensemble.*damaged"),
@@ -540,13 +540,13 @@ def archive(**members):
         (archive(ensemble_json='{"format": 2, "members": 1}'), "later version"),
     ],
 )
-def test_files_that_hold_no_ensemble(content, told, tmp_path):
+def test_files_that_do_not_hold_an_ensemble_are_reported(content, message, tmp_path):
     (tmp_path / "e").write_bytes(content)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_ensemble_model(tmp_path / "e")
 
 
-def test_damaged_settings_and_members(tmp_path):
+def test_damaged_settings_and_members_are_reported(tmp_path):
     EnsembleModel([unit(loss="binary_crossentropy")]).save(tmp_path / "e")
     with zipfile.ZipFile(tmp_path / "e") as file:
         settings, member = json.loads(file.read("ensemble.json")), file.read("member-0.keras")
@@ -563,7 +563,7 @@ def test_damaged_settings_and_members(tmp_path):
         load_ensemble_model(tmp_path / "cut")
 
 
-def test_single_models_and_paths_that_are_not_there(tmp_path):
+def test_single_models_and_missing_paths_are_reported(tmp_path):
     network().save(tmp_path / "single.keras")
     with pytest.raises(ModelError, match="single model: load it with load_spark_model"):
         load_ensemble_model(tmp_path / "single.keras")
@@ -573,23 +573,23 @@ def test_single_models_and_paths_that_are_not_there(tmp_path):
         EnsembleModel([unit()]).save(tmp_path / "no" / "folder")
 
 
-# The greedy choice
+# Greedy selection
 
 
 @pytest.fixture(scope="module", params=["soft", "hard"])
-def judged(request, members, digits):
-    """A way to vote, and the figures of each member by it."""
+def by_voting(request, members, digits):
+    """A voting, and the logs of each member evaluated with it."""
     x, y = digits[0][1000:], digits[1][1000:]
     return request.param, [EnsembleModel([model], request.param).evaluate(x, y, return_dict=True) for model in members]
 
 
 @pytest.mark.parametrize("metric", [long("loss"), "accuracy"])
-def test_never_worse_than_the_best_member_on_validation_data(members, judged, digits, metric):
+def test_greedy_selection_is_never_worse_than_the_best_member_on_validation_data(members, by_voting, digits, metric):
     x, y = digits[0][1000:], digits[1][1000:]
-    voting, figures = judged
+    voting, logs = by_voting
     ensemble = greedy_ensemble(members, x, y, metric, size=10, voting=voting)
     sign = -1 if metric == "loss" else 1
-    best = max(sign * each[metric] for each in figures)
+    best = max(sign * each[metric] for each in logs)
     assert sign * ensemble.evaluate(x, y, return_dict=True)[metric] >= best - 1e-5
     assert all(any(model is member for member in members) for model in ensemble.models)
     assert all(weight > 0 for weight in ensemble.weights)
@@ -597,7 +597,7 @@ def test_never_worse_than_the_best_member_on_validation_data(members, judged, di
     assert ensemble.voting == voting
 
 
-def test_members_that_do_not_help_are_left_out(members, digits):
+def test_members_that_do_not_help_are_not_selected(members, digits):
     x, y, *_ = digits
     untrained = network(seed=9)
     ensemble = greedy_ensemble([untrained, *members], x[1000:], y[1000:], size=8)
@@ -616,7 +616,7 @@ def test_each_model_predicts_once(members, digits, monkeypatch):
     assert len(calls) == len(members)
 
 
-def test_metrics_of_all_kinds(members, digits):
+def test_greedy_selection_by_each_kind_of_metric(members, digits):
     x, y = digits[0][1000:], digits[1][1000:]
     by_object = greedy_ensemble(members, x, y, keras.losses.SparseCategoricalCrossentropy(), 6)
 
@@ -630,7 +630,7 @@ def test_metrics_of_all_kinds(members, digits):
     assert worst.models[0] is members[int(np.argmin(alone))]
 
 
-def test_an_output_with_a_name(digits):
+def test_greedy_selection_with_a_named_output(digits):
     x, y = digits[0][1000:], digits[1][1000:]
     models = []
     for seed in range(2):
@@ -647,7 +647,7 @@ def test_an_output_with_a_name(digits):
     assert np.array_equal(ensemble.predict_classes(x), found.argmax(-1))
 
 
-def test_regression_chooses_by_the_mean():
+def test_greedy_selection_for_regression_uses_the_mean():
     models = [regression(seed=seed) for seed in range(3)]
     for model, level in zip(models, (0.0, 1.0, 5.0), strict=True):
         model.set_weights([np.zeros((3, 1)), np.array([level])])
@@ -656,7 +656,7 @@ def test_regression_chooses_by_the_mean():
     assert ensemble.weights == (0.75, 0.25)
 
 
-def test_samples_weigh():
+def test_greedy_selection_applies_sample_weights():
     yes, no = unit(seed=0, loss="binary_crossentropy"), unit(seed=1)
     for model, level in ((yes, 3.0), (no, -3.0)):
         model.set_weights([np.zeros((3, 1)), np.array([level])])
@@ -665,27 +665,27 @@ def test_samples_weigh():
     assert greedy_ensemble([yes, no], X, y, "accuracy", 1).models[0] is no
     assert greedy_ensemble([yes, no], X, y, "accuracy", 1, sample_weight=weights).models[0] is yes
     assert greedy_ensemble([yes, no], X, y, "loss", 1, sample_weight=weights).models[0] is yes
-    with pytest.raises(ConfigurationError, match="has to weight itself"):
+    with pytest.raises(ConfigurationError, match="a custom function must apply weights itself"):
         greedy_ensemble([yes, no], X, y, lambda y, p: 0.0, 1, mode="min", sample_weight=weights)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("given", "error", "message"),
     [
-        ({"metric": "acuracy"}, ConfigurationError, r"metric='acuracy' cannot be measured: .*acuracy\. It gets"),
+        ({"metric": "acuracy"}, ConfigurationError, r"metric='acuracy' cannot be computed: .*acuracy\. It receives"),
         ({"metric": keras.metrics.AUC}, ConfigurationError, "an object, not its class"),
         ({"metric": 3}, ConfigurationError, "metric=3: expected"),
-        ({"metric": lambda y, p: 0.0}, ConfigurationError, 'give mode="min" or mode="max"'),
-        ({"metric": lambda y, p: np.nan, "mode": "min"}, DataError, "finite for none of the models"),
+        ({"metric": lambda y, p: 0.0}, ConfigurationError, 'set mode="min" or mode="max"'),
+        ({"metric": lambda y, p: np.nan, "mode": "min"}, DataError, "is not finite for any of the models"),
         ({"mode": "least"}, ConfigurationError, "mode='least' is not known"),
         ({"size": 0}, ConfigurationError, "size=0"),
         ({"initial": 0}, ConfigurationError, "initial=0"),
         ({"models": []}, ModelError, "models is empty"),
         ({"models": [unit(), unit()]}, ConfigurationError, "none of the models was compiled with a loss"),
-        ({"models": [two_inputs("ab")], "voting": "average"}, ConfigurationError, "2 outputs.*choose on one"),
+        ({"models": [two_inputs("ab")], "voting": "average"}, ConfigurationError, "2 outputs.*Select by one output"),
         ({"y_val": None}, DataError, "labels are missing"),
         ({"y_val": np.zeros(3)}, DataError, "same number of rows"),
-        ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "holds no rows"),
+        ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "has no rows"),
         ({"x_val": X[:, :2]}, DataError, r"does not fit the model's input .*\. Reshape the data\.$"),
         ({"sample_weight": np.zeros(40)}, DataError, "sample_weight is 0 for all samples"),
         ({"sample_weight": np.full(40, -1.0)}, DataError, "sample_weight .*holds negative sample weights"),
@@ -693,14 +693,14 @@ def test_samples_weigh():
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_chosen_by(given, error, told):
+def test_invalid_arguments_of_greedy_selection_are_reported(given, error, message):
     models = [unit(seed=seed, loss="binary_crossentropy") for seed in (0, 1)]
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         greedy_ensemble(**({"models": models, "x_val": X, "y_val": np.zeros(40)} | given))
 
 
-def test_members_that_cannot_train_vote():
-    """One that was never compiled, one that was frozen and one that was quantized after it trained."""
+def test_members_that_cannot_be_trained_can_vote():
+    """One that was never compiled, one that was frozen and one that was quantized after training."""
     frozen, quantized = unit(seed=1, loss="binary_crossentropy"), unit(seed=2, loss="binary_crossentropy")
     for model in (frozen, quantized):
         model.fit(X, (X.sum(1) > 0).astype("float32"), verbose=0)

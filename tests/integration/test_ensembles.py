@@ -1,4 +1,4 @@
-"""Ensembles on Spark: members trained side by side, and scored over RDDs and DataFrames."""
+"""Ensembles on Spark: members trained in parallel, and predictions for RDDs and DataFrames."""
 
 import os
 import signal
@@ -53,20 +53,20 @@ def same(models, others):
     )
 
 
-# Scoring
+# Prediction
 
 
-def test_rdds_and_frames_score_as_arrays_do(sc, spark, members, digits):
+def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, members, digits):
     x, y = digits[2][:120], digits[3][:120]
     ensemble = EnsembleModel(members, "hard", weights=[1, 2, 1.5])
-    local, figures = ensemble.predict(x), ensemble.evaluate(x, y)
+    local, logs = ensemble.predict(x), ensemble.evaluate(x, y)
     rdd = to_simple_rdd(sc, x, y, num_slices=3).filter(lambda row: True)
     np.testing.assert_allclose(ensemble.predict(rdd), local, atol=1e-6)
-    assert ensemble.evaluate(rdd) == pytest.approx(figures, rel=1e-5)
+    assert ensemble.evaluate(rdd) == pytest.approx(logs, rel=1e-5)
     assert np.array_equal(ensemble.predict_classes(rdd), local.argmax(-1))
     np.testing.assert_allclose(np.stack(ensemble.predict(rdd, collect=False).collect()), local, atol=1e-6)
     frame = to_data_frame(spark, x, y)
-    assert ensemble.evaluate(frame) == pytest.approx(figures, rel=1e-5)
+    assert ensemble.evaluate(frame) == pytest.approx(logs, rel=1e-5)
     scored = ensemble.predict(frame, output_col="digit")
     assert scored.columns == ["features", "label", "digit"]
     np.testing.assert_allclose([row.digit for row in scored.select("digit").collect()], local, atol=1e-6)
@@ -74,7 +74,7 @@ def test_rdds_and_frames_score_as_arrays_do(sc, spark, members, digits):
         ensemble.predict_classes(frame)
 
 
-def test_the_ensemble_is_a_function_of_sql(spark, members, digits):
+def test_an_ensemble_as_a_sql_function(spark, members, digits):
     _, _, x, y = digits
     ensemble = EnsembleModel(members)
     scores = keras_udf(ensemble.model)("features").alias("scores")
@@ -82,7 +82,7 @@ def test_the_ensemble_is_a_function_of_sql(spark, members, digits):
     np.testing.assert_allclose([row.scores for row in found], ensemble.predict(x[:20]), atol=1e-6)
 
 
-def test_files_of_any_path(sc, members, digits, tmp_path):
+def test_saving_and_loading_with_file_uris(sc, members, digits, tmp_path):
     ensemble = EnsembleModel(members)
     ensemble.save(f"file:{tmp_path}/ensemble.zip")
     loaded = load_ensemble_model(f"file://{tmp_path}/ensemble.zip")
@@ -93,7 +93,7 @@ def test_files_of_any_path(sc, members, digits, tmp_path):
 
 
 @pytest.mark.parametrize("sampling", [long("all"), "bootstrap", long("partition")])
-def test_members_train_side_by_side(sc, spark, digits, sampling):
+def test_members_train_in_parallel(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling=sampling, seed=1)
     before = [model.evaluate(x_test, y_test, verbose=0)[0] for model in spark_ensemble.models]
@@ -104,13 +104,13 @@ def test_members_train_side_by_side(sc, spark, digits, sampling):
     alone = [model.evaluate(x_test, y_test, verbose=0) for model in spark_ensemble.models]
     assert all(mine[0] < 0.7 * loss for mine, loss in zip(alone, before, strict=True))
     together = spark_ensemble.evaluate(x_test, y_test)
-    assert together[0] < np.mean([figures[0] for figures in alone])
+    assert together[0] < np.mean([logs[0] for logs in alone])
     assert spark_ensemble.predict(x_test).shape == (len(x_test), 10)
     assert spark_ensemble.ensemble.models == tuple(spark_ensemble.models)
 
 
 @pytest.mark.soak
-def test_a_seed_repeats_everything(sc, digits):
+def test_a_seed_makes_training_reproducible(sc, digits):
     x, y, *_ = digits
 
     def run(seed):
@@ -126,7 +126,7 @@ def test_a_seed_repeats_everything(sc, digits):
     assert not same(first, run(6))
 
 
-def test_models_of_a_list_are_trained_in_place_and_go_on(sc, digits, tmp_path):
+def test_models_of_a_list_are_trained_in_place_and_can_continue(sc, digits, tmp_path):
     x, y, x_test, y_test = digits[0][:320], digits[1][:320], *digits[2:]
     models = [build(0), build(1)]
     spark_ensemble = SparkEnsemble(models, seed=0)
@@ -144,7 +144,7 @@ def test_models_of_a_list_are_trained_in_place_and_go_on(sc, digits, tmp_path):
     assert int(again.models[0].optimizer.iterations) == 4 * 10
 
 
-def test_early_stopping_ends_a_member_alone(sc, digits):
+def test_early_stopping_ends_a_single_member(sc, digits):
     x, y, x_test, y_test = digits
     slow = build(0)
     slow.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -155,7 +155,7 @@ def test_early_stopping_ends_a_member_alone(sc, digits):
     assert [history.epoch for history in histories] == [[0, 1], [0, 1, 2, 3]]
 
 
-def test_progress_is_told(sc, digits, capsys):
+def test_progress_is_printed(sc, digits, capsys):
     x, y, *_ = digits
     SparkEnsemble(build, 2).fit(x[:100], y[:100], verbose=2)
     lines = capsys.readouterr().out.splitlines()
@@ -164,7 +164,7 @@ def test_progress_is_told(sc, digits, capsys):
 
 
 class Kill(keras.callbacks.Callback):
-    """Ends its process at the end of the first epoch, once."""
+    """Kills its process once, at the end of the second epoch."""
 
     def __init__(self, mark):
         super().__init__()
@@ -178,7 +178,7 @@ class Kill(keras.callbacks.Callback):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("sampling", [pytest.param("all", marks=pytest.mark.soak), "partition"])
-def test_a_worker_that_dies_is_replaced_and_gives_the_same(sc, digits, tmp_path, sampling):
+def test_a_worker_that_dies_is_replaced_and_the_result_is_the_same(sc, digits, tmp_path, sampling):
     x, y, x_test, y_test = digits
 
     def run(callbacks):
@@ -194,7 +194,7 @@ def test_a_worker_that_dies_is_replaced_and_gives_the_same(sc, digits, tmp_path,
     assert [history.history for history in killed.histories] == [history.history for history in plain.histories]
 
 
-# What goes wrong
+# Errors
 
 
 class Boom(keras.callbacks.Callback):
@@ -202,7 +202,7 @@ class Boom(keras.callbacks.Callback):
         raise RuntimeError("boom")
 
 
-def test_failures_leave_the_members_and_nothing_else(sc, digits):
+def test_failures_leave_the_members_unchanged_and_no_files(sc, digits):
     x, y, *_ = digits
     models = [build(0), build(1)]
     models[1].compile(keras.optimizers.SGD(1e30), "sparse_categorical_crossentropy")
@@ -222,7 +222,7 @@ def test_failures_leave_the_members_and_nothing_else(sc, digits):
         spark_ensemble.predict(x)
 
 
-def test_data_that_does_not_fit_is_refused_before_a_job(sc, digits):
+def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits):
     x, y, *_ = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling="partition")
     with pytest.raises(ConfigurationError, match="3 members need a partition with rows"):
@@ -238,7 +238,7 @@ def test_data_that_does_not_fit_is_refused_before_a_job(sc, digits):
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("given", "error", "message"),
     [
         ((build,), ConfigurationError, "num_models is missing"),
         ((build, 0), ConfigurationError, "num_models=0"),
@@ -251,12 +251,12 @@ def test_data_that_does_not_fit_is_refused_before_a_job(sc, digits):
         (([keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])],), ModelError, "is not compiled"),
     ],
 )
-def test_models_that_cannot_be_members(given, error, told):
-    with pytest.raises(error, match=told):
+def test_invalid_models_are_reported(given, error, message):
+    with pytest.raises(error, match=message):
         SparkEnsemble(*given)
 
 
-def test_other_arguments_that_cannot_be():
+def test_other_invalid_arguments_are_reported():
     with pytest.raises(ConfigurationError, match="sampling='bagging' is not known.*'bootstrap'"):
         SparkEnsemble(build, 2, sampling="bagging")
     with pytest.raises(ConfigurationError, match="mode='synchronous' is not known"):

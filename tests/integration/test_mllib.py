@@ -1,4 +1,4 @@
-"""LabeledPoints, there and back; a model that trains on them and predicts for matrices and vectors."""
+"""Conversions of LabeledPoints, and `SparkMLlibModel`: training on LabeledPoints, predictions for matrices and vectors."""
 
 import inspect
 
@@ -32,7 +32,7 @@ Y = np.array([2, 0, 1, 2])
 
 
 @pytest.mark.parametrize("labels", [Y, Y[:, None], Y.astype(float)], ids=["(n,)", "(n, 1)", "float"])
-def test_round_trip(sc, labels):
+def test_labeled_points_survive_a_round_trip(sc, labels):
     points = to_labeled_point(sc, X, labels)
     assert points.map(lambda point: point.label).collect() == [2.0, 0.0, 1.0, 2.0]
     features, back = from_labeled_point(points)
@@ -55,7 +55,7 @@ def test_one_hot_labels(sc):
         to_labeled_point(sc, X, Y[:2])
 
 
-def test_to_simple_rdd_of_points(sc):
+def test_lp_to_simple_rdd(sc):
     rows = lp_to_simple_rdd(to_labeled_point(sc, X, Y)).collect()
     np.testing.assert_array_equal([row[0] for row in rows], X)
     assert [row[1] for row in rows] == [2.0, 0.0, 1.0, 2.0]
@@ -66,8 +66,13 @@ def test_to_simple_rdd_of_points(sc):
 def test_encode_label():
     np.testing.assert_array_equal(encode_label(1, 3), [0, 1, 0])
     np.testing.assert_array_equal(encode_label(np.array([2.0]), 3), [0, 0, 1])
-    for label, words in [(3, "labels go from 0 to 2"), (-1, "out of range"), (0.5, "whole number"), ([1, 2], "one whole")]:
-        with pytest.raises(DataError, match=words):
+    for label, message in [
+        (3, "labels must be from 0 to 2"),
+        (-1, "out of range"),
+        (0.5, "whole number"),
+        ([1, 2], "one whole"),
+    ]:
+        with pytest.raises(DataError, match=message):
             encode_label(label, 3)
 
 
@@ -83,7 +88,7 @@ def test_a_simple_rdd_is_an_ordinary_rdd(sc):
 
 
 @pytest.mark.parametrize(
-    ("points", "words"),
+    ("points", "message"),
     [
         ([LabeledPoint(float("nan"), [1.0])], "the largest label is nan"),
         ([LabeledPoint(-2.0, [1.0])], "the largest label is -2"),
@@ -91,20 +96,20 @@ def test_a_simple_rdd_is_an_ordinary_rdd(sc):
     ],
     ids=["NaN", "negative", "empty"],
 )
-def test_classes_are_looked_for_where_there_are_none(sc, points, words):
-    with pytest.raises(DataError, match=words):
+def test_labels_from_which_classes_cannot_be_inferred_are_reported(sc, points, message):
+    with pytest.raises(DataError, match=message):
         lp_to_simple_rdd(sc.parallelize(points, 2), categorical=True)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         from_labeled_point(sc.parallelize(points, 2), categorical=True)
 
 
-def test_only_an_rdd_has_labeled_points():
-    with pytest.raises(DataError, match=r"lp_rdd is an array of shape \(4, 3\).*to_labeled_point makes one"):
+def test_data_that_is_not_an_rdd_is_reported():
+    with pytest.raises(DataError, match=r"lp_rdd is an array of shape \(4, 3\).*to_labeled_point creates one"):
         lp_to_simple_rdd(X)
 
 
 def images():
-    """A classifier on images of 8 by 8."""
+    """A classifier for images of 8 x 8 pixels."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Flatten(), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")]
     model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
@@ -177,7 +182,7 @@ def test_a_regression_learns_diabetes(sc):
     one = mllib_model.predict(to_vector(x[5]))
     assert len(one) == 1
     assert one[0] == pytest.approx(column[5, 0], rel=1e-4)
-    # What was predicted can be a label again.
+    # Predictions can be used as labels.
     labels = to_labeled_point(sc, x, column).map(lambda point: point.label).collect()
     assert labels == column[:, 0].tolist()
 
@@ -207,7 +212,7 @@ def test_predictions_have_the_form_of_the_data(sc, digits):
     assert mllib_model.predict(to_matrix(np.zeros((0, 64)))).toArray().shape == (0, 10)
 
 
-def test_a_transform_makes_images_of_features(sc, digits):
+def test_a_transform_reshapes_features_to_images(sc, digits):
     x, y, x_test, y_test = digits
     mllib_model = SparkMLlibModel(images(), num_workers=2, seed=1)
     points = to_labeled_point(sc, x[:200], y[:200])
@@ -232,7 +237,7 @@ def test_a_transform_makes_images_of_features(sc, digits):
         mllib_model.predict(to_matrix(x_test))
 
 
-def test_it_trains_as_a_spark_model_does(sc, digits):
+def test_training_equals_that_of_a_spark_model(sc, digits):
     x, y, *_ = digits
     x, y = x[:300], y[:300]
     settings = {"mode": "synchronous", "frequency": 4, "num_workers": 3, "rule": "slowmo", "seed": 5, "batch_size": 16}
@@ -252,7 +257,7 @@ def test_asynchronous_training_on_points(sc, digits):
     assert history.history["loss"][1] < history.history["loss"][0]
 
 
-def test_what_is_saved_is_loaded(sc, digits, tmp_path):
+def test_a_saved_model_is_loaded(sc, digits, tmp_path):
     x, y, *_ = digits
     model = classifier()
     mllib_model = SparkMLlibModel(model, frequency=3, num_workers=2, batch_size=64, seed=7)
@@ -273,7 +278,7 @@ def test_what_is_saved_is_loaded(sc, digits, tmp_path):
         np.testing.assert_array_equal(weight, expected)
 
 
-def test_what_does_not_fit_is_told_before_a_job(sc):
+def test_errors_are_raised_before_a_job(sc):
     points = to_labeled_point(sc, X, Y)
 
     def last_job():
@@ -304,11 +309,11 @@ def test_what_does_not_fit_is_told_before_a_job(sc):
     assert last_job() == before
 
 
-def test_rows_that_are_no_points_are_told(sc):
+def test_rows_that_are_not_labeled_points_are_reported(sc):
     mllib_model = SparkMLlibModel(classifier(width=3, classes=3))
     rows = sc.parallelize([LabeledPoint(0.0, X[0]), (X[1], 1.0)], 1)
     for call in (mllib_model.fit, mllib_model.evaluate):
-        with pytest.raises(DataError, match="a row is a tuple of 2; expected a LabeledPoint. SparkModel takes rows"):
+        with pytest.raises(DataError, match="a row is a tuple of 2; expected a LabeledPoint. SparkModel accepts rows"):
             call(rows)
     with pytest.raises(Exception, match="DataError: a row is an array of shape .* expected a Vector or a LabeledPoint"):
         mllib_model.predict(sc.parallelize(list(X), 1)).collect()
@@ -316,22 +321,22 @@ def test_rows_that_are_no_points_are_told(sc):
         SparkMLlibModel(classifier(width=3, classes=2)).fit(to_labeled_point(sc, X, Y), categorical=True)
 
 
-def test_a_model_whose_outputs_make_no_matrix():
+def test_a_model_whose_outputs_do_not_fit_a_matrix_is_reported():
     x = keras.Input((3,))
     two = keras.Model(x, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(2, name="b")(x)])
     deep = keras.Model(x, keras.layers.Reshape((2, 2), name="grid")(keras.layers.Dense(4)(x)))
-    for model, words in [(two, r"'a' with rows of shape \(1,\), 'b' with"), (deep, r"'grid' with rows of shape \(2, 2\)")]:
+    for model, message in [(two, r"'a' with rows of shape \(1,\), 'b' with"), (deep, r"'grid' with rows of shape \(2, 2\)")]:
         model.compile("sgd", "mse")
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=message):
             SparkMLlibModel(model).predict(to_matrix(X))
 
 
-NOT_OF_POINTS = {"data", "y", "sample_weight", "features", "label", "loader", "validation_col", "collect", "output_col"}
-"""Arguments of SparkModel that LabeledPoints, matrices and vectors have no use for."""
+UNUSED_ARGUMENTS = {"data", "y", "sample_weight", "features", "label", "loader", "validation_col", "collect", "output_col"}
+"""Arguments of SparkModel that do not apply to LabeledPoints, matrices and vectors."""
 
 
 @pytest.mark.parametrize(
-    ("name", "own"),
+    ("name", "extra"),
     [
         ("__init__", set()),
         ("fit", {"lp_rdd", "categorical", "nb_classes"}),
@@ -340,15 +345,15 @@ NOT_OF_POINTS = {"data", "y", "sample_weight", "features", "label", "loader", "v
         ("save", set()),
     ],
 )
-def test_it_takes_what_a_spark_model_takes(name, own):
+def test_arguments_are_those_of_a_spark_model(name, extra):
     def arguments(owner, without):
         found = inspect.signature(getattr(owner, name)).parameters.values()
         return {one.name: (one.kind, one.default) for one in found if one.name not in without}
 
-    assert arguments(SparkMLlibModel, own) == arguments(SparkModel, NOT_OF_POINTS)
+    assert arguments(SparkMLlibModel, extra) == arguments(SparkModel, UNUSED_ARGUMENTS)
 
 
-def test_unknown_arguments_are_refused():
+def test_an_unknown_argument_is_reported():
     model = classifier(width=3)
     with pytest.raises(UnknownArgumentError, match="SparkMLlibModel takes no argument 'workers'"):
         SparkMLlibModel(model, workers=2)
@@ -362,8 +367,8 @@ def test_unknown_arguments_are_refused():
         mllib_model.predict(None, collect=False)
 
 
-def test_the_class_that_was_saved_is_loaded(tmp_path):
-    """Without Spark: paths of this machine need none."""
+def test_the_saved_class_is_loaded(tmp_path):
+    """Without Spark: local paths do not need it."""
     model = classifier(width=3)
     for kind in (SparkModel, SparkMLlibModel):
         kind(model, batch_size=5).save(tmp_path / "saved.keras")
@@ -373,7 +378,7 @@ def test_the_class_that_was_saved_is_loaded(tmp_path):
     assert type(load_spark_model(tmp_path / "plain.keras")) is SparkModel
 
 
-def test_it_knows_its_spark_models_histories():
+def test_histories_are_those_of_the_spark_model():
     mllib_model = SparkMLlibModel(classifier(width=3))
     assert mllib_model.training_histories is mllib_model.spark_model.training_histories
     assert mllib_model.parameter_server_stats is None

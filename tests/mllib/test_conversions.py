@@ -1,4 +1,4 @@
-"""Matrices and vectors of MLlib, there and back."""
+"""Conversions between arrays and MLlib's matrices and vectors."""
 
 from decimal import Decimal
 
@@ -17,7 +17,7 @@ SPARSE = np.array([[0.0, 7.0, 0.0], [8.0, 0.0, 9.0]])
 
 
 def matrices(package):
-    """(matrix, what it is as an array) of every kind that a package has."""
+    """``(matrix, equal array)`` for each kind of matrix in a package."""
     return {
         "dense": (package.DenseMatrix(2, 3, [1, 4, 2, 5, 3, 6]), TABLE),
         "transposed": (package.DenseMatrix(2, 3, [1, 2, 3, 4, 5, 6], True), TABLE),
@@ -28,7 +28,7 @@ def matrices(package):
 
 @pytest.mark.parametrize("package", [mllib, ml], ids=["mllib", "ml"])
 @pytest.mark.parametrize("kind", list(matrices(mllib)))
-def test_a_matrix_of_every_kind_becomes_its_array(package, kind):
+def test_every_kind_of_matrix_is_converted_to_an_array(package, kind):
     matrix, expected = matrices(package)[kind]
     array = from_matrix(matrix)
     np.testing.assert_array_equal(array, expected)
@@ -38,7 +38,7 @@ def test_a_matrix_of_every_kind_becomes_its_array(package, kind):
     np.testing.assert_array_equal(from_matrix(to_matrix(array)), expected)
 
 
-def test_a_matrix_lies_column_by_column():
+def test_a_matrix_is_stored_column_by_column():
     matrix = to_matrix(TABLE)
     assert isinstance(matrix, mllib.DenseMatrix)
     assert (matrix.numRows, matrix.numCols, matrix.isTransposed) == (2, 3, False)
@@ -63,7 +63,7 @@ def test_a_round_trip_keeps_shape_and_values(rows, columns, order, dtype):
 
 
 @pytest.mark.parametrize("package", [mllib, ml], ids=["mllib", "ml"])
-def test_a_vector_of_every_kind_becomes_its_array(package):
+def test_every_kind_of_vector_is_converted_to_an_array(package):
     for vector, expected in [
         (package.DenseVector([1, 0, 3]), [1.0, 0.0, 3.0]),
         (package.SparseVector(4, {1: 7.0, 3: 9.0}), [0.0, 7.0, 0.0, 9.0]),
@@ -76,8 +76,8 @@ def test_a_vector_of_every_kind_becomes_its_array(package):
 
 
 @pytest.mark.parametrize("array", [TABLE.copy(), TABLE.copy(order="F"), TABLE[:1].copy()], ids=["C", "F", "one row"])
-def test_nothing_shares_memory(array):
-    """A backend may write into the rows that it is given, and a person into what was a prediction."""
+def test_conversions_copy_memory(array):
+    """A backend may write into its input rows, and a user into predictions."""
     before = array.copy()
     matrix = to_matrix(array)
     vector = to_vector(array[0])
@@ -90,7 +90,7 @@ def test_nothing_shares_memory(array):
     np.testing.assert_array_equal(from_vector(vector), before[0])
 
 
-def test_a_matrix_that_came_through_pickle_gives_an_array_to_write_into():
+def test_an_unpickled_matrix_gives_a_writable_array():
     import pickle
 
     array = from_matrix(pickle.loads(pickle.dumps(to_matrix(TABLE))))
@@ -99,41 +99,41 @@ def test_a_matrix_that_came_through_pickle_gives_an_array_to_write_into():
 
 
 @pytest.mark.parametrize(
-    ("convert", "value", "words"),
+    ("convert", "value", "message"),
     [
-        (to_matrix, TABLE[0], r"received shape \(3,\): give array\[None, :\] for one row"),
+        (to_matrix, TABLE[0], r"received shape \(3,\): use array\[None, :\] for one row"),
         (
             to_matrix,
             np.zeros((4, 2, 3)),
             r"received shape \(4, 2, 3\): flatten its rows with array.reshape",
         ),
-        (to_matrix, 3.0, r"received shape \(\): give np.array\(\[\[value\]\]\)"),
+        (to_matrix, 3.0, r"received shape \(\): use np.array\(\[\[value\]\]\)"),
         (to_matrix, [[1, 2], [3]], "received a list of 2: row 1 has another shape than row 0"),
         (to_matrix, np.array([["a", "b"]]), "to_matrix expects numbers or booleans"),
         (to_matrix, TABLE * 1j, "dtype complex128"),
-        (to_vector, TABLE, r"received shape \(2, 3\): give array.reshape\(-1\), or to_matrix"),
-        (to_vector, np.float32(1), r"received shape \(\): give np.array\(\[value\]\)"),
+        (to_vector, TABLE, r"received shape \(2, 3\): use array.reshape\(-1\), or to_matrix"),
+        (to_vector, np.float32(1), r"received shape \(\): use np.array\(\[value\]\)"),
         (to_vector, [None, 1.0], "to_vector expects numbers or booleans"),
         (from_matrix, TABLE, r"expects a Matrix, received an array of shape \(2, 3\)"),
         (from_matrix, mllib.DenseVector([1.0]), "expects a Matrix, received DenseVector"),
         (from_vector, to_matrix(TABLE), "expects a Vector, received DenseMatrix"),
-        (from_vector, [1.0], "expects a Vector, received a list of 1: to_vector makes one"),
-        (kind_of, TABLE, "expected a Matrix .* SparkModel.predict takes arrays"),
+        (from_vector, [1.0], "expects a Vector, received a list of 1: to_vector creates one"),
+        (kind_of, TABLE, "expected a Matrix .* SparkModel.predict accepts arrays"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(convert, value, words):
-    with pytest.raises(DataError, match=words):
+def test_values_that_cannot_be_converted_are_reported(convert, value, message):
+    with pytest.raises(DataError, match=message):
         convert(value)
 
 
 @pytest.mark.parametrize("label", ["a", None, np.datetime64("2020-01-01"), [1, 2], 0.5, 1j])
-def test_what_is_no_class_number_has_no_one_hot_row(label):
-    with pytest.raises(DataError, match="is no class number: expected one whole number"):
+def test_a_label_that_is_not_a_class_index_is_reported(label):
+    with pytest.raises(DataError, match="is not a class index; expected one whole number"):
         encode_label(label, 3)
     assert encode_label(Decimal(2), 3).tolist() == [0, 0, 1]
 
 
-def test_the_spark_context_comes_first():
+def test_to_simple_rdd_without_a_spark_context_is_reported():
     with pytest.raises(
         ConfigurationError, match=r"^sc is an array of shape \(2, 3\) .*: to_simple_rdd\(sc, x, y\)\. SparkModel"
     ):
