@@ -55,10 +55,11 @@ def greedy_ensemble(
         y_val: Validation labels.
         metric: The metric to select by: ``"loss"`` (the loss of the first compiled model, without regularization), the name
             of a Keras metric, a Keras metric or loss object, or a function ``metric(y_true, y_pred) -> number``.
-        size: The most selections, repeated ones included.
+        size: The maximum number of selections, counting repeated ones.
         mode: ``"min"`` to minimize the metric, ``"max"`` to maximize it, ``"auto"`` to infer it from a Keras metric or loss.
         voting: As in `EnsembleModel`.
-        initial: The most models to start with: the best ones, added in order as long as none makes the ensemble worse.
+        initial: The maximum number of models to start with: the best ones, added in order as long as the metric does not get
+            worse.
         sample_weight: A weight for each sample, shape (samples,).
         batch_size: Rows per batch when predicting.
         custom_objects: As in `EnsembleModel`.

@@ -26,8 +26,8 @@ def forward_selection(ballots: Sequence[Array], score: Score, size: int, initial
     Args:
         ballots: The prediction or vote of each member; arrays of one shape.
         score: Scores a mean of ballots; lower is better.
-        size: The most selections; a member can be selected several times.
-        initial: The most members of the sorted initialization.
+        size: The maximum number of selections; a member can be selected several times.
+        initial: The maximum number of members of the sorted initialization.
 
     Returns:
         The indices of the members in the order of selection; empty if no member's individual score is finite.

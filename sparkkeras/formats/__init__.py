@@ -1,1 +1,1 @@
-"""File formats: images as arrays, TFRecord files as DataFrames."""
+"""File formats: decoding of images to arrays, reading and writing of TFRecord files."""

@@ -1,12 +1,12 @@
-"""tf.train.Example, to and from Arrow columns, without TensorFlow. Knows neither files nor Spark.
+"""Conversion of tf.train.Example to and from Arrow columns, without TensorFlow. Independent of files and of Spark.
 
-An Example is a protocol buffer, in short a map from names to lists of int64, float32 or byte strings::
+An Example is a protocol buffer message: a map from feature names to lists of int64, float32 or byte strings::
 
     Example  {1: Features}                         Features {1: repeated {1: name, 2: Feature}}
     Feature  {1: bytes | 2: floats | 3: int64s}    each of these {1: repeated value}
 
-A column and one kind of list are the same bytes but for a few numbers between the rows, so columns are turned at once and
-not value by value.
+Apart from a few bytes between rows, an Arrow column and lists of one kind consist of the same bytes, so whole columns are
+converted at once and not value by value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BYTES, FLOATS, INTS = 1, 2, 3
 KINDS = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
-"""What messages call a list of values, by its number in a Feature."""
+"""The name of each kind of list in error messages, by its field number in a Feature."""
 
 VALUES = {
     "boolean": INTS,
@@ -39,10 +39,10 @@ VALUES = {
     "string": BYTES,
     "binary": BYTES,
 }
-"""What stands for a value of each Spark type."""
+"""The kind of list that holds the values of each Spark type."""
 
 Features = dict[bytes, tuple[int, Any]]
-"""The features of an Example: the kind of each, and its values; see `parse`."""
+"""The features of an Example by name: ``(kind, values)``; see `parse`."""
 
 _ABSENT: tuple[int, Any] = (0, b"")
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -67,14 +67,14 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Field:
-    """A column that is a feature.
+    """A column and the feature that it is stored as.
 
     Attributes:
-        name: Its name.
-        value: The Spark type of a value, one of `VALUES`.
-        is_array: Whether a row holds any number of them, and not one.
-        nullable: Whether records may lack it.
-        is_vector: Whether the column, which is written, holds MLlib's vectors in Spark's form of them.
+        name: The name of the column and of the feature.
+        value: The Spark type of a single value, one of `VALUES`.
+        is_array: Whether a row holds an array of values instead of a single value.
+        nullable: Whether records may lack the feature.
+        is_vector: Whether the column holds Spark's vectors, as structs; for writing only.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Field:
 
     @property
     def kind(self) -> int:
-        """What its values are in an Example."""
+        """The kind of list in the Example: `BYTES`, `FLOATS` or `INTS`."""
         return VALUES[self.value]
 
     @property
     def type_name(self) -> str:
-        """Its Spark type."""
+        """The Spark type of the column."""
         return f"array<{self.value}>" if self.is_array else self.value
 
 
@@ -98,14 +98,14 @@ class Field:
 
 
 def encode(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[bytes]:
-    """The rows of a batch as Examples. A null is a feature that is not there.
+    """Encode the rows of a batch as Examples. A null becomes a missing feature.
 
     Args:
         batch: A column for each field, at least one.
-        fields: What the columns are.
+        fields: The descriptions of the columns.
 
     Raises:
-        DataError: An array holds a null.
+        DataError: An array contains a null.
     """
     entries = [_entries(field, column) for field, column in zip(fields, batch.columns, strict=True)]
     bodies = map(b"".join, zip(*entries, strict=True))
@@ -113,7 +113,7 @@ def encode(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[bytes]:
 
 
 def _entries(field: Field, column: pa.Array) -> list[bytes]:
-    """What each row adds to its Example for a column."""
+    """The encoded map entry of each row for a column; empty for a null."""
     name = field.name.encode()
     heads: dict[int, bytes] = {}
     entries = []
@@ -126,7 +126,7 @@ def _entries(field: Field, column: pa.Array) -> list[bytes]:
 
 
 def _head(name: bytes, kind: int, size: int) -> bytes:
-    """All that stands before the values of a feature, if these have so many bytes."""
+    """The bytes of a map entry before the values, for values of ``size`` bytes."""
     numbers = b"\n" + _varint(size) if kind != BYTES and size else b""
     feature = bytes([kind << 3 | _DELIMITED]) + _varint(len(numbers) + size) + numbers
     entry = b"\n" + _varint(len(name)) + name + b"\x12" + _varint(len(feature) + size) + feature
@@ -134,13 +134,13 @@ def _head(name: bytes, kind: int, size: int) -> bytes:
 
 
 def _payloads(field: Field, column: pa.Array) -> Iterator[bytes]:
-    """The values of each row: numbers packed, each byte string behind its length."""
+    """The encoded values of each row: packed numbers, or byte strings with their lengths."""
     flat, ends = _flat(field, column)
     if field.kind == BYTES:
         strings = [b"\n" + _varint(len(value)) + value for value in flat]
         return (b"".join(strings[start:end]) for start, end in _spans(ends))
     if field.kind == FLOATS:
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
+        with np.errstate(over="ignore"):  # doubles beyond the range of float32 become infinite
             data, ends = flat.astype("<f4", copy=False).tobytes(), ends * 4
     else:
         data, sizes = _varints(flat)
@@ -154,7 +154,7 @@ def _spans(ends: Array) -> Iterator[tuple[int, int]]:
 
 
 def _flat(field: Field, column: pa.Array) -> tuple[Any, Array]:
-    """The values of all rows behind one another, and where each row's end. A null has as many as its type wants."""
+    """The concatenated values of all rows, and the end of each row's values. A null has one value, in arrays none."""
     import pyarrow as pa
 
     if field.is_vector:
@@ -165,8 +165,8 @@ def _flat(field: Field, column: pa.Array) -> tuple[Any, Array]:
         flat, ends = column.flatten(), np.cumsum(lengths)
         if flat.null_count:
             raise DataError(
-                f"column {field.name!r} holds an array with a null in it, which an Example cannot hold. Leave such values "
-                f"out, for instance with array_compact({field.name}), or fill them with transform()."
+                f"column {field.name!r} holds an array that contains a null, which an Example cannot hold. Remove nulls, "
+                f"for instance with array_compact({field.name}), or fill them with transform()."
             )
     else:
         flat, ends = column, np.arange(1, len(column) + 1)
@@ -177,7 +177,7 @@ def _flat(field: Field, column: pa.Array) -> tuple[Any, Array]:
 
 
 def _dense(column: pa.Array) -> pa.Array:
-    """MLlib's vectors as lists."""
+    """Convert dense and sparse vectors, as structs, to lists."""
     import pyarrow as pa
 
     def values(vector: dict[str, Any] | None) -> Any:
@@ -209,7 +209,7 @@ _LIMITS = np.uint64(1) << _SHIFTS[1:]
 
 
 def _varints(values: Array) -> tuple[bytes, Array]:
-    """Whole numbers as varints behind one another, and the bytes of each; negative ones have ten."""
+    """Encode integers as concatenated varints; also returns the size of each in bytes. Negative numbers take ten bytes."""
     numbers = values.astype(np.int64).view(np.uint64)
     sizes = np.searchsorted(_LIMITS, numbers, side="right") + 1
     places = np.arange(sizes.max(initial=1))
@@ -222,13 +222,13 @@ def _varints(values: Array) -> tuple[bytes, Array]:
 
 
 def parse(record: bytes) -> Features:
-    """The features of an Example by name: the kind of each, and its values.
+    """Parse an Example into its features: ``{name: (kind, values)}``.
 
-    The values of `BYTES` are a list of byte strings; of `FLOATS`, bytes of 4 each, little-endian; of `INTS`, varints. A
-    feature of no kind is as good as none and has the kind 0.
+    The values of `BYTES` are a list of byte strings; of `FLOATS` bytes with 4 for each value, little-endian; of `INTS` bytes
+    with varints. A feature without a list of values has the kind 0, which is treated as a missing feature.
 
     Raises:
-        ValueError: It is no Example; the message says why.
+        ValueError: The record is not an Example; the message has the reason.
     """
     features: Features = {}
     try:
@@ -239,7 +239,7 @@ def parse(record: bytes) -> Features:
                         name, feature = _entry(record, first, last)
                         features[name] = feature
     except IndexError as error:
-        raise ValueError("it ends within a number") from error
+        raise ValueError("the record ends within a number") from error
     return features
 
 
@@ -267,14 +267,14 @@ def _feature(data: bytes, start: int, end: int) -> tuple[int, Any]:
         return kind, parts
     values = parts[0] if len(parts) == 1 else b"".join(parts)
     if kind == FLOATS and len(values) % 4:
-        raise ValueError("a list of floats has a broken length")
+        raise ValueError("the size of a list of floats is not a multiple of 4 bytes")
     if kind == INTS and values and values[-1] >= 0x80:
         raise ValueError("a list of int64 ends within a number")
     return kind, values
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, encoding, and where the value begins and ends."""
+    """The fields of a message: field number, wire type, and the start and end of the value."""
     while start < end:
         tag = data[start]
         start += 1
@@ -294,15 +294,15 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, 
         elif encoding == _FIXED64:
             stop = start + 8
         else:
-            raise ValueError(f"it has a field of the unknown encoding {encoding}")
+            raise ValueError(f"a field has the unknown wire type {encoding}")
         if stop > end:
-            raise ValueError("a field reaches beyond its end")
+            raise ValueError("a field extends beyond the end of its message")
         yield tag >> 3, encoding, start, stop
         start = stop
 
 
 def _number(data: bytes, start: int) -> tuple[int, int]:
-    """The varint that begins here, and where it ends."""
+    """Decode the varint at ``start``: its value and its end."""
     value = shift = 0
     while True:
         byte = data[start]
@@ -316,17 +316,17 @@ def _number(data: bytes, start: int) -> tuple[int, int]:
 
 
 def decode(records: Sequence[Features], fields: Sequence[Field], first: int, file: str) -> pa.RecordBatch:
-    """Consecutive records of a file as a batch with a column for each field. Features that are not there are null.
+    """Convert consecutive records of a file to a batch with a column for each field. Missing features become null.
 
     Args:
-        records: The records, parsed.
+        records: The parsed records.
         fields: The columns.
-        first: The number of the first record in the file, for messages.
-        file: The file, for messages.
+        first: The index of the first record in the file, for error messages.
+        file: The name of the file, for error messages.
 
     Raises:
-        DataError: A feature is of another kind than its column, has not one value where the column is no array, or a value
-            that the column's type does not hold. It names file, record and feature.
+        DataError: A feature has another kind than its column, not exactly one value for a column that is not an array, or a
+            value outside the range of the column's type. The message has the file, the record and the feature.
     """
     import pyarrow as pa
 
@@ -337,13 +337,13 @@ def decode(records: Sequence[Features], fields: Sequence[Field], first: int, fil
         except _UnfitError as unfit:
             raise DataError(
                 f"record {first + unfit.row} of {file}: feature {field.name!r} {unfit}, but the schema says "
-                f"{field.name} {field.type_name}{'' if field.nullable else ' NOT NULL'}. Give schema= that fits all records."
+                f"{field.name} {field.type_name}{'' if field.nullable else ' NOT NULL'}. Set a schema that fits all records."
             ) from None
     return pa.record_batch(columns, [field.name for field in fields])
 
 
 class _UnfitError(Exception):
-    """The value of a row does not fit its column; the message goes on from the feature's name."""
+    """The value of a row does not fit its column. The message continues after the feature's name."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -378,7 +378,7 @@ def _column(field: Field, records: Sequence[Features]) -> pa.Array:
 
 
 def _values(field: Field, found: Sequence[Any]) -> tuple[Any, Array]:
-    """The values of all rows that have some behind one another, and where each row's end."""
+    """The concatenated values of all rows that have the feature, and the end of each row's values."""
     sizes = np.cumsum([len(values) for values in found], dtype=np.int64)
     if field.kind == BYTES:
         return list(chain.from_iterable(found)), sizes
@@ -390,7 +390,7 @@ def _values(field: Field, found: Sequence[Any]) -> tuple[Any, Array]:
 
 
 def _from_varints(data: Array) -> tuple[Array, Array]:
-    """The int64 values of varints behind one another, and how many have ended before each byte and behind the last."""
+    """Decode concatenated varints to int64; also returns how many end before each byte, and in total as the last item."""
     last = data < 0x80
     count = np.concatenate([[0], np.cumsum(last)])
     if last.all():
@@ -402,7 +402,7 @@ def _from_varints(data: Array) -> tuple[Array, Array]:
 
 
 def _typed(field: Field, values: Any, stops: Array) -> pa.Array:
-    """Values in the type of their column."""
+    """Convert values to the type of their column."""
     import pyarrow as pa
 
     if field.kind == BYTES:
@@ -422,23 +422,23 @@ def _typed(field: Field, values: Any, stops: Array) -> pa.Array:
 
 
 def _row(place: int, stops: Array) -> int:
-    """The row that a value stands in."""
+    """The row that the value at ``place`` belongs to."""
     return int(np.searchsorted(stops, place, side="right"))
 
 
-# What records hold
+# Schema inference
 
 
 @dataclass(frozen=True)
 class FeatureStats:
-    """What was seen of a feature.
+    """What sampled records show about a feature.
 
     Attributes:
-        name: Its name.
-        kind: What its values are.
-        is_array: Whether a record had none or several.
-        is_text: Whether all bytes were UTF-8.
-        where: The first record that had it.
+        name: The name of the feature.
+        kind: The kind of its values.
+        is_array: Whether a record has no or several values.
+        is_text: Whether all byte strings are valid UTF-8.
+        where: The first record with the feature, for error messages.
     """
 
     name: str
@@ -449,21 +449,21 @@ class FeatureStats:
 
     @classmethod
     def of(cls, name: str, kind: int, values: Any, where: str) -> FeatureStats:
-        """What one record has."""
+        """The statistics of one record."""
         count = len(values) if kind == BYTES else len(values) // 4 if kind == FLOATS else sum(v < 0x80 for v in values[:20])
         return cls(name, kind, count != 1, kind != BYTES or all(map(is_text, values)), where)
 
     def field(self, binary: bool) -> Field:
-        """The column that it becomes."""
+        """The column for the feature; ``binary`` keeps byte strings binary."""
         texts = "string" if self.is_text and not binary else "binary"
         return Field(self.name, {BYTES: texts, FLOATS: "float", INTS: "bigint"}[self.kind], self.is_array)
 
 
-def together(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
-    """What was seen of each feature, by name.
+def merge_stats(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
+    """Merge the statistics of each feature, by name.
 
     Raises:
-        DataError: Records hold different kinds of values under one name.
+        DataError: Records hold different kinds of values for the same feature.
     """
     known: dict[str, FeatureStats] = {}
     for new in seen:
@@ -471,7 +471,7 @@ def together(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
         if old.kind != new.kind:
             raise DataError(
                 f"feature {new.name!r} holds {KINDS[old.kind]} values in {old.where}, but {KINDS[new.kind]} values in "
-                f"{new.where}: a column has one type. Load such files apart, each with its schema=."
+                f"{new.where}, but a column has a single type. Load such files separately, each with its schema."
             )
         known[new.name] = FeatureStats(
             old.name, old.kind, old.is_array or new.is_array, old.is_text and new.is_text, old.where
@@ -479,22 +479,22 @@ def together(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
     return known
 
 
-def survey(records: Iterable[tuple[Features, str]]) -> dict[str, FeatureStats]:
-    """What was seen of each feature in records, each with what messages call it.
+def collect_stats(records: Iterable[tuple[Features, str]]) -> dict[str, FeatureStats]:
+    """Collect the statistics of each feature from records; each record comes with its name for error messages.
 
     Raises:
-        DataError: As `together`; or a name is not UTF-8.
+        DataError: Records hold different kinds of values for the same feature, or a name is not UTF-8.
     """
 
     def each() -> Iterator[FeatureStats]:
         for features, where in records:
             for name, (kind, values) in features.items():
                 if not is_text(name):
-                    raise DataError(f"{where} has a feature whose name {name!r} is not UTF-8, so it is no Example.")
+                    raise DataError(f"{where} has a feature whose name {name!r} is not UTF-8, so it is not an Example.")
                 if kind:
                     yield FeatureStats.of(name.decode(), kind, values, where)
 
-    return together(each())
+    return merge_stats(each())
 
 
 def is_text(value: bytes) -> bool:

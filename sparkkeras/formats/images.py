@@ -1,4 +1,4 @@
-"""Columns of images as arrays: encoded bytes, Spark's image struct, or URIs that the workers read. Decoded by Pillow."""
+"""`image_loader`: decodes columns of images (encoded bytes, Spark's image struct or URIs) to arrays, with Pillow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _DTYPES = ("float32", "float64", "uint8")
 
 _OPENCV = {0: ("L", "L", 1), 16: ("RGB", "BGR", 3), 24: ("RGBA", "BGRA", 4)}
-"""OpenCV's type codes: Pillow's mode, the order of the channels as stored, and their number."""
+"""For OpenCV's type codes Pillow's mode, the stored order of the channels, and the number of channels."""
 
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
 _READERS, _AHEAD = 16, 32
@@ -54,43 +54,43 @@ def image_loader(
     dtype: Literal["float32", "float64", "uint8"] = "float32",
     draft: bool = False,
 ) -> ImageLoader:
-    """What turns a column of images into a model's input, as ``loader=`` of `SparkModel.fit` and others.
+    """Create a loader that decodes a column of images into a model input, for ``loader=`` of `SparkModel.fit` and others.
 
     The column holds one of
 
-    - encoded images (binary): JPEG, PNG, BMP, the first frame of a GIF, whatever Pillow reads but EPS, which is a program.
-      So does ``content`` of Spark's ``binaryFile`` source;
-    - Spark's image struct, as its ``image`` source makes it;
-    - URIs or absolute paths (string), which the workers read: ``file:`` and paths from their own disks, ``s3:`` or ``s3a:``,
-      ``gs:``, ``hdfs:`` and ``abfs:`` by pyarrow.fs, with the credentials that it finds there; it does not know Spark's. A
-      path that is not there is looked for once more with its ``%`` escapes undone.
+    - encoded images (binary): any format that Pillow reads (JPEG, PNG, BMP, the first frame of a GIF and others), except
+      EPS, which is a program. An example is the column ``content`` of Spark's ``binaryFile`` source;
+    - Spark's image struct, from its ``image`` source;
+    - URIs or absolute paths (string), which the workers read: ``file:`` URIs and paths from local disks; ``s3:`` or
+      ``s3a:``, ``gs:``, ``hdfs:`` and ``abfs:`` through pyarrow.fs, which finds its credentials on the workers and does not
+      use Spark's. If a path does not exist, it is tried again with its ``%`` escapes decoded.
 
-    The result has the shape (rows, height, width, channels), channels last whatever Keras's ``image_data_format`` is, with
-    values from 0 to 255: those of ``keras.utils.load_img(target_size=size, interpolation=interpolation)`` and
-    ``img_to_array``, to the last bit, with the same defaults. As there, images are not turned as EXIF says, transparency is
-    left out rather than blended, and ``mode="L"`` leaves greyscale images of 16 or 32 bits their range.
+    The result has the shape (rows, height, width, channels), channels last regardless of Keras's ``image_data_format``, and
+    values from 0 to 255. They equal those of ``keras.utils.load_img(target_size=size, interpolation=interpolation)`` and
+    ``img_to_array`` bit for bit, with the same defaults: EXIF orientation is ignored, transparency is discarded and not
+    blended, and ``mode="L"`` keeps the range of greyscale images with 16 or 32 bits.
 
-    Rows that cannot be loaded are nulls, missing files, and images that are damaged or that Pillow refuses as decompression
-    bombs. A store that cannot be reached, or a scheme that cannot be read, is an error whatever ``on_error`` says.
+    ``on_error`` applies to nulls, missing files, damaged images, and images that Pillow rejects as decompression bombs. An
+    unreachable store or an unsupported scheme always raises.
 
     Args:
-        size: (height, width) in pixels, to which images are resized without regard to their proportions; ``None`` takes
-            them as they are, and then all must have one size, and ``on_error`` must be ``"error"``.
+        size: (height, width) in pixels; images are resized to it without keeping their aspect ratio. ``None``: no resizing;
+            then all images must have the same size, and ``on_error`` must be ``"error"``.
         mode: ``"RGB"``, ``"L"`` (greyscale, one channel) or ``"RGBA"``; images of other modes are converted.
-        preprocessing: A function on a batch, shape (rows, height, width, channels), that gives an array with a row for each;
-            it may work in place, and sees only rows that could be loaded. Or a factor, such as ``1 / 255``. It travels to
-            the workers by value. Where ``size`` is given, the function is called at once on two test patterns.
-        on_error: What becomes of rows that cannot be loaded: ``"error"`` stops, ``"null"`` predicts null and trains without
-            them, ``"drop"`` leaves them out.
-        interpolation: How images are resized: one of Pillow's filters by Keras's name. The default is that of
-            ``keras.utils.load_img``, ``"nearest"``, which skips pixels; the others average over them. Give what the model
-            was trained with.
-        dtype: The dtype of the result; ``"uint8"`` where the model scales by itself.
-        draft: Whether JPEGs of more than twice the size are decoded at a half, a quarter or an eighth of their own: several
-            times as fast, but values differ from Keras's: a little, except with ``interpolation="nearest"``.
+        preprocessing: A function on a batch of loaded images, shape (rows, height, width, channels), that returns an array
+            with one row for each; it may modify its argument. Or a factor, such as ``1 / 255``. The function is sent to the
+            workers by value. If ``size`` is set, it is called immediately with two test images, to check it.
+        on_error: What to do with rows that cannot be loaded: ``"error"`` raises, ``"null"`` predicts null and does not train
+            on them, ``"drop"`` drops them.
+        interpolation: The resizing filter: ``"nearest"``, ``"bilinear"``, ``"bicubic"``, ``"hamming"``, ``"box"`` or
+            ``"lanczos"``. The default is that of ``keras.utils.load_img``, which skips pixels; the others average over
+            them. Use the filter that the model was trained with.
+        dtype: The dtype of the result; ``"uint8"`` for models that rescale pixels themselves.
+        draft: Whether to decode JPEGs that are more than twice as large as ``size`` at 1/2, 1/4 or 1/8 of their size. This
+            is several times faster, but values differ from Keras's: slightly, or more with ``interpolation="nearest"``.
 
     Raises:
-        ConfigurationError: An argument is out of range, or the function fails on test patterns.
+        ConfigurationError: An argument is out of range, or the function fails on the test images.
         CustomObjectError: The function cannot be pickled.
         ClusterError: Pillow is missing.
 
@@ -102,7 +102,7 @@ def image_loader(
     """
     if size is not None:
         if not isinstance(size, (tuple, list)) or len(size) != 2:
-            raise ConfigurationError(f"size={size!r}: expected (height, width) in pixels, or None for the images' own size.")
+            raise ConfigurationError(f"size={size!r}: expected (height, width) in pixels, or None to keep the images' size.")
         size = (whole_number("size[0]", size[0]), whole_number("size[1]", size[1]))
     one_of("mode", mode, tuple(_CHANNELS))
     one_of("on_error", on_error, ("error", "null", "drop"))
@@ -110,7 +110,7 @@ def image_loader(
     one_of("dtype", dtype, _DTYPES)
     if size is None and on_error != "error":
         raise ConfigurationError(
-            f"on_error={on_error!r} needs size=(height, width): without it, rows that cannot be loaded have no shape."
+            f"on_error={on_error!r} requires size=(height, width): without it, rows that cannot be loaded have no shape."
         )
     _pillow()
     function: ByValue[Callable[[Array], Any]] | float | None
@@ -129,17 +129,19 @@ def image_loader(
 def _factor(value: Any, dtype: str) -> float:
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or dtype == "uint8":
-        meant = 'dtype="uint8" holds no scaled values: give dtype="float32"' if number else "expected a function or a number"
-        raise ConfigurationError(f"preprocessing={value!r}: {meant}.")
+        problem = (
+            'dtype="uint8" cannot hold scaled values: use dtype="float32"' if number else "expected a function or a number"
+        )
+        raise ConfigurationError(f"preprocessing={value!r}: {problem}.")
     return float(value)
 
 
 @dataclass(frozen=True)
 class ImageLoader(PlacedLoader):
-    """Decodes a column of images; made by `image_loader`, which says what the fields mean.
+    """Decodes a column of images. Created by `image_loader`, which documents the other fields.
 
     Attributes:
-        shape: The shape of one row, as preprocessing leaves it; ``None`` where the images decide.
+        shape: The shape of one row after preprocessing; ``None`` for axes that depend on the images.
     """
 
     size: tuple[int, int] | None
@@ -152,54 +154,55 @@ class ImageLoader(PlacedLoader):
     shape: tuple[int | None, ...]
 
     def check(self, name: str, kind: str) -> None:
-        """Refuse a column that cannot hold images.
+        """Check that the type of a column can hold images.
 
         Args:
-            name: Its name.
-            kind: Its Spark type, by its simple name.
+            name: The name of the column.
+            kind: Its Spark type, as a simple string.
 
         Raises:
-            DataError: It is of another type than binary, string and Spark's image struct.
+            DataError: The type is not binary, string or Spark's image struct.
         """
         if kind in ("binary", IMAGE_STRUCT) or re.fullmatch(r"string( collate \w+)?|(var)?char\(\d+\)", kind):
             return
         if "content:binary" in kind:
-            advice = f"Name its field {name}.content."
+            advice = f"Select its field {name}.content."
         elif kind.startswith("struct"):
-            advice = "Name the field that holds the image."
+            advice = "Select the field that holds the image."
         else:
-            advice = "Pixels in arrays need no loader: leave loader= out."
+            advice = "Arrays of pixels do not need a loader: leave loader out."
         raise DataError(
             f"column {name!r} has the type {kind}; expected images: binary (encoded, such as the column content of the "
             f"binaryFile source), string (URIs), or the struct of Spark's image source, {IMAGE_STRUCT}. {advice}"
         )
 
     def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
-        """As `load`, where it is not known which rows these are."""
+        """Decode rows whose position is unknown; see `load`."""
         return self.load(column, name, "the batch", 0)
 
     def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
-        """The images of a column.
+        """Decode a column of images.
 
         Args:
             column: Encoded images, structs or URIs.
-            name: Its name, for messages.
-            where: Where the rows are, for messages.
-            first: The number of the first of these rows there.
+            name: The name of the column, for error messages.
+            where: The location of the rows, such as a partition, for error messages.
+            first: The index of the first row in this location, for error messages.
 
         Returns:
-            Their values, shape (rows, *shape), and which rows are good, shape (rows,); the others' values are zeros.
+            The images, shape (rows, *shape), and a mask of the rows that could be loaded, shape (rows,). The values of the
+            other rows are zeros.
 
         Raises:
-            DataError: A row cannot be loaded and ``on_error`` is ``"error"``; images have several sizes and there is no
-                ``size``; or a URI is of a scheme that cannot be read.
+            DataError: A row cannot be loaded and ``on_error`` is ``"error"``; images differ in size and ``size`` is
+                ``None``; or a URI has an unsupported scheme.
             ConfigurationError: The preprocessing function fails.
             StorageError: A store cannot be reached.
             ClusterError: Pillow is missing on this worker.
         """
         _pillow()
         good = np.zeros(len(column), bool)
-        images, filled = None if self.size is None else self._room(len(column), self.size), 0
+        images, filled = None if self.size is None else self._empty(len(column), self.size), 0
         with closing(_values(column, name)) as values:
             for row, value in enumerate(values):
                 try:
@@ -209,15 +212,15 @@ class ImageLoader(PlacedLoader):
                 except Exception as error:
                     if self.on_error == "error":
                         place = f"column {name!r}, row {first + row} of {where}{_origin(column[row])}"
-                        raise DataError(f"{place}: {_complaint(error)}") from error
+                        raise DataError(f"{place}: {_row_error(error)}") from error
                     continue
                 if images is None:
-                    images = self._room(len(column), pixels.shape[:2])
+                    images = self._empty(len(column), pixels.shape[:2])
                 if pixels.shape != images.shape[1:]:
                     place = f"column {name!r}, row {first + row} of {where}{_origin(column[row])}"
                     raise DataError(
-                        f"{place}: the image has {_told(pixels)}, and those before it {_told(images[0])}. Give image_loader "
-                        "a size=(height, width) to resize them."
+                        f"{place}: the image has {_describe_size(pixels)}, but the images before it have "
+                        f"{_describe_size(images[0])}. Set size=(height, width) in image_loader to resize them."
                     )
                 images[filled] = pixels
                 filled += 1
@@ -225,10 +228,10 @@ class ImageLoader(PlacedLoader):
         return self._spread(images, filled, good), good
 
     def prepared(self, images: Array) -> Array:
-        """Images, shape (rows, height, width, channels), as preprocessing leaves them; it may work in place.
+        """Preprocess images of shape (rows, height, width, channels); may modify its argument.
 
         Raises:
-            ConfigurationError: The function fails, or gives something else than a row for each image.
+            ConfigurationError: The function fails, or does not return one row for each image.
         """
         if self.preprocessing is None:
             return images
@@ -243,16 +246,16 @@ class ImageLoader(PlacedLoader):
             ) from error
         if found.ndim == 0 or len(found) != len(images) or not np.can_cast(found.dtype, self.dtype, "same_kind"):
             raise ConfigurationError(
-                f"preprocessing gave {found.dtype} of shape {found.shape} for {self.dtype} images of shape {images.shape}; "
-                f"expected a row for each image, in values that dtype={self.dtype!r} can hold."
+                f"preprocessing returned {found.dtype} of shape {found.shape} for {self.dtype} images of shape "
+                f"{images.shape}; expected one row for each image, with values that dtype={self.dtype!r} can hold."
             )
         return found.astype(self.dtype, copy=False)
 
-    def _room(self, rows: int, size: Sequence[int]) -> Array:
+    def _empty(self, rows: int, size: Sequence[int]) -> Array:
         return np.empty((rows, *size, _CHANNELS[self.mode]), self.dtype)
 
     def _spread(self, images: Array | None, filled: int, good: Array) -> Array:
-        """Prepared images, each in its row; zeros in the others."""
+        """Preprocess the loaded images and put each into its row; other rows are zeros."""
         if images is None or not filled:
             return np.zeros((len(good), *(size or 0 for size in self.shape)), self.dtype)
         found = self.prepared(images[:filled])
@@ -263,28 +266,28 @@ class ImageLoader(PlacedLoader):
         return rows
 
     def _pixels(self, value: Any) -> Array:
-        """One image, shape (height, width, channels), converted and resized in Keras's order."""
+        """Decode one image to shape (height, width, channels); converts first and then resizes, as Keras does."""
         from PIL import Image
 
         if value is None:
-            raise _DamagedError("it is null")
+            raise _DamagedError("the value is null")
         image: Any = _from_struct(value) if isinstance(value, dict) else _opened(value)
         height, width = self.size or (image.height, image.width)
         whole = image.draft(None, (2 * width, 2 * height)) if self.draft and not isinstance(value, dict) else None
         if image.mode != self.mode and not (self.mode == "L" and image.mode in ("I", "I;16")):
             image = image.convert(self.mode)
         if image.size != (width, height):
-            # A draft of an odd number of pixels has a last one that is only partly there.
+            # In a draft of an odd size the last pixel covers only a part of a full one, so the box excludes the rest.
             box = None if whole is None else whole[1]
             image = image.resize((width, height), Image.Resampling[self.interpolation.upper()], box)
         pixels = np.asarray(image)
         if self.dtype == "uint8" and pixels.dtype != np.uint8:
-            raise _DamagedError(f'it has {pixels.dtype} values, which dtype="uint8" cannot hold')
+            raise _DamagedError(f'the image has {pixels.dtype} values, which dtype="uint8" cannot hold')
         return pixels.reshape(height, width, _CHANNELS[self.mode])
 
 
 class _DamagedError(Exception):
-    """An image cannot be loaded; the message is the reason."""
+    """An image cannot be loaded. The message is the reason."""
 
 
 def _pillow() -> None:
@@ -292,51 +295,51 @@ def _pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ClusterError(
-            "images are decoded by Pillow, which cannot be imported: pip install pillow (or sparkkeras[images]), for the "
-            f"driver and for all workers. {type(error).__name__}: {error}"
+            "images are decoded by Pillow, which cannot be imported: pip install pillow (or sparkkeras[images]) on the "
+            f"driver and on all workers. {type(error).__name__}: {error}"
         ) from error
 
 
 def _opened(data: bytes) -> Any:
-    """An encoded image; its pixels are decoded when they are asked for."""
+    """Open an encoded image; Pillow decodes the pixels lazily."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(BytesIO(data))
     except UnidentifiedImageError:
         raise _DamagedError(f"Pillow finds no image in its {len(data)} bytes, which begin with {data[:12]!r}") from None
-    if image.format == "EPS":  # Pillow would run it, by Ghostscript
-        raise _DamagedError("it is an EPS, which is a program and not run")
+    if image.format == "EPS":  # Pillow would run it with Ghostscript
+        raise _DamagedError("EPS images are programs and are not run")
     return image
 
 
 def _from_struct(row: dict[str, Any]) -> Any:
-    """An image of Spark's image struct."""
+    """Convert Spark's image struct to a Pillow image."""
     from PIL import Image
 
     kind = _OPENCV.get(row["mode"])
     if kind is None or row["nChannels"] != kind[2]:
         raise _DamagedError(
-            f"it has mode {row['mode']} and nChannels {row['nChannels']}; expected 0 (CV_8UC1) with 1, 16 (CV_8UC3) with 3, "
-            "or 24 (CV_8UC4) with 4"
+            f"the struct has mode {row['mode']} and nChannels {row['nChannels']}; expected 0 (CV_8UC1) with 1, 16 (CV_8UC3) "
+            "with 3, or 24 (CV_8UC4) with 4"
         )
     mode, order, channels = kind
     height, width, data = row["height"] or 0, row["width"] or 0, row["data"] or b""
     if height < 1 or width < 1 or len(data) != height * width * channels:
-        raise _DamagedError(f"it has {len(data)} bytes for {height} x {width} pixels of {channels} channel(s)")
+        raise _DamagedError(f"the struct has {len(data)} bytes for {height} x {width} pixels of {channels} channel(s)")
     return Image.frombuffer(mode, (width, height), data, "raw", order, 0, 1)
 
 
-def _complaint(error: Exception) -> str:
+def _row_error(error: Exception) -> str:
     reason = str(error) if isinstance(error, _DamagedError) else f"{type(error).__name__}: {error}"
     return (
-        f'the image cannot be loaded: {reason}. Fix it, or give image_loader on_error="drop" or on_error="null" to go on '
-        "without such rows."
+        f'the image cannot be loaded: {reason}. Fix it, or set on_error="drop" or on_error="null" in image_loader to '
+        "continue without such rows."
     )
 
 
 def _origin(value: Any) -> str:
-    """Where an image comes from, in brackets, where its column says."""
+    """The origin of an image in parentheses, if the column has it."""
     found = None
     with suppress(UnicodeDecodeError):
         found = value.as_py()
@@ -346,19 +349,19 @@ def _origin(value: Any) -> str:
 
 
 def _public(uri: str) -> str:
-    """A URI without the password in it."""
+    """A URI without user name and password."""
     return re.sub("//[^/@]*:[^/@]*@", "//", uri)
 
 
-def _told(pixels: Array) -> str:
+def _describe_size(pixels: Array) -> str:
     return f"{pixels.shape[0]} x {pixels.shape[1]} pixels"
 
 
-# What a column holds
+# Reading values of a column
 
 
 def _values(column: pa.Array, name: str) -> Generator[Callable[[], Any], None, None]:
-    """What gives each row: None, encoded bytes, or a struct as a dict."""
+    """For each row a function that returns None, encoded bytes, or a struct as a dict."""
     import pyarrow as pa
 
     kind = column.type
@@ -369,13 +372,13 @@ def _values(column: pa.Array, name: str) -> Generator[Callable[[], Any], None, N
             yield value.as_py
     else:
         raise DataError(
-            f"column {name!r} holds values of the type {kind}; expected images: encoded bytes, URIs, or the struct of "
-            "Spark's image source."
+            f"column {name!r} has the type {kind}; expected images: encoded bytes, URIs, or the struct of Spark's image "
+            "source."
         )
 
 
 def _read_ahead(column: pa.Array) -> Generator[Callable[[], bytes | None], None, None]:
-    """Files, some of which are read while others are decoded: stores take long to answer."""
+    """Read files ahead in threads while others are decoded, since remote stores have a high latency."""
     pool, rows = ThreadPoolExecutor(_READERS, "sparkkeras-images"), iter(column)
     try:
         pending = deque(pool.submit(_read, row) for row in islice(rows, _AHEAD))
@@ -392,16 +395,16 @@ def _read(value: Any) -> bytes | None:
         return None
     scheme = uri.partition(":")[0].lower() if has_scheme(uri) else "file"
     if scheme not in _SCHEMES:
-        web = "The web is not read from here" if scheme in ("http", "https") else f"{scheme!r} is not known"
+        problem = "Images cannot be read from the web" if scheme in ("http", "https") else f"{scheme!r} is not known"
         raise DataError(
-            f"the image {_public(uri)!r} cannot be read. {web}. {known_names(scheme, _SCHEMES)} Copy the images "
-            "to one of these, or bring their bytes as a binary column."
+            f"the image {_public(uri)!r} cannot be read. {problem}. {known_names(scheme, _SCHEMES)} Copy the images "
+            "to one of these, or pass their bytes in a binary column."
         )
     read, path = _local(uri) if scheme == "file" else _stored(uri)
     try:
         return read(path)
     except FileNotFoundError:
-        # Spark writes paths as they are in some places and with escapes in others.
+        # Spark writes paths unescaped in some places and %-escaped in others.
         if unquote(path) == path:
             raise
         return read(unquote(path))
@@ -424,7 +427,7 @@ def _stored(uri: str) -> tuple[Callable[[str], bytes], str]:
 
 def _read_stored(store: str, path: str) -> bytes:
     try:
-        with _connecting:  # a second client of Arrow's for S3 would wait for all that the first is reading
+        with _connecting:  # creating a second S3 client in Arrow would wait for all reads of the first
             files, root = _store(store)
         with files.open_input_file(f"{root.rstrip('/')}/{path}") as file:
             data: bytes = file.readall()
@@ -435,7 +438,7 @@ def _read_stored(store: str, path: str) -> bytes:
         reason = str(error).partition("\n")[0]
         raise StorageError(
             f"cannot read the image {path!r} of {_public(store)} through pyarrow: {reason}. "
-            'Where Spark can read it, take spark.read.format("binaryFile") and its column content.'
+            'If Spark can read it, use spark.read.format("binaryFile") and its column content.'
         ) from error
 
 
@@ -444,7 +447,7 @@ _connecting = threading.Lock()
 
 @functools.lru_cache(maxsize=64)
 def _store(uri: str) -> tuple[Any, str]:
-    """The file system of a bucket or cluster, and the path of its root there; connecting takes long."""
+    """The file system of a bucket or cluster and the path of its root; cached, since connecting is slow."""
     from pyarrow import fs
 
     found: tuple[Any, str] = fs.FileSystem.from_uri(uri)

@@ -1,8 +1,8 @@
-"""TFRecord files: records of bytes behind one another, each with its length and two checksums. Knows neither Spark nor what
-the bytes mean.
+"""The TFRecord container format: a sequence of byte records. Independent of Spark and of the content of the records.
 
-A record is its length (8 bytes, little-endian), the checksum of these bytes, the data, and its checksum (4 bytes each:
-CRC-32C, rotated and offset, so that a checksum of data that holds checksums stays one). A file may be compressed as a whole.
+A record is the length of its data (8 bytes, little-endian), the checksum of these bytes, the data, and the checksum of the
+data. A checksum has 4 bytes: a CRC-32C, masked (rotated and offset) because a CRC of data that contains CRCs is unreliable.
+A file may be compressed as a whole. Specification: https://www.tensorflow.org/tutorials/load_data/tfrecord
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import IO, Any
 from sparkkeras.errors import ClusterError, DataError
 
 LIBRARY = ("google_crc32c", "google-crc32c")
-"""What computes checksums, on the driver and on all workers: the module, and the package that has it."""
+"""The library that computes checksums, required on the driver and on all workers: its module and its package name."""
 
 SUFFIXES = {None: ".tfrecord", "gzip": ".tfrecord.gz", "zlib": ".tfrecord.zlib"}
-"""The compressions there are, and how the names of their files end."""
+"""The file name suffix for each compression."""
 
 EMPTY_BYTES = 24
-"""No file of this size holds a record of any use, compressed or not: a record has 16 bytes beside its data."""
+"""Files up to this size, compressed or not, hold no useful record: a record has 16 bytes besides its data."""
 
 _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
@@ -33,51 +33,51 @@ _CHUNK = 1 << 20
 
 
 def framed(data: bytes) -> bytes:
-    """One record as it stands in a file."""
+    """Encode one record: length, data and checksums."""
     length = _LENGTH.pack(len(data))
     return b"".join((length, _FOOT.pack(_checksum(length)), data, _FOOT.pack(_checksum(data))))
 
 
 def compressor(compression: str | None) -> Any:
-    """What turns the bytes of a file, given piece by piece, into compressed ones: ``compress(piece)`` and ``flush()``."""
+    """A streaming compressor with the methods ``compress(piece)`` and ``flush()``; ``None`` compresses nothing."""
     return _Plain() if compression is None else zlib.compressobj(wbits=_WINDOW_BITS[compression])
 
 
 def read_records(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The records of a file, one after the other; whether and how it is compressed is seen from its first bytes.
+    """Iterate over the records of a file. The compression is detected from the first bytes.
 
     Args:
-        file: The file, at its beginning; one that can seek.
-        name: What messages call it.
+        file: A seekable file, at its beginning.
+        name: The name of the file in error messages.
 
     Raises:
-        DataError: The file ends within a record, or a checksum does not fit. It names the file and the offset in bytes of
-            the record, counted behind decompression.
+        DataError: The file ends within a record, or a checksum does not match. The message has the file and the byte offset
+            of the record in the decompressed data.
     """
     head = file.read(_HEAD.size)
     file.seek(0)
-    # The length of a plain file's first record may look like the mark of a compressed one, but not with its checksum.
+    # The length of a first record can look like a gzip or zlib header, but not if its checksum matches too.
     compressed = not _is_head(head) and _looks_compressed(head)
     source = io.BufferedReader(_Inflated(file, name), _CHUNK) if compressed else file
     offset = 0
     while head := source.read(_HEAD.size):
         if len(head) == _HEAD.size and not _is_head(head):
-            found = " It does not begin like a TFRecord file." if offset == 0 else ""
-            raise _broken(name, offset, f"the checksum of the record's length does not fit.{found}")
+            hint = " The file does not start like a TFRecord file." if offset == 0 else ""
+            raise _broken(name, offset, f"the checksum of the record's length does not match.{hint}")
         length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
         data = source.read(length)
         foot = source.read(_FOOT.size)
         if len(head) + len(data) + len(foot) < _HEAD.size + length + _FOOT.size:
             raise _broken(name, offset, "the file ends within a record.")
         if _FOOT.unpack(foot)[0] != _checksum(data):
-            raise _broken(name, offset, "the checksum of the record's data does not fit.")
+            raise _broken(name, offset, "the checksum of the record's data does not match.")
         yield data
         offset += _HEAD.size + length + _FOOT.size
 
 
 def _broken(name: str, offset: int, what: str) -> DataError:
     return DataError(
-        f"{name} is damaged, or no TFRecord file, at offset {offset}: {what} Write the file again, or leave it out."
+        f"{name} is damaged or not a TFRecord file, at offset {offset}: {what} Write the file again, or leave it out."
     )
 
 
@@ -92,8 +92,8 @@ def _crc32c() -> Callable[[bytes], int]:
         import google_crc32c
     except ImportError as error:
         raise ClusterError(
-            f"the checksums of TFRecord files need {LIBRARY[1]}, which cannot be imported: pip install {LIBRARY[1]}, for "
-            f"the driver and for all workers. {type(error).__name__}: {error}"
+            f"the checksums of TFRecord files need {LIBRARY[1]}, which cannot be imported: pip install {LIBRARY[1]} on "
+            f"the driver and on all workers. {type(error).__name__}: {error}"
         ) from error
     found: Callable[[bytes], int] = google_crc32c.value
     return found
@@ -108,7 +108,7 @@ def _looks_compressed(head: bytes) -> bool:
 
 
 class _Plain:
-    """Compresses nothing."""
+    """A compressor that leaves the bytes unchanged."""
 
     def compress(self, piece: bytes) -> bytes:
         return piece
@@ -118,11 +118,11 @@ class _Plain:
 
 
 class _Inflated(io.RawIOBase):
-    """A gzip or zlib file, perhaps of several parts behind one another, as what it holds."""
+    """The decompressed content of a gzip or zlib file, which may consist of several concatenated members."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file, self._name = file, name
-        self._inflate, self._rest, self._told = zlib.decompressobj(_EITHER), b"", 0
+        self._inflate, self._rest, self._position = zlib.decompressobj(_EITHER), b"", 0
 
     def readable(self) -> bool:
         return True
@@ -138,11 +138,11 @@ class _Inflated(io.RawIOBase):
             try:
                 data = self._inflate.decompress(given, len(buffer))
             except zlib.error as error:
-                raise _broken(self._name, self._told, f"its compressed data are damaged ({error}).") from error
+                raise _broken(self._name, self._position, f"its compressed data is damaged ({error}).") from error
             self._rest = self._inflate.unconsumed_tail
             if data:
                 buffer[: len(data)] = data
-                self._told += len(data)
+                self._position += len(data)
                 return len(data)
             if not given and not self._inflate.eof:
-                raise _broken(self._name, self._told, "the file ends within its compressed data.")
+                raise _broken(self._name, self._position, "the file ends within its compressed data.")

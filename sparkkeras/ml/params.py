@@ -260,7 +260,9 @@ class TrainingParams(InferenceParams):
     shuffle = param("whether each worker shuffles its rows before each epoch", values.flag)
     class_weight = param("a weight for each class, {class index: weight}", values.optional(values.class_weight))
     initial_epoch = param("the epoch to start at, counted from 0", values.number(low=0))
-    steps_per_epoch = param("the most batches of one worker in an epoch; None: all of its rows", values.optional_number())
+    steps_per_epoch = param(
+        "the maximum number of batches of one worker in an epoch; None: all of its rows", values.optional_number()
+    )
     transform = param(
         "transform(x, y) -> (x, y) on each batch, on the workers; for prediction y is None and x alone may be returned",
         values.optional(values.function),

@@ -1,4 +1,4 @@
-"""Columns of images as arrays, held against Keras's own loading to the last bit, and damaged on purpose."""
+"""`image_loader`, compared with Keras's image loading bit for bit, and with damaged images."""
 
 import http.server
 import inspect
@@ -35,7 +35,7 @@ KERAS_MODES = {"RGB": "rgb", "L": "grayscale", "RGBA": "rgba"}
 
 
 def picture(height=30, width=41, mode="RGB", seed=0):
-    """Smooth colours with some noise: neither JPEG nor resizing leaves them as they are."""
+    """Smooth colors with some noise, which both JPEG and resizing change."""
     rng = np.random.default_rng(seed)
     channels = len(Image.new(mode, (1, 1)).getbands())
     coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, channels), np.uint8)
@@ -56,7 +56,7 @@ def by_keras(data, size, mode="RGB", **given):
 
 
 def struct(image, origin="here"):
-    """An image as Spark stores it."""
+    """An image as Spark's image struct."""
     pixels = np.atleast_3d(np.asarray(image))
     channels = pixels.shape[2]
     order = {1: [0], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[channels]
@@ -73,12 +73,12 @@ def binary(*rows):
 PNG = encoded(picture())
 
 
-# The same pixels as Keras's
+# Equality with Keras
 
 
 @pytest.mark.parametrize("mode", KERAS_MODES)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
-def test_pixels_are_those_of_keras(kind, mode):
+def test_pixels_equal_those_of_keras(kind, mode):
     columns = [encoded(picture(seed=seed), kind) for seed in range(3)]
     images, good = image_loader((20, 24), mode)(binary(*columns), "image")
     assert images.dtype == np.float32
@@ -86,7 +86,7 @@ def test_pixels_are_those_of_keras(kind, mode):
     np.testing.assert_array_equal(images, np.stack([by_keras(data, (20, 24), mode) for data in columns]))
 
 
-def test_images_are_resized_as_keras_does_unless_said_otherwise():
+def test_images_are_resized_as_keras_does_by_default():
     wanted = inspect.signature(keras.utils.load_img).parameters["interpolation"].default
     assert inspect.signature(image_loader).parameters["interpolation"].default == wanted
     smooth, _ = image_loader((20, 24), interpolation="bilinear")(binary(PNG), "image")
@@ -95,7 +95,7 @@ def test_images_are_resized_as_keras_does_unless_said_otherwise():
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "hamming", "box", "lanczos"])
 @pytest.mark.parametrize("size", [(12, 50), (30, 41), (64, 64)])
-def test_every_interpolation_is_keras_own(interpolation, size):
+def test_every_interpolation_equals_that_of_keras(interpolation, size):
     data = encoded(picture(), "JPEG")
     images, _ = image_loader(size, interpolation=interpolation)(binary(data), "image")
     np.testing.assert_array_equal(images[0], by_keras(data, size, interpolation=interpolation))
@@ -113,14 +113,14 @@ def test_images_of_every_mode_are_converted_as_keras_does(source, mode):
     np.testing.assert_array_equal(images[0], by_keras(data, (10, 10), mode))
 
 
-def test_the_first_frame_of_an_animation_counts():
+def test_the_first_frame_of_an_animation_is_loaded():
     first, second = picture(seed=1).convert("P"), picture(seed=2).convert("P")
     data = encoded(first, "GIF", save_all=True, append_images=[second])
     images, _ = image_loader(None)(binary(data), "image")
     np.testing.assert_array_equal(images[0], np.asarray(Image.open(io.BytesIO(encoded(first, "GIF"))).convert("RGB")))
 
 
-def test_exif_does_not_turn_an_image():
+def test_exif_orientation_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(picture(), "JPEG", exif=exif)
@@ -132,7 +132,7 @@ def test_exif_does_not_turn_an_image():
 # Sizes, dtypes, preprocessing
 
 
-def test_without_a_size_images_keep_theirs():
+def test_without_a_size_images_are_not_resized():
     loader = image_loader(None, "L")
     assert loader.shape == (None, None, 1)
     images, _ = loader(binary(PNG, PNG), "image")
@@ -140,8 +140,10 @@ def test_without_a_size_images_keep_theirs():
     assert loader(binary(), "image")[0].shape == (0, 0, 0, 1)
 
 
-def test_without_a_size_images_of_two_sizes_are_refused():
-    with pytest.raises(DataError, match=r"column 'x', row 1 .* 8 x 9 pixels, and those before it 30 x 41 pixels.*size="):
+def test_without_a_size_images_of_different_sizes_are_reported():
+    with pytest.raises(
+        DataError, match=r"column 'x', row 1 .* 8 x 9 pixels, but the images before it have 30 x 41 pixels.*size="
+    ):
         image_loader(None)(binary(PNG, encoded(picture(8, 9))), "x")
 
 
@@ -164,7 +166,7 @@ def test_a_factor():
     np.testing.assert_array_equal(images, plain * np.float32(1 / 255))
 
 
-def test_preprocessing_of_keras_that_works_in_place():
+def test_preprocessing_of_keras_may_work_in_place():
     plain, _ = image_loader((8, 8))(binary(PNG, PNG), "image")
     loader = image_loader((8, 8), preprocessing=keras.applications.resnet.preprocess_input)
     images, _ = loader(binary(PNG, PNG), "image")
@@ -179,7 +181,7 @@ def test_preprocessing_may_change_the_shape_and_widen_the_dtype():
     assert images.dtype == np.float32
 
 
-def test_a_lambda_of_a_script_travels_by_value(tmp_path):
+def test_a_lambda_of_a_script_is_pickled_by_value(tmp_path):
     code = (
         "import pickle, sys; from sparkkeras.formats.images import image_loader; scale = 0.5;"
         "sys.stdout.buffer.write(pickle.dumps(image_loader((8, 8), preprocessing=lambda x: x * scale)))"
@@ -190,25 +192,25 @@ def test_a_lambda_of_a_script_travels_by_value(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
-        (lambda x: x.mean(), r"of shape \(\) for float32 images of shape \(2, 8, 8, 3\); expected a row for each"),
+        (lambda x: x.mean(), r"of shape \(\) for float32 images of shape \(2, 8, 8, 3\); expected one row for each"),
         (lambda x: x[:1], r"of shape \(1, 8, 8, 3\)"),
         (lambda x: x.reshape(3, 3), "preprocessing failed .* ValueError: cannot reshape"),
         (lambda x: x.astype(complex), "complex128"),
     ],
 )
-def test_preprocessing_that_fails_is_told_at_once(function, told):
-    with pytest.raises(ConfigurationError, match=told):
+def test_preprocessing_that_fails_is_reported_immediately(function, message):
+    with pytest.raises(ConfigurationError, match=message):
         image_loader((8, 8), preprocessing=function)
 
 
-def test_preprocessing_that_loses_rows_on_the_worker_is_told():
-    with pytest.raises(ConfigurationError, match="expected a row for each"):
+def test_preprocessing_that_loses_rows_on_the_worker_is_reported():
+    with pytest.raises(ConfigurationError, match="expected one row for each"):
         image_loader(None, preprocessing=lambda x: x[:1])(binary(PNG, PNG), "image")
 
 
-def test_preprocessing_that_cannot_travel_is_told():
+def test_preprocessing_that_cannot_be_pickled_is_reported():
     lock = threading.Lock()
     with pytest.raises(CustomObjectError, match="preprocessing cannot be sent"):
         image_loader((8, 8), preprocessing=lambda x: x + lock.locked())
@@ -236,7 +238,7 @@ def test_drafts_are_close_and_much_faster():
 
 @pytest.mark.parametrize("mode", KERAS_MODES)
 @pytest.mark.parametrize("source", ["L", "RGB", "RGBA"])
-def test_structs_are_as_their_files(source, mode):
+def test_structs_give_the_same_images_as_files(source, mode):
     image = picture(mode=source)
     images, good = image_loader((20, 20), mode)(pa.array([struct(image)], FIELDS), "image")
     assert good.all()
@@ -244,7 +246,7 @@ def test_structs_are_as_their_files(source, mode):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"nChannels": 4}, "mode 16 and nChannels 4"),
         ({"mode": 21}, "mode 21"),
@@ -254,9 +256,9 @@ def test_structs_are_as_their_files(source, mode):
         ({"data": None}, "0 bytes for 30 x 41"),
     ],
 )
-def test_damaged_structs(change, told):
+def test_damaged_structs_are_reported(change, message):
     column = pa.array([struct(picture()), struct(picture(), "file:/b.png") | change], FIELDS)
-    with pytest.raises(DataError, match=rf"column 'image', row 1 of the batch \(file:/b.png\).*{told}"):
+    with pytest.raises(DataError, match=rf"column 'image', row 1 of the batch \(file:/b.png\).*{message}"):
         image_loader((8, 8))(column, "image")
     _, good = image_loader((8, 8), on_error="null")(column, "image")
     assert good.tolist() == [True, False]
@@ -266,7 +268,7 @@ def test_damaged_structs(change, told):
 
 
 def bomb():
-    """A PNG that says it has more pixels than Pillow takes."""
+    """A PNG whose header declares more pixels than Pillow accepts."""
     import struct
     import zlib
 
@@ -275,27 +277,27 @@ def bomb():
 
 
 DAMAGED = {
-    "null": (None, "it is null"),
+    "null": (None, "the value is null"),
     "text": (b"<!DOCTYPE html>", "Pillow finds no image in its 15 bytes, which begin with b'<!DOCTYPE ht'"),
     "empty": (b"", "in its 0 bytes"),
     "truncated PNG": (PNG[: len(PNG) // 2], "truncated"),
     "truncated JPEG": (encoded(picture(), "JPEG")[:900], "truncated"),
     "flipped bytes": (PNG[:60] + b"\xff" * 40 + PNG[100:], "broken"),
     "bomb": (bomb(), "DecompressionBombError"),
-    "EPS": (encoded(picture(), "EPS"), "EPS, which is a program"),
+    "EPS": (encoded(picture(), "EPS"), "EPS images are programs"),
 }
 
 
-@pytest.mark.parametrize(("data", "told"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_row_is_an_error_with_its_place_and_reason(data, told):
+@pytest.mark.parametrize(("data", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_row_is_reported_with_its_location_and_reason(data, message):
     with pytest.raises(DataError, match=r"^column 'photo', row 1 of the batch: the image cannot be loaded: ") as error:
         image_loader((8, 8))(binary(PNG, data), "photo")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert 'on_error="drop"' in str(error.value)
 
 
 @pytest.mark.parametrize("on_error", ["null", "drop"])
-def test_damaged_rows_are_marked_and_zero_and_others_stay_in_place(on_error):
+def test_damaged_rows_are_masked_and_zero_and_others_keep_their_place(on_error):
     rows = []
     for seed, (data, _) in enumerate(DAMAGED.values()):
         rows += [encoded(picture(seed=seed)), data]
@@ -307,7 +309,7 @@ def test_damaged_rows_are_marked_and_zero_and_others_stay_in_place(on_error):
     np.testing.assert_array_equal(images[good], np.stack([by_keras(row, (8, 8)) + 1 for row in rows[::2]]))
 
 
-def test_a_batch_with_no_good_row_and_one_without_rows():
+def test_batches_without_good_rows_and_without_rows():
     loader = image_loader((8, 8), preprocessing=lambda x: x.mean(axis=(1, 2)), on_error="null")
     images, good = loader(binary(None, b"no"), "image")
     np.testing.assert_array_equal(images, np.zeros((2, 3), np.float32))
@@ -317,10 +319,10 @@ def test_a_batch_with_no_good_row_and_one_without_rows():
     assert good.shape == (0,)
 
 
-def test_a_damaged_row_of_a_partition_is_told_with_its_number_there_and_its_path(tmp_path):
-    slot = InputSpec("x", (8, 8, 3), floating=True)
-    selection = Selection(Form(Structure()), (Leaf(("photo",), input=slot, loader=image_loader((8, 8))),))
-    read = BatchesToBlocks(selection, Reader(Schema((slot,)), labelled=False))
+def test_a_damaged_row_of_a_partition_is_reported_with_its_index_and_path(tmp_path):
+    spec = InputSpec("x", (8, 8, 3), floating=True)
+    selection = Selection(Form(Structure()), (Leaf(("photo",), input=spec, loader=image_loader((8, 8))),))
+    read = BatchesToBlocks(selection, Reader(Schema((spec,)), labelled=False))
     batches = [pa.record_batch([column], ["photo"]) for column in (binary(*[PNG] * 5), binary(PNG, b"no", PNG))]
     with pytest.raises(
         DataError, match=r"^column 'photo', row 6 of partition 3: the image cannot be loaded: Pillow finds no"
@@ -366,14 +368,14 @@ def test_local_files_by_path_and_by_uri_with_and_without_escapes(files, tmp_path
         np.testing.assert_array_equal(images, np.stack(expected))
 
 
-def test_more_files_than_are_read_ahead_stay_in_order(tmp_path):
+def test_many_files_read_ahead_keep_their_order(tmp_path):
     for number in range(100):
         Image.new("L", (4, 4), number).save(tmp_path / f"{number}.png")
     images, _ = image_loader((4, 4), "L")(pa.array([str(tmp_path / f"{number}.png") for number in range(100)]), "uri")
     np.testing.assert_array_equal(images[:, 0, 0, 0], np.arange(100))
 
 
-def test_files_that_cannot_be_read(files, tmp_path):
+def test_files_that_cannot_be_read_are_damaged_rows(files, tmp_path):
     column = pa.array([files["plain.png"], "/nowhere/x.png", None, str(tmp_path), "", "/a\0b"])
     _, good = image_loader((8, 8), on_error="drop")(column, "uri")
     assert good.tolist() == [True] + [False] * 5
@@ -382,29 +384,29 @@ def test_files_that_cannot_be_read(files, tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sparkkeras-images")]
 
 
-def test_text_that_is_no_unicode_is_a_damaged_row():
+def test_a_string_that_is_not_utf8_is_a_damaged_row():
     column = pa.array([b"/\xff.png"]).view(pa.string())
     with pytest.raises(DataError, match="row 0 of the batch: .*UnicodeDecodeError"):
         image_loader((8, 8))(column, "uri")
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
-        ("https://example.org/x.png", "The web is not read from here.*Known: .*'s3'.*binary column"),
+        ("https://example.org/x.png", "Images cannot be read from the web.*Known: .*'s3'.*binary column"),
         ("ftp://me:secret@host/x.png", "'ftp' is not known"),
         ("HDFSS://host/x.png", "Did you mean 'hdfs'"),
     ],
 )
-def test_other_schemes_are_refused_whatever_on_error_says(uri, told):
-    with pytest.raises(DataError, match=told) as error:
+def test_other_schemes_are_reported_regardless_of_on_error(uri, message):
+    with pytest.raises(DataError, match=message) as error:
         image_loader((8, 8), on_error="drop")(pa.array([uri]), "uri")
     assert "secret" not in str(error.value)
 
 
 @contextmanager
 def store(objects, together=1, status=404):
-    """An S3 store of this machine, as far as reading goes. It has nothing for reads that so many others do not join."""
+    """A local S3 store for reading. With ``together``, it answers only when this many reads are pending at once."""
     asked, enough = itertools.count(1), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -444,7 +446,7 @@ def store(objects, together=1, status=404):
         thread.join()
 
 
-def test_an_object_store_is_read_many_at_a_time():
+def test_files_of_an_object_store_are_read_concurrently():
     objects = {f"/bucket/in%20here/{number}.png": encoded(picture(seed=number)) for number in range(40)}
     with store(objects, together=8) as options:
         uris = [f"s3a://me:secret@bucket/in here/{number}.png{options}" for number in range(40)]
@@ -453,7 +455,7 @@ def test_an_object_store_is_read_many_at_a_time():
     np.testing.assert_array_equal(images[:40], np.stack([by_keras(data, (8, 8)) for data in objects.values()]))
 
 
-def test_a_store_that_refuses_is_no_damaged_row():
+def test_a_store_that_denies_access_is_an_error():
     with store({}, status=403) as options:
         with pytest.raises(StorageError, match=r"cannot read the image 'x.png' of s3://bucket/.*binaryFile") as error:
             image_loader((8, 8), on_error="drop")(pa.array([f"s3://me:secret@bucket/x.png{options}"]), "uri")
@@ -464,27 +466,27 @@ def test_a_store_that_refuses_is_no_damaged_row():
 
 
 @pytest.mark.parametrize("kind", ["binary", "string", "string collate UNICODE_CI", "varchar(200)", "char(9)", STRUCT])
-def test_columns_that_hold_images(kind):
+def test_columns_that_can_hold_images(kind):
     image_loader((8, 8)).check("image", kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("int", "column 'image' has the type int; expected images: binary"),
-        ("array<float>", "need no loader"),
+        ("array<float>", "do not need a loader"),
         ("array<binary>", "binary"),
-        ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"Name its field image\.content"),
-        ("struct<a:int,b:string>", "Name the field that holds the image"),
+        ("struct<path:string,modificationTime:timestamp,length:bigint,content:binary>", r"Select its field image\.content"),
+        ("struct<a:int,b:string>", "Select the field that holds the image"),
     ],
 )
-def test_columns_that_cannot_hold_images_are_refused(kind, told):
-    with pytest.raises(DataError, match=told):
+def test_columns_that_cannot_hold_images_are_reported(kind, message):
+    with pytest.raises(DataError, match=message):
         image_loader((8, 8)).check("image", kind)
 
 
-def test_an_arrow_column_that_cannot_hold_images_is_refused():
-    with pytest.raises(DataError, match="holds values of the type int64"):
+def test_an_arrow_column_that_cannot_hold_images_is_reported():
+    with pytest.raises(DataError, match="has the type int64"):
         image_loader((8, 8), on_error="null")(pa.array([1]), "image")
 
 
@@ -497,7 +499,7 @@ def test_a_slice_of_a_column():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"size": 224}, r"size=224: expected \(height, width\)"),
         ({"size": (224, 224, 3)}, "expected .height, width."),
@@ -509,17 +511,17 @@ def test_a_slice_of_a_column():
         ({"preprocessing": "caffe"}, "preprocessing='caffe': expected a function or a number"),
         ({"preprocessing": True}, "expected a function"),
         ({"preprocessing": float("nan")}, "expected a function"),
-        ({"preprocessing": 0.5, "dtype": "uint8"}, "holds no scaled values"),
+        ({"preprocessing": 0.5, "dtype": "uint8"}, "cannot hold scaled values"),
         ({"preprocessing": lambda x: x / 255, "dtype": "uint8"}, "values that dtype='uint8' can hold"),
-        ({"size": None, "on_error": "drop"}, "on_error='drop' needs size="),
+        ({"size": None, "on_error": "drop"}, "on_error='drop' requires size="),
     ],
 )
-def test_arguments_are_checked(arguments, told):
-    with pytest.raises(ConfigurationError, match=told):
+def test_invalid_arguments_are_reported(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
         image_loader(**{"size": (8, 8), **arguments})
 
 
-def test_a_missing_pillow_is_told(monkeypatch):
+def test_a_missing_pillow_is_reported(monkeypatch):
     loader = image_loader((8, 8), on_error="drop")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     for call in (lambda: image_loader((8, 8)), lambda: loader(binary(PNG), "image")):

@@ -1,4 +1,4 @@
-"""TFRecord files and tf.train.Examples, held against TensorFlow's own reader and writer, and damaged on purpose."""
+"""TFRecord files and tf.train.Examples, compared with TensorFlow's reader and writer, and damaged on purpose."""
 
 import functools
 import gzip
@@ -17,7 +17,7 @@ from pyspark.sql import types
 
 from sparkkeras import ClusterError, DataError, load_tfrecords
 from sparkkeras.formats import records, tfrecords
-from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, decode, encode, parse, survey
+from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, collect_stats, decode, encode, parse
 from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import check_optional
@@ -37,7 +37,7 @@ def read(data, name="the file"):
 
 
 def example(**features):
-    """An Example of TensorFlow's; a feature is a pair of its kind and its values."""
+    """A TensorFlow Example from features given as ``(kind, values)``."""
     lists = {"bytes": tf.train.BytesList, "float": tf.train.FloatList, "int64": tf.train.Int64List}
     return tf.train.Example(
         features=tf.train.Features(
@@ -53,7 +53,7 @@ def example(**features):
 
 
 @pytest.mark.parametrize("compression", SUFFIXES)
-def test_tensorflow_reads_what_we_write(tmp_path, compression):
+def test_tensorflow_reads_our_files(tmp_path, compression):
     path = tmp_path / "file"
     path.write_bytes(written(RECORDS, compression))
     found = tf.data.TFRecordDataset(str(path), compression_type=OPTIONS[compression])
@@ -61,7 +61,7 @@ def test_tensorflow_reads_what_we_write(tmp_path, compression):
 
 
 @pytest.mark.parametrize("compression", SUFFIXES)
-def test_we_read_what_tensorflow_writes(tmp_path, compression):
+def test_files_of_tensorflow_are_read(tmp_path, compression):
     path = tmp_path / "file"
     with tf.io.TFRecordWriter(str(path), OPTIONS[compression]) as writer:
         for record in RECORDS:
@@ -70,18 +70,18 @@ def test_we_read_what_tensorflow_writes(tmp_path, compression):
 
 
 @pytest.mark.parametrize("compression", SUFFIXES)
-def test_a_file_of_no_records(compression):
+def test_a_file_without_records(compression):
     assert read(written([], compression)) == []
     assert read(b"") == []
 
 
-def test_a_plain_file_whose_first_length_looks_like_gzip_is_plain():
+def test_an_uncompressed_file_whose_first_length_looks_like_gzip_is_read():
     record = bytes(0x8B1F)
     assert framed(record)[:2] == b"\x1f\x8b"
     assert read(framed(record)) == [record]
 
 
-def test_gzip_files_behind_one_another_are_one():
+def test_concatenated_gzip_files_are_read_as_one():
     assert read(written(RECORDS[:2], "gzip") + written(RECORDS[2:], "gzip")) == RECORDS
 
 
@@ -91,10 +91,10 @@ def test_large_compressible_records_survive_small_reads():
     assert read(gzip.compress(framed(bytes(5 << 20)) * 2)) == [bytes(5 << 20)] * 2
 
 
-def test_a_flipped_bit_is_found_with_its_file_and_offset():
+def test_a_flipped_bit_is_reported_with_file_and_offset():
     data = bytearray(written([b"first", b"second"]))
     offset = 16 + len(b"first")
-    for place, words in [
+    for place, message in [
         (offset, "the record's length"),
         (offset + 9, "the record's length"),
         (offset + 13, "data does"),
@@ -103,13 +103,13 @@ def test_a_flipped_bit_is_found_with_its_file_and_offset():
         broken[place] ^= 1
         records = read_records(io.BytesIO(bytes(broken)), "part-7")
         assert next(records) == b"first"
-        with pytest.raises(DataError, match=rf"part-7 is damaged.* offset {offset}: .*{words}"):
+        with pytest.raises(DataError, match=rf"part-7 is damaged.* offset {offset}: .*{message}"):
             next(records)
-    with pytest.raises(DataError, match="offset 0: .* does not begin like a TFRecord file"):
+    with pytest.raises(DataError, match="offset 0: .* does not start like a TFRecord file"):
         read(b"a,b,c\n1,2,3\n")
 
 
-def test_a_file_that_ends_too_early_is_found_wherever_it_ends():
+def test_a_truncated_file_is_reported():
     data = written([b"first", b"second"])
     for end in range(1, len(data)):
         if end == 16 + len(b"first"):
@@ -121,11 +121,11 @@ def test_a_file_that_ends_too_early_is_found_wherever_it_ends():
         for end in (len(data) // 2, len(data) - 1):
             with pytest.raises(DataError, match="ends within its compressed data"):
                 read(data[:end])
-        with pytest.raises(DataError, match=r"compressed data are damaged|checksum"):
+        with pytest.raises(DataError, match=r"compressed data is damaged|checksum"):
             read(data[:-2] + b"zz")
 
 
-def test_what_is_truncated_before_it_was_compressed_is_found():
+def test_a_record_that_was_truncated_before_compression_is_reported():
     with pytest.raises(DataError, match="ends within a record"):
         read(zlib.compress(framed(b"first")[:-1]))
 
@@ -182,7 +182,7 @@ ROWS = st.lists(st.fixed_dictionaries({field.name: values_of(field) for field in
 
 @settings(max_examples=30, deadline=None)
 @given(rows=ROWS)
-def test_rows_come_back_and_are_what_tensorflow_understands(rows):
+def test_rows_survive_a_round_trip_and_tensorflow_parses_them(rows):
     records = encode(batch_of(rows, FIELDS), FIELDS)
     assert len(records) == len(rows)
     for row, record in zip(rows, records, strict=True):
@@ -202,7 +202,7 @@ def test_rows_come_back_and_are_what_tensorflow_understands(rows):
 
 @settings(max_examples=30, deadline=None)
 @given(rows=ROWS)
-def test_what_tensorflow_writes_is_understood(rows):
+def test_examples_of_tensorflow_are_decoded(rows):
     kinds = {BYTES: "bytes", FLOATS: "float", INTS: "int64"}
     records = []
     for row in rows:
@@ -215,22 +215,22 @@ def test_what_tensorflow_writes_is_understood(rows):
     assert decode([parse(record) for record in records], FIELDS, 0, "f").to_pylist() == rows
 
 
-def test_a_sliced_batch_is_only_its_rows():
+def test_only_the_rows_of_a_sliced_batch_are_encoded():
     rows = [{"x": [float(n), n + 0.5], "y": n, "s": ["a"] * n} for n in range(6)]
     fields = [Field("x", "float", is_array=True), Field("y", "bigint"), Field("s", "string", is_array=True)]
     assert encode(batch_of(rows, fields).slice(2, 3), fields) == encode(batch_of(rows[2:5], fields), fields)
 
 
-def test_values_that_are_not_packed_and_fields_that_nobody_knows_are_read():
+def test_unpacked_values_and_unknown_fields_are_parsed():
     def delimited(number, data):
         return bytes([number << 3 | 2, len(data)]) + data
 
     floats = delimited(2, b"\x0d" + np.float32(1.5).tobytes() + delimited(1, np.float32([2, 3]).tobytes()))
-    whole = delimited(3, b"\x08\x05" + b"\x08\xac\x02" + delimited(1, b"\x07"))
+    integers = delimited(3, b"\x08\x05" + b"\x08\xac\x02" + delimited(1, b"\x07"))
     unknown = b"\x48\x80\x01" + b"\x51" + bytes(8) + b"\x5d" + bytes(4) + delimited(15, b"?")
     features = b"".join(
         delimited(1, delimited(1, name) + delimited(2, unknown + feature))
-        for name, feature in [(b"f", floats), (b"i", whole), (b"none", b""), (b"i2", floats), (b"i2", floats + whole)]
+        for name, feature in [(b"f", floats), (b"i", integers), (b"none", b""), (b"i2", floats), (b"i2", floats + integers)]
     )
     record = unknown + b"\x0a" + bytes([len(features) & 0x7F | 0x80, len(features) >> 7]) + features
     expected = tf.train.Example.FromString(record).features.feature
@@ -246,18 +246,18 @@ def test_values_that_are_not_packed_and_fields_that_nobody_knows_are_read():
     assert row["i"] == [5, 300, 7]
 
 
-def test_broken_examples_are_refused_and_nothing_else_happens():
+def test_damaged_examples_raise_value_error():
     record = example(x=("float", [1.0, 2.0]), y=("int64", [300, -1]), s=("bytes", [b"abc"])).SerializeToString()
-    refused = 0
+    rejected = 0
     for end in range(1, len(record)):
         try:
             tf.train.Example.FromString(record[:end])
         except Exception:
-            refused += 1
+            rejected += 1
             with pytest.raises(ValueError):
                 parse(record[:end])
-    assert refused > 20
-    with pytest.raises(ValueError, match="unknown encoding"):
+    assert rejected > 20
+    with pytest.raises(ValueError, match="unknown wire type"):
         parse(b"\x0b")
     with pytest.raises(ValueError, match="more than ten bytes"):
         parse(b"\x08" + b"\xff" * 12)
@@ -270,7 +270,7 @@ def test_a_double_is_rounded_to_float32():
     assert [row["x"] for row in found] == [float(np.float32(0.1)), float("inf"), float("-inf")]
 
 
-def test_vectors_are_lists_of_floats():
+def test_vectors_are_written_as_lists_of_floats():
     kind = pa.struct(
         {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
     )
@@ -287,14 +287,14 @@ def test_vectors_are_lists_of_floats():
         assert [row["v"] for row in found] == expected
 
 
-def test_a_null_within_an_array_is_refused():
+def test_a_null_within_an_array_is_reported():
     fields = [Field("x", "bigint", is_array=True)]
-    with pytest.raises(DataError, match=r"column 'x' holds an array with a null.*array_compact\(x\)"):
+    with pytest.raises(DataError, match=r"column 'x' holds an array that contains a null.*array_compact\(x\)"):
         encode(batch_of([{"x": [1, None]}], fields), fields)
 
 
 @pytest.mark.parametrize(
-    ("field", "kind", "values", "words"),
+    ("field", "kind", "values", "message"),
     [
         (Field("x", "float"), "int64", [1], "holds int64 values, but the schema says x float"),
         (Field("x", "string"), "float", [1.0], "holds float values"),
@@ -307,27 +307,27 @@ def test_a_null_within_an_array_is_refused():
         (Field("x", "string", True), "bytes", [b"ok", b"\xff"], "not UTF-8"),
     ],
 )
-def test_a_record_that_does_not_fit_the_schema_is_named(field, kind, values, words):
+def test_a_record_that_does_not_fit_the_schema_is_reported(field, kind, values, message):
     good = {BYTES: ("bytes", [b"0"]), FLOATS: ("float", [0.0]), INTS: ("int64", [0])}[field.kind]
     records = [example(x=good), example(), example(x=(kind, values)), example(x=good)]
     parsed = [parse(record.SerializeToString()) for record in records]
-    with pytest.raises(DataError, match=rf"record 102 of part-7: feature 'x' .*{words}"):
+    with pytest.raises(DataError, match=rf"record 102 of part-7: feature 'x' .*{message}"):
         decode(parsed, [field], 100, "part-7")
 
 
-def test_a_missing_feature_is_refused_where_the_schema_says_so():
+def test_a_missing_feature_of_a_column_that_is_not_null_is_reported():
     parsed = [parse(example(x=("int64", [1])).SerializeToString()), parse(b"")]
     with pytest.raises(DataError, match="record 1 of f: feature 'x' is missing, but the schema says x bigint NOT NULL"):
         decode(parsed, [Field("x", "bigint", nullable=False)], 0, "f")
 
 
-def test_a_survey_takes_all_records_into_account():
+def test_inference_considers_all_records():
     records = [
         example(a=("int64", [1]), b=("bytes", [b"text"]), c=("float", [1.0]), e=("bytes", [])),
         example(a=("int64", [2**62, -1]), b=("bytes", [b"\xff"]), d=("bytes", ["ü".encode()])),
         example(a=("int64", [-1])),
     ]
-    seen = survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
+    seen = collect_stats((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
     assert {name: one.field(False).type_name for name, one in seen.items()} == {
         "a": "array<bigint>",
         "b": "binary",
@@ -336,18 +336,18 @@ def test_a_survey_takes_all_records_into_account():
         "e": "array<string>",
     }
     assert seen["d"].field(True).type_name == "binary"
-    single = survey([(parse(records[2].SerializeToString()), "record 2")])
+    single = collect_stats([(parse(records[2].SerializeToString()), "record 2")])
     assert single["a"].field(False).type_name == "bigint"  # ten bytes, and one value
 
 
-def test_records_that_contradict_each_other_are_named():
+def test_records_that_contradict_each_other_are_reported():
     records = [example(x=("int64", [1])), example(x=("float", [1.0]))]
     with pytest.raises(DataError, match="feature 'x' holds int64 values in record 0, but float values in record 1"):
-        survey((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
+        collect_stats((parse(record.SerializeToString()), f"record {n}") for n, record in enumerate(records))
 
 
-def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatch, caplog):
-    """The first records are looked at in this process, without a job, and no more of them than it takes."""
+def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkeypatch, caplog):
+    """This process reads the first records without a job, and only as many as necessary."""
     paths = [tmp_path / name for name in ("0", "1", "2")]
     scheme = "file:"
 
@@ -355,7 +355,7 @@ def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatc
         sizes = {f"{scheme}{path}": path.stat().st_size for path in reversed(paths)}
         return SimpleNamespace(sizes=sizes, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
 
-    monkeypatch.setattr(tfrecords, "_equip", lambda session: None)
+    monkeypatch.setattr(tfrecords, "_check_workers", lambda session: None)
     monkeypatch.setattr(tfrecords.InputFiles, "of", found)
     caplog.set_level("DEBUG", logger=tfrecords.__name__)
 
@@ -371,31 +371,31 @@ def test_names_in_a_schema_that_no_record_has_are_warned_of(tmp_path, monkeypatc
     write(1, "label")
     write(2, "late", "last")
     assert load("late", "label") == ["late", "label"]
-    words = "none of the first records of 'there' has a feature 'lable', .*null in all .* Did you mean 'label'"
-    with pytest.warns(UserWarning, match=words) as told:
+    message = "the first records of 'there' have no feature 'lable'; .*null in records .* Did you mean 'label'"
+    with pytest.warns(UserWarning, match=message) as warned:
         load("lable", "late")
-    assert told[0].filename == __file__
-    write(2, "late", then=b"no record at all")
-    assert load("late", "label") == ["late", "label"]  # it stops where all are found
+    assert warned[0].filename == __file__
+    write(2, "late", then=b"not a record")
+    assert load("late", "label") == ["late", "label"]  # reading stops when all names are found
     monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 2)
-    with pytest.warns(UserWarning, match="has a feature 'last'"):
+    with pytest.warns(UserWarning, match="have no feature 'last'"):
         load("last")
     assert caplog.text == ""
     monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 3)
-    assert load("lable") == ["lable"]  # who reads the file is told
-    assert "cannot look at the first records of there" in caplog.text
+    assert load("lable") == ["lable"]  # the task that reads the file raises the error
+    assert "cannot read the first records of there" in caplog.text
     scheme = "s3a:"
     assert load("lable") == ["lable"]
 
 
-# What workers need
+# Libraries on workers
 
 
 def worker(missing):
     return {"host": "node7", "python": "/usr/bin/python3", "version": "3.11.9", "missing_optional": missing}
 
 
-def test_workers_without_the_library_of_checksums_are_refused_before_a_job(monkeypatch, tmp_path):
+def test_workers_without_the_checksum_library_are_reported_before_a_job(monkeypatch, tmp_path):
     found = [worker([]), worker(["google_crc32c"])]
     cluster = SimpleNamespace(require=functools.partial(check_optional, found))
     monkeypatch.setattr(tfrecords, "cluster_of", lambda session, environment: cluster)
@@ -406,17 +406,15 @@ def test_workers_without_the_library_of_checksums_are_refused_before_a_job(monke
     check_optional(found[:1], *LIBRARY, "TFRecord files")
 
 
-def test_a_probe_says_whether_the_library_of_checksums_is_there(monkeypatch):
+def test_a_probe_reports_whether_the_checksum_library_is_installed(monkeypatch):
     assert LIBRARY[0] in probe.OPTIONAL
     assert next(probe.probe())["missing_optional"] == []
     monkeypatch.setattr(probe, "OPTIONAL", ("no_such_module",))
     assert next(probe.probe())["missing_optional"] == ["no_such_module"]
 
 
-def test_a_worker_that_lacks_the_library_after_all_says_which_one(monkeypatch):
+def test_a_worker_without_the_checksum_library_names_the_package(monkeypatch):
     records._crc32c.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(
-        ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c, for the driver"
-    ):
+    with pytest.raises(ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c on the driver"):
         framed(b"data")

@@ -1,4 +1,4 @@
-"""Images in DataFrames: Spark's own sources and URIs, loaded on the workers."""
+"""Images in DataFrames: Spark's image and binaryFile sources and URIs, loaded on the workers."""
 
 import pickle
 import re
@@ -27,7 +27,7 @@ def spark(sc):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of PNGs, one of them with a space in its name: paths by the class that each shows."""
+    """A folder of PNGs with spaces in their names, as ``{path: class}``."""
     rng = np.random.default_rng(0)
     found = {}
     for number in range(12):
@@ -40,7 +40,7 @@ def photos(tmp_path):
 
 
 def loaded(frame, name, loader):
-    """Each row's id and its image or None, loaded on the workers."""
+    """The image of each row by id, or None, loaded on the workers."""
     kind = frame.schema[name].dataType.simpleString()
     loader.check(name, kind)
 
@@ -60,7 +60,7 @@ def expected(path):
     return keras.utils.img_to_array(image, data_format="channels_last") * np.float32(0.5)
 
 
-def test_the_three_kinds_of_columns_hold_the_same_images(spark, photos, tmp_path):
+def test_all_kinds_of_columns_give_the_same_images(spark, photos, tmp_path):
     half = 0.5
     loader = image_loader(SIZE, preprocessing=lambda images: images * half)
     files = spark.read.format("binaryFile").load(str(tmp_path))
@@ -87,9 +87,9 @@ def test_damaged_rows(spark, photos, tmp_path):
     assert [image is not None for _, image in sorted(found.items())] == [True] * 12 + [False] * 3
     with pytest.raises(PythonException) as error:
         loaded(frame, "uri", image_loader(SIZE))
-    told = translated(error.value)
-    assert isinstance(told, DataError)
-    assert "bad.png): the image cannot be loaded: Pillow finds no image in its 7 bytes" in str(told)
+    failure = translated(error.value)
+    assert isinstance(failure, DataError)
+    assert "bad.png): the image cannot be loaded: Pillow finds no image in its 7 bytes" in str(failure)
 
 
 def test_invalid_images_of_the_image_source_are_damaged_rows(spark, photos, tmp_path):
@@ -100,7 +100,7 @@ def test_invalid_images_of_the_image_source_are_damaged_rows(spark, photos, tmp_
     assert [key.rpartition("/")[2] for key, image in found.items() if image is None] == ["bad.png"]
 
 
-def test_a_row_of_the_binary_file_source_is_no_image(spark, photos, tmp_path):
+def test_a_whole_row_of_the_binary_file_source_is_reported(spark, photos, tmp_path):
     files = spark.read.format("binaryFile").load(str(tmp_path)).select(F.struct("*").alias("row"))
-    with pytest.raises(DataError, match=r"Name its field row\.content"):
+    with pytest.raises(DataError, match=r"Select its field row\.content"):
         image_loader(SIZE).check("row", files.schema["row"].dataType.simpleString())

@@ -1,4 +1,4 @@
-"""DataFrames as TFRecord files, and back."""
+"""Saving DataFrames as TFRecord files and loading them."""
 
 import dataclasses
 import datetime
@@ -49,7 +49,7 @@ def frame(spark):
 
 
 def example(**values):
-    """An Example of TensorFlow's; floats, whole numbers, or bytes, alone or in a list."""
+    """A serialized TensorFlow Example; values are floats, integers or bytes, single or in a list."""
     features = {}
     for name, value in values.items():
         listed = value if isinstance(value, list) else [value]
@@ -75,11 +75,11 @@ def by_id(frame):
     return sorted(frame.collect(), key=lambda row: row.id)
 
 
-# There and back
+# Round trips
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", long("zlib")])
-def test_rows_come_back_exactly(frame, spark, tmp_path, compression):
+def test_rows_survive_a_round_trip_exactly(frame, spark, tmp_path, compression):
     path = tmp_path / "some data" / "rows"
     save_as_tfrecords(frame.repartition(3, "id"), f"file://{path}" if compression else str(path), compression=compression)
     suffix = {None: ".tfrecord", "gzip": ".tfrecord.gz", "zlib": ".tfrecord.zlib"}[compression]
@@ -90,7 +90,7 @@ def test_rows_come_back_exactly(frame, spark, tmp_path, compression):
     assert by_id(back) == by_id(frame)
 
 
-def test_each_partition_is_a_file_that_tensorflow_reads(spark, tmp_path):
+def test_each_partition_is_written_to_a_file_that_tensorflow_reads(spark, tmp_path):
     frame = spark.range(0, 100, 1, 5).select("id", F.array(F.col("id").cast("float"), F.lit(0.5)).alias("x"))
     save_as_tfrecords(frame.where("id < 60"), str(tmp_path / "rows"), compression="gzip")
     files = sorted(str(file) for file in (tmp_path / "rows").glob("part-*"))
@@ -114,7 +114,7 @@ def test_doubles_and_vectors_become_float32(spark, tmp_path):
     assert [tuple(row) for row in back] == [(third, [third, 2.0]), (np.float32(0.2), [0, 5, 0]), (None, None)]
 
 
-def test_an_empty_frame_comes_back_where_the_schema_is_given(spark, tmp_path):
+def test_an_empty_frame_is_loaded_with_a_schema(spark, tmp_path):
     for number, frame in enumerate(
         [spark.createDataFrame([], "x int"), spark.range(4).select(F.lit(1).alias("x")).limit(0)]
     ):
@@ -124,7 +124,7 @@ def test_an_empty_frame_comes_back_where_the_schema_is_given(spark, tmp_path):
         back = load_tfrecords(spark, path, schema="x int")
         assert back.collect() == []
         assert back.columns == ["x"]
-        with pytest.raises(DataError, match="no records.*give schema="):
+        with pytest.raises(DataError, match="no records.*set schema,"):
             load_tfrecords(spark, path)
 
 
@@ -140,7 +140,7 @@ def test_columns_are_inferred_from_many_records_of_several_files(spark, tmp_path
     assert binary.schema.simpleString() == f"struct<{expected.replace('s:string', 's:binary')}>"
     with pytest.raises(DataError, match=r"no feature 'S'.*Did you mean 's'\?"):
         load_tfrecords(spark, str(tmp_path), binary_features=["S"])
-    with pytest.raises(DataError, match=r"'n' is no bytes, but int64 in record 0 of .*/[ab]"):
+    with pytest.raises(DataError, match=r"feature 'n' holds int64 values in record 0 of .*/[ab]; expected bytes"):
         load_tfrecords(spark, str(tmp_path), binary_features=["n"])
 
 
@@ -160,26 +160,26 @@ def test_a_path_is_a_file_a_folder_or_a_glob(spark, tmp_path, monkeypatch):
     assert found(f"file:{folder}/b-0") == [2]
     assert found(f"file://{folder}/b-0") == [2]
     monkeypatch.chdir(tmp_path / "in [x]" / "below")
-    assert found("c") == [5]  # the folder that it stands in has brackets
+    assert found("c") == [5]  # the working directory has brackets in its name
     monkeypatch.chdir(tmp_path)
     assert found("in*/below/c") == [5]
-    for path, words in [
-        ("nowhere", "there is no such file or folder"),
-        (f"{folder}/z-*", "there is no such file or folder"),
+    for path, message in [
+        ("nowhere", "the path does not exist"),
+        (f"{folder}/z-*", "the path does not exist"),
         ("nothing://here", "nothing"),
     ]:
-        with pytest.raises(StorageError, match=rf"cannot read '{re.escape(repr(path)[1:-1])}': .*{words}"):
+        with pytest.raises(StorageError, match=rf"cannot read '{re.escape(repr(path)[1:-1])}': .*{message}"):
             load_tfrecords(spark, path)
 
 
-def test_files_that_workers_cannot_open_are_handed_over_by_spark(frame, spark, tmp_path, monkeypatch):
+def test_files_that_workers_cannot_open_are_read_by_spark(frame, spark, tmp_path, monkeypatch):
     save_as_tfrecords(frame.repartition(2), str(tmp_path / "rows"), compression="gzip")
     monkeypatch.setattr(tfrecords, "_local", lambda file: False)
     back = load_tfrecords(spark, str(tmp_path / "rows"), schema=SCHEMA)
     assert by_id(back) == by_id(frame)
     assert set(load_tfrecords(spark, str(tmp_path / "rows")).columns) == set(frame.columns)
     monkeypatch.setattr(tfrecords, "_LARGEST_FILE", 10)
-    with pytest.raises(StorageError, match=r"part-0000.* has \d+ bytes; on this file system .* below 2 GiB"):
+    with pytest.raises(StorageError, match=r"part-0000.* has \d+ bytes; on this file system .* smaller than 2 GiB"):
         load_tfrecords(spark, str(tmp_path / "rows"))
 
 
@@ -195,7 +195,7 @@ def test_a_large_partition_is_read_in_pieces(spark, tmp_path):
     assert back.where("x[999] = id").count() == 10_000
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_a_large_partition_is_read_in_pieces(spark, tmp_path):
         ("timestamp_ntz", datetime.datetime(2020, 1, 1), "Cast it to string"),
         ("decimal(5,2)", decimal.Decimal("1.5"), "Cast it to double"),
         ("map<string,int>", {"a": 1}, "map_keys"),
-        ("struct<a:int>", (1,), "fields as columns"),
+        ("struct<a:int>", (1,), "fields as separate columns"),
         ("array<array<int>>", [[1]], "flatten"),
         ("array<date>", [datetime.date(2020, 1, 1)], "unix_date"),
     ],
 )
-def test_types_that_an_example_cannot_hold_are_refused_by_name(spark, tmp_path, kind, value, remedy):
+def test_types_that_an_example_cannot_hold_are_reported(spark, tmp_path, kind, value, remedy):
     frame = spark.createDataFrame([(1, value)], f"id int, odd {kind}")
     with pytest.raises(DataError, match=rf"column 'odd' has the type .*{remedy}"):
         save_as_tfrecords(frame, str(tmp_path / "rows"))
@@ -220,37 +220,41 @@ def test_types_that_an_example_cannot_hold_are_refused_by_name(spark, tmp_path, 
     assert names(tmp_path) == []
 
 
-def test_arguments_are_checked(spark, tmp_path):
+def test_invalid_arguments_are_reported(spark, tmp_path):
     frame, path = spark.range(3), str(tmp_path / "rows")
-    for call, error, words in [
+    for call, error, message in [
         (lambda: save_as_tfrecords([1], path), DataError, r"rdd.toDF\(\)"),
         (lambda: load_tfrecords(spark.sparkContext, path), ConfigurationError, "expected a SparkSession"),
         (lambda: save_as_tfrecords(frame, path, compression="gz"), ConfigurationError, "Did you mean 'gzip'"),
         (lambda: save_as_tfrecords(frame, path, mode="append"), ConfigurationError, "'error', 'overwrite'"),
         (lambda: save_as_tfrecords(frame, "/"), ConfigurationError, "expected the path of a folder"),
-        (lambda: save_as_tfrecords(frame, "dbfs:/rows"), StorageError, "'dbfs' is no file system of pyarrow's"),
-        (lambda: save_as_tfrecords(frame.select("id", "id"), path), DataError, "no name twice"),
+        (lambda: save_as_tfrecords(frame, "dbfs:/rows"), StorageError, "pyarrow does not support 'dbfs'"),
+        (lambda: save_as_tfrecords(frame.select("id", "id"), path), DataError, "unique names"),
         (lambda: save_as_tfrecords(frame.select(), path), DataError, "at least one"),
         (lambda: load_tfrecords(spark, ""), ConfigurationError, "expected the path of a file"),
-        (lambda: load_tfrecords(spark, path, schema="x no"), ConfigurationError, "is no DDL"),
+        (lambda: load_tfrecords(spark, path, schema="x no"), ConfigurationError, "is not valid DDL"),
         (lambda: load_tfrecords(spark, path, schema=["x"]), ConfigurationError, "expected a StructType or DDL"),
         (lambda: load_tfrecords(spark, path, schema=T.StructType()), ConfigurationError, "at least one"),
-        (lambda: load_tfrecords(spark, path, schema="x int", binary_features=["x"]), ConfigurationError, "declare them"),
+        (
+            lambda: load_tfrecords(spark, path, schema="x int", binary_features=["x"]),
+            ConfigurationError,
+            "declare these columns binary",
+        ),
         (lambda: load_tfrecords(spark, path, binary_features="x"), ConfigurationError, r"\['x'\]"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             call()
     assert names(tmp_path) == []
 
 
-def test_records_that_contradict_each_other_are_told_with_feature_and_file(spark, tmp_path):
+def test_records_that_contradict_each_other_are_reported_with_feature_and_file(spark, tmp_path):
     write(tmp_path / "a", example(n=1))
     write(tmp_path / "b", example(n=1), example(n=1.0))
     with pytest.raises(DataError, match=r"'n' holds int64 values in record 0 of .*, but float values in record 1 of .*/b"):
         load_tfrecords(spark, str(tmp_path))
 
 
-def test_a_record_that_contradicts_the_schema_later_is_told_with_file_record_and_feature(spark, tmp_path):
+def test_a_record_that_does_not_fit_the_schema_is_reported_with_file_record_and_feature(spark, tmp_path):
     write(tmp_path / "a", *[example(n=1)] * 5000, example(n=[1, 2]))
     with pytest.raises(
         PythonException, match="DataError: record 5000 of file:.*/a: feature 'n' has 2 values.* says n bigint"
@@ -260,54 +264,54 @@ def test_a_record_that_contradicts_the_schema_later_is_told_with_file_record_and
         load_tfrecords(spark, str(tmp_path), schema="n string").collect()
 
 
-def test_damaged_files_are_told_with_file_and_offset(spark, tmp_path):
+def test_damaged_files_are_reported_with_file_and_offset(spark, tmp_path):
     write(tmp_path / "a", example(n=1), example(n=2))
-    whole = (tmp_path / "a").read_bytes()
-    (tmp_path / "a").write_bytes(whole[:-1])
-    with pytest.raises(DataError, match=rf"file:.*/a is damaged.* at offset {len(whole) // 2}: the file ends"):
+    content = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(content[:-1])
+    with pytest.raises(DataError, match=rf"file:.*/a is damaged.* at offset {len(content) // 2}: the file ends"):
         load_tfrecords(spark, str(tmp_path))
     (tmp_path / "a").write_bytes(framed(b"no example"))
-    with pytest.raises(DataError, match=r"record 0 of file:.*/a is no tf.train.Example"):
+    with pytest.raises(DataError, match=r"record 0 of file:.*/a is not a tf.train.Example"):
         load_tfrecords(spark, str(tmp_path))
-    with pytest.raises(PythonException, match=r"DataError: record 0 of file:.*/a is no tf.train.Example"):
+    with pytest.raises(PythonException, match=r"DataError: record 0 of file:.*/a is not a tf.train.Example"):
         load_tfrecords(spark, str(tmp_path), schema="n int").collect()
 
 
-# Whole or not at all
+# Atomic replacement
 
 
 @pytest.fixture(params=["renaming", "object store"])
 def store(request, monkeypatch):
-    """This machine's files, also treated as an object store would be."""
+    """The local file system, treated as such and as an object store."""
     if request.param == "object store":
         monkeypatch.setattr(tfrecords, "_OBJECT_STORES", {"local"})
 
 
 @pytest.mark.usefixtures("store")
-def test_what_is_there_is_refused_or_replaced_as_a_whole(spark, tmp_path):
+def test_an_existing_folder_is_kept_or_replaced_atomically(spark, tmp_path):
     path = tmp_path / "rows"
     save_as_tfrecords(spark.range(0, 10, 1, 4), str(path))
-    with pytest.raises(StorageError, match='is there already: give mode="overwrite"'):
+    with pytest.raises(StorageError, match='already exists: set mode="overwrite"'):
         save_as_tfrecords(spark.range(3), str(path))
     assert load_tfrecords(spark, str(path)).count() == 10
     again = load_tfrecords(spark, str(path)).select((F.col("id") + 5).alias("id")).repartition(2)
-    save_as_tfrecords(again, str(path), mode="overwrite")  # the rows that are replaced are read while others are written
+    save_as_tfrecords(again, str(path), mode="overwrite")  # reads the rows that it replaces
     assert sorted(row.id for row in load_tfrecords(spark, str(path)).collect()) == list(range(5, 15))
     assert len(names(path)) == 3
     assert names(tmp_path) == ["rows"]
 
 
 @pytest.mark.usefixtures("store")
-def test_a_job_that_fails_leaves_what_was_there_and_nothing_else(spark, tmp_path):
+def test_a_failed_job_leaves_the_old_folder_and_nothing_else(spark, tmp_path):
     path = tmp_path / "rows"
     frame = spark.range(0, 10, 1, 2)
 
     def bad():
-        """Rows whose last one fails when the other partition's file is there: a later one, nobody could remove."""
+        """Rows of which the last one fails after the other partition's file was written, so that it can be cleaned up."""
         known = set(tmp_path.rglob("part-00000*"))
 
         def others():
-            return {file for file in tmp_path.rglob("part-00000*") if file.parent.name != "drafts"} - known
+            return {file for file in tmp_path.rglob("part-00000*") if file.parent.name != "partial"} - known
 
         def late(number):
             deadline = time.monotonic() + 100
@@ -327,13 +331,13 @@ def test_a_job_that_fails_leaves_what_was_there_and_nothing_else(spark, tmp_path
     with pytest.raises(WorkerError, match="enough"):
         save_as_tfrecords(bad(), str(tmp_path / "good"), mode="overwrite")
     nulls = frame.coalesce(1).select(F.array(F.lit(1), F.lit(None)).alias("x"))
-    with pytest.raises(DataError, match="column 'x' holds an array with a null"):
+    with pytest.raises(DataError, match="column 'x' holds an array that contains a null"):
         save_as_tfrecords(nulls, str(tmp_path / "good"), mode="overwrite")
     assert names(tmp_path / "good") == before
     assert [file for file in names(tmp_path) if file != "rows"] == ["good"]
 
 
-def test_a_folder_that_appears_meanwhile_is_not_replaced(spark, tmp_path, monkeypatch):
+def test_a_folder_that_another_process_creates_meanwhile_is_not_replaced(spark, tmp_path, monkeypatch):
     path = tmp_path / "rows"
     prepare = tfrecords._Target.prepare
 
@@ -342,17 +346,17 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(spark, tmp_path, monkey
         write(path / "others", example(n=1))
 
     monkeypatch.setattr(tfrecords._Target, "prepare", slowly)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         save_as_tfrecords(spark.range(3), str(path))
     assert names(path) == ["others"]
     assert names(tmp_path) == ["rows"]
 
 
-def test_attempts_do_not_meet(tmp_path):
+def test_concurrent_attempts_do_not_interfere(tmp_path):
     target = tfrecords._Target.of(str(tmp_path / "rows"))
     target.prepare()
     fields = (tfrecords.Field("n", "bigint"),)
-    task = tfrecords._Write(fields, target.files, target.drafts, target.whole, target.run, None)
+    task = tfrecords._Write(fields, target.files, target.partial, target.complete, target.run_id, None)
     batch = pa.record_batch([pa.array([1, 2])], ["n"])
 
     def stopped():
@@ -361,16 +365,16 @@ def test_attempts_do_not_meet(tmp_path):
 
     def slow(ends):
         yield batch
-        list(task(iter([batch])))  # another attempt is through meanwhile
+        list(task(iter([batch])))  # another attempt finishes in the meantime
         if ends:
             target.commit({result["file"][0].as_py(): result["size"][0].as_py()}, "error")
-            target.tidy(True)
+            target.clean_up(True)
 
     with pytest.raises(KeyboardInterrupt):
         list(task(stopped()))
-    assert names(target.drafts) == names(target.whole) == []
+    assert names(target.partial) == names(target.complete) == []
     (result,) = task(slow(ends=False))
-    assert len(names(target.whole)) == 2
+    assert len(names(target.complete)) == 2
     with pytest.raises(OSError):
         list(task(slow(ends=True)))
     assert names(tmp_path / "rows") == ["_SUCCESS", *result["file"].to_pylist()]
@@ -378,10 +382,10 @@ def test_attempts_do_not_meet(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_was_there_stays_until_the_new_folder_has_its_name(tmp_path, kind):
+def test_the_old_folder_is_kept_until_the_new_one_is_renamed(tmp_path, kind):
     class Stubborn(fs.LocalFileSystem):
         def move(self, source, target):
-            if source.endswith("/whole"):
+            if source.endswith("/complete"):
                 raise OSError("not now")
             super().move(source, target)
 
@@ -389,22 +393,22 @@ def test_what_was_there_stays_until_the_new_folder_has_its_name(tmp_path, kind):
     write(path / "old" if kind == "folder" else path, example(n=1))
     target = tfrecords._Target.of(str(path))
     for files in [Stubborn(), target.files]:
-        turn = dataclasses.replace(target, files=files)
-        turn.prepare()
+        attempt = dataclasses.replace(target, files=files)
+        attempt.prepare()
         if files is target.files:
-            turn.commit({}, "overwrite")
-            turn.tidy(True)
+            attempt.commit({}, "overwrite")
+            attempt.clean_up(True)
             assert names(path) == ["_SUCCESS"]
         else:
             with pytest.raises(OSError, match="not now"):
-                turn.commit({}, "overwrite")
-            turn.tidy(False)
+                attempt.commit({}, "overwrite")
+            attempt.clean_up(False)
             assert names(path) == ["old"] if kind == "folder" else path.is_file()
         assert names(tmp_path) == ["rows"]
 
 
-def test_files_that_the_driver_does_not_see_are_told(spark, tmp_path, monkeypatch):
+def test_files_that_are_not_visible_on_the_driver_are_reported(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(tfrecords._Target, "_listed", lambda self, folder: [])
-    with pytest.raises(StorageError, match=r"1 of 1 file\(s\) .* cannot be seen from here.* share"):
+    with pytest.raises(StorageError, match=r"1 of 1 file\(s\) .* are not visible on the driver.* share"):
         save_as_tfrecords(spark.range(0, 3, 1, 1), str(tmp_path / "rows"))
     assert names(tmp_path) == []
