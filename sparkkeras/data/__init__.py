@@ -1,4 +1,4 @@
-"""Blocks of rows, what a model expects of them, and the protocols of datasets; NumPy and Arrow only.
+"""Blocks of rows, their validation against a model's inputs, and the dataset protocols. Imports only NumPy and Arrow.
 
-A `LocalDataset` is the in-memory implementation.
+`LocalDataset` is the in-memory implementation of the protocols.
 """

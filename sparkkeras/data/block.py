@@ -1,8 +1,7 @@
-"""Blocks: consecutive rows as arrays, with the structure that the model takes them in.
+"""Blocks: consecutive rows as arrays, in the structure that the model expects.
 
-A model takes one array, a tuple of arrays or a dict of arrays for its features, and likewise for its labels and sample
-weights. A `Structure` says which of these it is; a `Form` says it for all three sides; a `Block` is a form with its
-arrays.
+Features, labels and sample weights are each one array, a tuple of arrays or a dict of arrays. A `Structure` describes one of
+the three, a `Form` all three, and a `Block` is a form with its arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.numeric import NotNumbersError, refuse_masked, to_numbers
+from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
@@ -29,15 +28,18 @@ class Structure:
 
     @classmethod
     def of(cls, value: Any, expected: int | None) -> Structure:
-        """The structure of features, labels or weights, of one row or of many.
+        """Infer the structure of features, labels or weights, of one row or of many.
 
         Args:
             value: An array, a scalar, a list of numbers, a tuple or list of these, or a dict of them.
-            expected: How many arrays the model takes on this side; ``None`` where it does not say (a subclassed model).
+            expected: The number of arrays that the model expects here; ``None`` if unknown (a subclassed model).
+
+        Raises:
+            ValueError: A dict has keys that are not strings.
         """
         if isinstance(value, Mapping):
             if not all(isinstance(name, str) for name in value):
-                raise ValueError(f"expected names as the keys of a dict, received {describe(value)}")
+                raise ValueError(f"expected a dict with strings as keys, received {describe(value)}")
             return cls(len(value), tuple(value), bare=False)
         if isinstance(value, (tuple, list)):
             arrays = all(isinstance(part, np.ndarray) and part.ndim > 0 for part in value) and len(value) > 0
@@ -48,10 +50,10 @@ class Structure:
         return cls()
 
     def flatten(self, value: Any) -> list[Any]:
-        """The leaves of ``value``, which has this structure.
+        """The arrays of ``value`` as a list.
 
         Raises:
-            ValueError: It has another structure.
+            ValueError: ``value`` does not have this structure.
         """
         if self.bare:
             return [value]
@@ -60,11 +62,11 @@ class Structure:
                 raise ValueError(f"expected a dict with the keys {list(self.names)}, received {describe(value)}")
             return [value[name] for name in self.names]
         if not isinstance(value, (tuple, list)) or len(value) != self.count:
-            raise ValueError(f"expected a tuple of {self.count}, received {describe(value)}")
+            raise ValueError(f"expected a tuple of {self.count} values, received {describe(value)}")
         return list(value)
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """The value again."""
+        """The inverse of `flatten`."""
         if self.bare:
             return leaves[0]
         if self.names is not None:
@@ -72,7 +74,7 @@ class Structure:
         return tuple(leaves)
 
     def labels(self, side: str) -> list[str]:
-        """What the leaves are called in messages: ``x``, ``x[0]``, ``x['age']``."""
+        """The names of the arrays in messages: ``x``, ``x[0]``, ``x['age']``."""
         if self.bare:
             return [side]
         if self.names is not None:
@@ -82,7 +84,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Form:
-    """The structures of features, labels and sample weights. ``None``: there are none."""
+    """The structures of features, labels and sample weights; ``None`` for labels or weights that are absent."""
 
     x: Structure
     y: Structure | None = None
@@ -90,17 +92,17 @@ class Form:
 
     @property
     def sides(self) -> list[tuple[str, Structure]]:
-        """The sides that are there, in the order of their arrays."""
+        """The names and structures that are present, in the order of their arrays."""
         named = [("x", self.x), ("y", self.y), ("sample_weight", self.weight)]
         return [(name, structure) for name, structure in named if structure is not None]
 
     @property
     def labels(self) -> list[str]:
-        """What each array is called in messages."""
+        """The name of each array in messages."""
         return [label for side, structure in self.sides for label in structure.labels(side)]
 
     def span(self, side: str) -> slice:
-        """Where the arrays of one side stand among all."""
+        """The positions of the arrays of ``"x"``, ``"y"`` or ``"sample_weight"`` among all arrays."""
         start = 0
         for name, structure in self.sides:
             if name == side:
@@ -118,7 +120,7 @@ class LeafSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes that one row takes."""
+        """The size of one row in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
@@ -131,7 +133,7 @@ class BlockSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes that one row takes in all arrays."""
+        """The size of one row of all arrays in bytes."""
         return sum(leaf.row_bytes for leaf in self.leaves)
 
     def zeros(self, rows: int = 1) -> Block:
@@ -141,19 +143,19 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows. Every array has the rows on its first axis."""
+    """Consecutive rows. The first axis of every array is the row axis."""
 
     form: Form
     arrays: tuple[Array, ...]
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return int(self.arrays[0].shape[0])
 
     @property
     def x(self) -> Any:
-        """The features, in the structure that the model takes."""
+        """The features, in the structure that the model expects."""
         return self.form.x.build(self.arrays[self.form.span("x")])
 
     @property
@@ -168,49 +170,54 @@ class Block:
 
     @property
     def spec(self) -> BlockSpec:
-        """Form, shapes and dtypes."""
+        """The form, with the shape of a row and the dtype of each array."""
         leaves = tuple(LeafSpec(array.shape[1:], np.dtype(array.dtype).name) for array in self.arrays)
         return BlockSpec(self.form, leaves)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays."""
+        """The size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self.arrays)
 
     def __getitem__(self, rows: slice | Array) -> Block:
-        """Some of the rows: a view for a slice, a copy for an array of row numbers."""
+        """Select rows: a view for a slice, a copy for an array of row indices."""
         if isinstance(rows, slice):
             return Block(self.form, tuple(array[rows] for array in self.arrays))
-        # Not array[rows]: of a memory map that is a view of a copy, and no check shows that the memory is not shared.
+        # Not array[rows]: for a memory map this returns a view of a copy, which looks as if it shared the file's memory.
         return Block(self.form, tuple(np.take(np.asarray(array), rows, axis=0) for array in self.arrays))
 
     def pieces(self, max_bytes: int, multiple: int = 1) -> Iterator[Block]:
-        """The block in views of at most ``max_bytes`` (at least ``multiple`` rows), each a multiple of ``multiple``."""
+        """Views of the block of at most ``max_bytes`` each. Their rows are a multiple of ``multiple``, and at least that."""
         return self.batches(piece_rows(self.spec.row_bytes, max_bytes, multiple))
 
     def batches(self, rows: int) -> Iterator[Block]:
-        """The block in views of ``rows`` rows; the last may be shorter."""
+        """Views of the block of ``rows`` rows each; the last one may be shorter."""
         for start in range(0, self.rows, rows):
             yield self[start : start + rows]
 
     def transformed(self, transform: Callable[[Any, Any], Any] | None, batch_size: int) -> Block:
-        """The block after ``transform(x, y) -> (x, y)`` on each batch of ``batch_size`` rows; weights stay as they are."""
+        """Apply ``transform(x, y) -> (x, y)`` to each batch of ``batch_size`` rows. Sample weights are not transformed.
+
+        Raises:
+            ValueError: The transform does not return a pair of numeric arrays.
+            DataError: The returned arrays differ in their number of rows or, without labels, do not match the batch's.
+        """
         if transform is None or self.rows == 0:
             return self
         return concatenate([_transform_batch(batch, transform) for batch in self.batches(batch_size)])
 
     def with_floats(self, dtype: str) -> Block:
-        """The block with its floating arrays in one dtype."""
+        """Cast all floating-point arrays to one dtype."""
         return Block(self.form, tuple(a.astype(dtype, copy=False) if is_floating(a.dtype) else a for a in self.arrays))
 
 
 def piece_rows(row_bytes: int, max_bytes: int, multiple: int = 1) -> int:
-    """How many rows fit ``max_bytes``, as a multiple of ``multiple`` and at least that."""
+    """The number of rows that fit into ``max_bytes``, rounded down to a multiple of ``multiple``, but at least that."""
     return max(1, max_bytes // max(1, row_bytes) // multiple) * multiple
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
-    """Several blocks of one form as one."""
+    """Concatenate blocks of the same form."""
     if len(blocks) == 1:
         return blocks[0]
     columns = zip(*(block.arrays for block in blocks), strict=True)
@@ -218,14 +225,16 @@ def concatenate(blocks: Sequence[Block]) -> Block:
 
 
 def changed(before: BlockSpec, after: BlockSpec) -> str:
-    """How two specs differ, and what to do about it, for messages."""
+    """Describe for a message how two specs differ and how to fix it."""
     if before.form != after.form:
-        return f"the structure changes from {before.form.labels} to {after.form.labels}: every row must have the same."
+        return (
+            f"the structure changes from {before.form.labels} to {after.form.labels}: all rows must have the same structure."
+        )
     for label, one, two in zip(before.form.labels, before.leaves, after.leaves, strict=True):
         if one != two:
             return (
                 f"{label} changes from shape {one.shape}, {one.dtype} to shape {two.shape}, {two.dtype}: every row must "
-                "have the same shape and type. Convert it, for instance with float() or numpy.asarray(..., dtype)."
+                "have the same shape and dtype. Convert it, for instance with float() or numpy.asarray(..., dtype)."
             )
     return "they are the same."
 
@@ -246,20 +255,20 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
         received = ", ".join(
             f"{label} is a single value" if rows is None else f"{label} has {rows}" for label, rows in counts.items()
         )
-        kept = "" if batch.form.weight is None else " Sample weights are not transformed, so no rows can be left out."
+        kept = "" if batch.form.weight is None else " Sample weights are not transformed, so a transform cannot drop rows."
         raise DataError(
             f"transform must return arrays with the same number of rows; for a batch of {batch.rows} rows, {received}.{kept}"
         )
     if batch.y is None and block.rows != batch.rows:
         raise DataError(
-            f"transform gave {block.rows} rows for a batch of {batch.rows}: to predict, it must return a row for each, in "
-            "their order."
+            f"transform returned {block.rows} rows for a batch of {batch.rows}: in predict, it must return one row for each "
+            "row of the batch, in the same order."
         )
     return block
 
 
 def _returned_numbers(label: str, array: Array) -> Array:
-    """What a transform returned as an array of numbers: Python objects are converted, as in the data of `fit`."""
+    """Convert an array that a transform returned to numbers: Python objects are converted as in the data of `fit`."""
     try:
         values, missing = to_numbers(array)
     except NotNumbersError as error:
@@ -272,9 +281,12 @@ def _returned_numbers(label: str, array: Array) -> Array:
 
 
 def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = None, expected_y: int | None = None) -> Block:
-    """A block of arrays that have the rows on their first axis; structures are read off the values.
+    """Make a block of arrays whose first axis is the row axis; the structures are inferred from the values.
 
-    A list of arrays counts as a tuple of them: several inputs, outputs or weights.
+    A list of arrays is treated as a tuple: several inputs, outputs or weights.
+
+    Raises:
+        DataError: A masked array has masked values.
     """
     x, y, sample_weight = (_tupled(side) for side in (x, y, sample_weight))
     form = Form(
@@ -286,7 +298,7 @@ def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = Non
     leaves = [leaf for (_, structure), value in zip(form.sides, values, strict=True) for leaf in structure.flatten(value)]
     for label, leaf in zip(form.labels, leaves, strict=True):
         try:
-            refuse_masked(leaf)
+            reject_masked(leaf)
         except NotNumbersError as error:
             raise DataError(f"{label} {error}") from error
     return Block(form, tuple(map(np.asarray, leaves)))

@@ -1,8 +1,8 @@
-"""Arrow columns as arrays, and arrays as Arrow columns. Knows neither Spark nor Keras.
+"""Conversion between Arrow columns and NumPy arrays. Imports neither Spark nor Keras.
 
-What a column may hold: numbers, booleans, decimals, (nested) lists of one length, MLlib's vectors in Spark's form of them
-(``struct<type, size, indices, values>``), and bytes of raw tensors. Numbers and lists are not copied where nothing is
-missing; what is missing is distinguished from what does not fit, so that who reads may leave such rows out.
+Supported column types: numbers, booleans, decimals, (nested) lists of equal length, MLlib vectors in Spark's representation
+(``struct<type, size, indices, values>``), and raw tensors as bytes. Numbers and lists without nulls are not copied. Nulls
+are reported as a mask, so that the caller can drop these rows; values that do not fit raise an error.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
-"""The type of Spark's image source, by its simple name."""
+"""The type of the column of Spark's image data source, as a simple string."""
 
 VECTOR_FIELDS = ("type", "size", "indices", "values")
-"""What Spark stores of a vector: 0 for a sparse one or 1 for a dense one, and its parts."""
+"""The fields in which Spark stores a vector; ``type`` is 0 for a sparse and 1 for a dense vector."""
 
 _DTYPES = {1: ("uint8", "uint8"), 2: ("float16", "int16"), 4: ("float32", "int32"), 8: ("float64", "int64")}
 
 
 class Loader(Protocol):
-    """Turns one column into one array of model inputs."""
+    """Converts one column to the array for one model input."""
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of one row; ``None`` where the column decides."""
+        """The shape of one row; ``None`` for sizes that depend on the column."""
         ...
 
     @property
     def on_error(self) -> str:
-        """What becomes of a row that cannot be loaded: ``"error"``, ``"null"`` or ``"drop"``."""
+        """How rows that cannot be loaded are handled: ``"error"``, ``"null"`` or ``"drop"``."""
         ...
 
     def check(self, name: str, kind: str) -> None:
-        """Refuse a column of a Spark type (its simple name) that cannot be loaded."""
+        """Reject a column whose Spark type ``kind`` (a simple string) cannot be loaded."""
         ...
 
     def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
-        """The rows' values, and for each row whether it is good."""
+        """The values of the rows, and a boolean mask of the valid rows, shape (rows,)."""
         ...
 
 
 class PlacedLoader(ABC):
-    """The base class of loaders whose errors say which row it is.
+    """The base class of loaders whose error messages name the row.
 
-    A loader says so by inheriting from it: another one may have a method ``load`` of its own, with another meaning.
+    It is a base class and not a protocol, because an unrelated loader may have a method ``load`` with another meaning.
     """
 
     @abstractmethod
     def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
-        """As a call; ``first`` is the number of the first row in what messages call ``where``."""
+        """Load a column like ``__call__``. ``first`` is the index of its first row in ``where``, both for messages."""
         ...
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a model, and the columns that it is made of.
+    """One array of features, labels or sample weights, and the columns that it is made of.
 
     Attributes:
-        columns: The names of its columns.
-        together: Whether they are laid side by side, as one row of features.
-        input: The model's input, where the model says what it takes.
-        fits: Whether the values must fit the input: they need not if a function on batches comes between.
-        loader: What makes an array of the one column.
+        columns: The names of the columns.
+        together: Whether the columns are concatenated into one feature vector per row.
+        input: The model's input, where it is known.
+        fits: Whether the values must fit the input; ``False`` if a transform is applied first.
+        loader: Converts the only column to an array, for instance of images.
         terms: How messages name the columns.
     """
 
@@ -88,19 +88,19 @@ class Leaf:
 
     @property
     def told(self) -> str:
-        """What messages call it."""
+        """The name of the array in messages."""
         return self.terms.column(self.columns[0]) if len(self.columns) == 1 else self.terms.columns(self.columns)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> ColumnValues:
-        """The values of all rows.
+        """Read the values of all rows.
 
         Args:
-            columns: The columns.
-            where: Where the rows are, for messages.
-            first: The number of the first of these rows there.
+            columns: The Arrow columns, in the order of ``self.columns``.
+            where: What contains the rows, for messages.
+            first: The index of the first of these rows in ``where``, for messages.
 
         Raises:
-            DataError: Values are of a type or size that cannot become one array.
+            DataError: Values have a type or size that cannot be converted to one array.
         """
         if self.loader is not None:
             columns = [_with_type(column) for column in columns]
@@ -125,7 +125,7 @@ class Leaf:
     def _widened(
         self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
     ) -> list[tuple[Array, Array | None]]:
-        """The values, with zeros for arrays that are nulls only, which do not say how long they are."""
+        """The values, with zeros of the expected width for array columns of nulls only, whose width is unknown."""
         wanted = tuple(size or 1 for size in shape)
         missing = int(np.prod(wanted)) - sum(_width(values) for values, _ in found if values.ndim < 3)
         widened = []
@@ -146,8 +146,8 @@ class Leaf:
         for name, part in zip(self.columns, parts, strict=True):
             if part.ndim > 2:
                 raise DataError(
-                    f"{self.terms.column(name)} has rows of shape {part.shape[1:]}, which cannot be laid beside others: "
-                    "only numbers and flat arrays can. Give it alone, or flatten() it."
+                    f"{self.terms.column(name)} has rows of shape {part.shape[1:]}, which cannot be combined with other "
+                    "columns: expected numbers or flat arrays. Use this column alone, or flatten() it."
                 )
         widths = [_width(part) for part in parts]
         together = np.empty((len(parts[0]), sum(widths)), self._dtype(parts))
@@ -156,12 +156,12 @@ class Leaf:
             mine = together[:, start : start + width]
             mine[...] = part.reshape(len(part), width)
             if good is not None and together.dtype.kind == "f":
-                mine[~good & ~np.isnan(mine).any(axis=1)] = np.nan  # an array with a null inside has its NaN already
+                mine[~good & ~np.isnan(mine).any(axis=1)] = np.nan  # an array with a null inside already has its NaN
             start += width
         return together
 
     def _fitted(self, values: Array) -> Array:
-        """The values if they fit the model's input; flat rows of as many values are given its shape."""
+        """Check that the values fit the model's input. Flat rows with the right number of values are reshaped."""
         if self.input is None or self.input.shape is None or not len(values):
             return values
         shape = tuple(values.shape[1:])
@@ -180,14 +180,14 @@ class Leaf:
 
 
 def _with_type(column: pa.Array) -> pa.Array:
-    """A column as loaders take it: the NULL of SQL, which has no type, as bytes."""
+    """The column as loaders expect it: an untyped NULL column of SQL is cast to bytes."""
     import pyarrow as pa
 
     return column.cast(pa.binary()) if pa.types.is_null(column.type) else column
 
 
 def _width(values: Array) -> int:
-    """How many values a row of numbers or flat arrays has."""
+    """The number of values in a row of numbers or flat arrays."""
     return 1 if values.ndim == 1 else int(values.shape[1])
 
 
@@ -198,20 +198,23 @@ def read(
     floating: bool = False,
     terms: Terms = BY_NAME,
 ) -> tuple[Array, Array | None]:
-    """A column as an array with the rows on its first axis, and which rows are whole; ``None``: all of them.
+    """Convert a column to an array.
 
-    A null inside an array of floating numbers is NaN, else 0; a row that is null as a whole is zeros.
+    A null inside an array becomes NaN in floating-point arrays and 0 in others; a row that is null as a whole becomes zeros.
 
     Args:
         column: The column.
-        name: Its name, for messages.
-        shape: The shape of one row, where it is known: bytes are read by it.
-        floating: Whether floating numbers are wanted: bytes are taken for them where their number leaves that open, and
-            whole numbers are turned into them where they are of one byte, or have a null among them in an array.
-        terms: How messages name it.
+        name: The column's name, for messages.
+        shape: The shape of one row, if known; required for bytes.
+        floating: Whether the model takes floating-point numbers. Bytes of 2, 4 or 8 bytes per value are then read as floats,
+            and integers are converted to floats if they have one byte, or are in arrays that contain nulls.
+        terms: How messages name the column.
+
+    Returns:
+        The values, shape (rows, ...), and a mask of the rows without nulls; ``None`` if no row has any.
 
     Raises:
-        DataError: It names the column and what cannot become an array.
+        DataError: The column cannot be converted to an array; the message names it.
     """
     try:
         if not column.null_count:
@@ -229,10 +232,10 @@ def read(
 
 
 class _UnfitError(Exception):
-    """What a column holds cannot become an array; the message goes on from the column's name.
+    """A column cannot be converted to an array. The message continues the column's name.
 
     Attributes:
-        images: The beginning of the advice to give a loader of images, where that may be what is missing.
+        images: The first words of the advice to use an image loader, if that may be the solution.
     """
 
     def __init__(self, message: str, images: str = "") -> None:
@@ -241,15 +244,15 @@ class _UnfitError(Exception):
 
 
 def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
-    """The values of a column without nulls at its top, and which rows have none inside."""
+    """The values of a column without top-level nulls, and a mask of the rows without nulls inside."""
     import pyarrow as pa
 
     kind = column.type
-    if pa.types.is_null(kind):  # the NULL of SQL, which has no type; without nulls at its top there are no rows
+    if pa.types.is_null(kind):  # an untyped NULL column of SQL; without top-level nulls it has no rows
         return np.zeros((0, 0), np.float32 if floating else np.int64), None
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         whole = column.to_numpy(zero_copy_only=False)
-        # Larger ones become what the model takes as they are read; these would stay, for the sake of images.
+        # Larger integers are converted later, by the Reader, which keeps one-byte integers: they may be images.
         return whole.astype(np.float32) if floating and whole.itemsize == 1 else whole, None
     if pa.types.is_floating(kind):
         return column.to_numpy(), None
@@ -264,9 +267,9 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _tensors(column, shape, floating), None
     if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and _holds(column, _IMAGE_PATH.search):
-        raise _UnfitError("holds the paths of images.", "To read and decode them")
+        raise _UnfitError("holds paths of images.", "To read and decode them")
     raise _UnfitError(
-        f"holds values of the type {kind}, which is no number, array or vector. Encode text and categories first, for "
+        f"has the type {kind}; expected numbers, arrays or vectors. Encode text and categories first, for "
         "instance with pyspark.ml.feature.StringIndexer."
     )
 
@@ -275,7 +278,7 @@ _IMAGE_PATH = re.compile(r"\.(jpe?g|png|gif|bmp|tiff?|webp)$", re.IGNORECASE)
 
 
 def _holds(column: pa.Array, recognize: Callable[[Any], Any]) -> bool:
-    """Whether one of the first values is recognized."""
+    """Whether ``recognize`` matches one of the first values."""
     return any(map(recognize, column.slice(0, 8).to_pylist()))
 
 
@@ -285,7 +288,7 @@ def _lists(column: pa.Array, floating: bool) -> tuple[Array, Array | None]:
 
 
 def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Array, Array | None]:
-    """Lists of one length: their values, and which rows have no nulls among them."""
+    """The values of lists of equal length, and a mask of the rows without nulls inside."""
     if not flat.null_count:
         values, good = _values(flat, None, floating)
     else:
@@ -327,11 +330,11 @@ def _mask(rows: Array) -> Any:
 
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
-    """Bytes of tensors in C order, little-endian. Their item size says the dtype; see `sparkkeras.sources.frame`."""
+    """Read raw tensors: C order, little-endian. The item size determines the dtype; see `sparkkeras.sources.frame`."""
     try:
         return _raw_tensors(column, shape, floating)
     except _UnfitError:
-        # Only now: a tensor may begin with any bytes, but it has the size that is expected.
+        # Only after a failure: a tensor of the expected size may begin with the same bytes as an image.
         if _holds(column, is_encoded_image):
             raise _UnfitError("holds encoded images.", "To decode them") from None
         raise
@@ -341,8 +344,8 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
     row = tuple(size for size in shape or () if size is not None)
     if shape is None or len(row) < len(shape):
         raise _UnfitError(
-            f"holds bytes, which can be read as tensors only where the model says the shape of its input; it says {shape}. "
-            "Give an array instead.",
+            "contains bytes, which can be read as tensors only if the model's input has a fixed shape; its shape is "
+            f"{shape}. Use a column of arrays instead.",
             "If these are encoded images",
         )
     size = int(np.prod(row, dtype=np.int64))
@@ -354,7 +357,7 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
         return np.zeros((0, *row), np.float32)
     if rest or item not in _DTYPES:
         raise _UnfitError(
-            f"holds {length} bytes a row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}.",
+            f"has {length} bytes per row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}.",
             "If these are encoded images",
         )
     data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
@@ -362,7 +365,7 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
 
 
 def _one_length(lengths: Array, what: str) -> int:
-    """The length that all have."""
+    """The common length of all rows; 0 without rows."""
     if not len(lengths):
         return 0
     differing = np.flatnonzero(lengths != lengths[0])
@@ -374,28 +377,31 @@ def _one_length(lengths: Array, what: str) -> int:
     return int(lengths[0])
 
 
-# Arrays as columns
+# Arrays to columns
 
 
 def to_column(array: Array, good: Array | None = None, missing: Array | None = None) -> pa.Array:
-    """An array as a column: numbers for shape (rows,), (nested) lists for more axes.
+    """Convert an array to a column: numbers for shape (rows,), (nested) lists for more axes.
 
     Args:
-        array: The values.
-        good: Which rows are not null, shape (rows,); ``None``: all.
-        missing: Which values are null, in the shape of the array; ``None``: none.
+        array: The values, shape (rows, ...).
+        good: A mask of the rows that are not null, shape (rows,); ``None``: all.
+        missing: A mask of the values that are null, in the shape of the array; ``None``: none.
+
+    Raises:
+        DataError: Values do not fit Spark's ``bigint``, or the array has more values than a column can hold.
     """
     import pyarrow as pa
 
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(
-            f"values of up to {array.max()} do not fit Spark's bigint, the largest whole numbers that it has: cast them to "
+            f"the uint64 values, up to {array.max()}, do not fit Spark's largest integer type, bigint: cast them to "
             "float64, or take them modulo 2**63."
         )
     if array.size > np.iinfo(np.int32).max and array.ndim > 1:
         raise DataError(
-            f"an array of shape {array.shape} has more than {np.iinfo(np.int32).max} values, which is what one column of a "
-            "table can hold: make several DataFrames of its rows, and union them."
+            f"an array of shape {array.shape} has more than {np.iinfo(np.int32).max} values, the most that one column "
+            "can hold: make several DataFrames of its rows, and union them."
         )
     nulls = None if good is None or good.all() else ~good
     array = array.astype(stored_as(array.dtype.name), copy=False)
@@ -412,12 +418,12 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
 
 
 def type_name(dtype: str, rank: int) -> str:
-    """The Spark type of `to_column` for rows of so many axes and a dtype that is stored as it is."""
+    """The Spark type of a column from `to_column`, for rows with ``rank`` axes and a dtype as returned by `stored_as`."""
     return "array<" * rank + _SPARK_TYPES[dtype] + ">" * rank
 
 
 def stored_as(dtype: str) -> str:
-    """The dtype that Spark has for one of NumPy's or Keras's: itself, or one that holds its values (half of uint64's)."""
+    """The dtype in which Spark stores a NumPy or Keras dtype: itself, or a wider one. uint64 is stored as int64."""
     wider = {"uint8": "int16", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
     return dtype if dtype in _SPARK_TYPES else wider.get(dtype, "float32")
 

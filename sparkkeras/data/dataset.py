@@ -1,6 +1,6 @@
-"""The protocols of data: what a strategy may ask of rows, wherever they are.
+"""The dataset protocols: the operations that training strategies use on rows, wherever the rows are stored.
 
-A new source of data is one file beside this one with a `Dataset` in it.
+To add a data source, implement `Dataset` in a file of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Where a task runs.
+    """The resources and identity of a running task.
 
     Attributes:
-        worker: The number of the partition; a partition is a worker's share for a whole run.
-        attempt: A number that no other attempt at a task has, in one SparkContext.
+        worker: The index of the partition. A worker keeps the same partition for a whole run.
+        attempt: The task attempt ID, unique within a SparkContext.
         cores: The CPU cores that the task may use.
-        accelerators: The addresses of the GPUs that Spark gave the task.
-        startup_seconds: How long this process took to load Keras for the task; about 0 where it had it already.
+        accelerators: The addresses of the GPUs that Spark assigned to the task.
+        startup_seconds: How long this process took to load Keras for the task; about 0 if it was loaded before.
     """
 
     worker: int
@@ -44,8 +44,8 @@ class DriverAddress:
     """How tasks reach the driver.
 
     Attributes:
-        host: The name or number that they dial.
-        listen: The name or number that the driver listens on.
+        host: The host name or IP address that tasks connect to.
+        listen: The host name or IP address that the driver binds to.
         is_local: Whether all tasks run on the driver's machine.
     """
 
@@ -58,89 +58,92 @@ class Rows(Protocol):
     """Rows that a task can open."""
 
     def open(self) -> Block | None:
-        """The rows, or ``None`` where there are none."""
+        """The rows, or ``None`` if there are none."""
         ...
 
 
 class Task(Protocol[R_co]):
-    """What runs over one partition: a frozen dataclass that is called. It reads ``blocks`` to the end."""
+    """The function that runs on each partition: a callable frozen dataclass. It must exhaust ``blocks``."""
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[R_co]:
-        """Go through the partition's blocks and yield results."""
+        """Process the partition's blocks and yield results."""
         ...
 
 
 class Shared(Protocol[T_co]):
-    """A value that all tasks read."""
+    """A read-only value that all tasks can access, such as a broadcast."""
 
     @property
     def value(self) -> T_co:
-        """The value, fetched once for each process."""
+        """The value, fetched once per process."""
         ...
 
 
 class Running(Protocol[R_co]):
-    """Work that goes on in a thread of its own while the driver does something else."""
+    """A call that runs in a background thread of the driver."""
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether the call has returned or failed."""
         ...
 
     def result(self) -> R_co:
-        """Wait for the end; what came of it, or the error that ended it."""
+        """Wait for the call; return its result or raise its error."""
         ...
 
     def cancel(self) -> None:
-        """Have it end soon."""
+        """Ask the call to end early. Does not wait."""
         ...
 
 
-class FilesMissing(Exception):  # noqa: N818 - a signal between a task and what runs it
-    """A partition's rows are not where its task runs. It is raised by the first of ``blocks``.
+class FilesMissing(Exception):  # noqa: N818 - a signal between a task and its runner
+    """The files of a partition are not on the machine where its task runs. Raised by the first of ``blocks``.
 
-    A task lets it pass, and the driver has the partition read again when all are through; or it sees to that itself
-    (`Results.from_source`).
+    If the task does not handle it, the driver reruns the task over the partition's source when the other tasks have ended.
+    A strategy may instead do that itself with `Results.from_source`.
     """
 
 
 @runtime_checkable
 class Merging(Protocol[R]):
-    """Makes one result of several, also piece by piece: pieces of the one are made of the same pieces of the others."""
+    """Merges results, either as a whole or piece by piece: piece i of the merged result depends only on pieces i."""
 
     def __call__(self, results: Sequence[R], /) -> R:
-        """One result of several, in the order given."""
+        """Merge results in the given order."""
         ...
 
     def split(self, result: R, max_bytes: int) -> list[R]:
-        """A result in pieces of about so many bytes."""
+        """Split a result into pieces of about ``max_bytes`` each."""
         ...
 
     def join(self, pieces: Sequence[R]) -> R:
-        """The result again."""
+        """The inverse of `split`."""
         ...
 
 
 class Results(Protocol[R]):
-    """What a task yields over all partitions, in their order; nothing has run before one of these is called."""
+    """The results of a task over all partitions, in partition order. Lazy: no task runs before one of these is called."""
 
     def collect(self) -> list[R]:
         """All results."""
         ...
 
     def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """The results, combined on workers: those of ``groups`` neighbouring groups of partitions, or fewer.
+        """Combine the results on the workers.
 
-        A `Merging` may be carried out piece by piece instead, over all partitions.
+        Args:
+            combine: Combines a sequence of results into one. If it is a `Merging`, an implementation may merge the results
+                of all partitions piece by piece instead.
+            groups: The number of groups of adjacent partitions, and so the largest number of results.
         """
         ...
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
-        """The results of some partitions whose rows are read again from where they came from."""
+        """The results of some partitions, whose rows are read again from the source, by partition."""
         ...
 
     def lazy(self) -> Any:
-        """The results as the source's own distributed collection (an RDD)."""
+        """The results as a distributed collection of the source's kind, such as an RDD."""
         ...
 
 
@@ -149,71 +152,71 @@ class Dataset(Protocol):
 
     @property
     def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether; 0 is no bound."""
+        """The limit on the size of all results of one job, in bytes; 0: no limit."""
         ...
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
-        """Make a value available to the tasks of this dataset until the context ends."""
+        """Make a value available to the tasks of this dataset inside the ``with`` block."""
         ...
 
     def run(self, task: Task[R]) -> Results[R]:
-        """The results of a task over every partition."""
+        """Run a task on every partition, lazily."""
         ...
 
     def stored(self) -> AbstractContextManager[StoredDataset]:
-        """The rows where tasks can come back to them again and again, until the context ends.
+        """Read all rows and store them, so that tasks can read them repeatedly inside the ``with`` block.
 
         Raises:
-            DataError: The rows are not what the reader of this dataset expects.
+            DataError: The rows do not fit the schema of this dataset's reader.
         """
         ...
 
 
 class StoredDataset(Dataset, Protocol):
-    """Rows that were read once: each partition is one block, memory-mapped where it trains."""
+    """Stored rows: each partition is one block, memory-mapped on the machine that trains on it."""
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         ...
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        """What is known of each partition, in order."""
+        """The metadata of each partition, in order."""
         ...
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at the same time."""
+        """The number of tasks that can run at the same time."""
         ...
 
     @property
     def driver(self) -> DriverAddress:
-        """How tasks reach this process over the network."""
+        """The network address at which tasks reach this process."""
         ...
 
     def background(self, call: Callable[[], R]) -> Running[R]:
-        """Do something with this dataset in a thread of its own."""
+        """Run a call that uses this dataset in a background thread."""
         ...
 
     def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
-        """Each partition's rows in a form that tasks of another dataset can open wherever they run.
+        """Make each partition's rows available to the tasks of other datasets, on any machine, inside the ``with`` block.
 
         Raises:
-            ConfigurationError: They are too large for that.
+            ConfigurationError: The rows are too large.
         """
         ...
 
     def without_rows(self, count: int) -> Dataset:
-        """A dataset of ``count`` partitions that have no rows, for tasks that run where those of this one do."""
+        """A dataset of ``count`` empty partitions on the same cluster, for tasks that need no rows of their own."""
         ...
 
 
 def common_spec(handles: Sequence[Handle]) -> BlockSpec | None:
-    """The spec that all partitions with rows share; ``None`` where no partition has any.
+    """The spec that all non-empty partitions share; ``None`` if all are empty.
 
     Raises:
-        DataError: Two partitions differ.
+        DataError: Two partitions have different specs.
     """
     first: Handle | None = None
     for handle in handles:
@@ -224,8 +227,8 @@ def common_spec(handles: Sequence[Handle]) -> BlockSpec | None:
         elif handle.spec != first.spec:
             assert first.spec is not None
             raise DataError(
-                f"partitions differ: {_told(first.spec)} in partition {first.partition}, but {_told(handle.spec)} in "
-                f"partition {handle.partition}. Every row must have the same shape and type."
+                f"partitions differ: {_description(first.spec)} in partition {first.partition}, but "
+                f"{_description(handle.spec)} in partition {handle.partition}. Every row must have the same shape and dtype."
             )
     return None if first is None else first.spec
 
@@ -238,6 +241,6 @@ def all_labels(handles: Sequence[Handle]) -> tuple[LabelRange, ...]:
     return ranges
 
 
-def _told(spec: BlockSpec) -> str:
+def _description(spec: BlockSpec) -> str:
     leaves = zip(spec.form.labels, spec.leaves, strict=True)
     return ", ".join(f"{label} has shape {leaf.shape}, {leaf.dtype}" for label, leaf in leaves)

@@ -1,10 +1,10 @@
-"""Blocks on the disk of the machine that trains on them.
+"""Blocks on the local disk of the machine that trains on them.
 
-A partition is written once, array by array, a chunk at a time, and memory-mapped from then on: a round of training opens
-it in well under a millisecond, whatever its size, and the pages belong to the system, which drops them when memory is
-short. What Spark keeps and passes around is a `Handle`.
+A partition is written once, one file per array, in chunks, and then memory-mapped: a training round opens it in well under
+a millisecond, whatever its size, and the operating system can evict its pages when memory is short. Spark caches and sends
+only a `Handle`.
 
-Files lie in the executor's own temporary folder, which goes when the executor goes.
+The files are in the executor's temporary folder, which is removed with the executor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
 _HEAD = bytes(8)
-"""Arrays begin this far into their file, where a backend copies them itself; see `sparkkeras.worker.device.given_away`."""
+"""The offset of the array in its file. It prevents 16-byte alignment, so that backends copy the array; see
+`sparkkeras.worker.device.given_away`.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Handle:
     """A partition on disk.
 
     Attributes:
-        partition: Its number.
-        directory: Where its files are, on the machine that wrote them.
-        rows: How many rows it has.
-        spec: Shapes and dtypes; ``None`` where there are no rows.
-        labels: The range of each array of labels.
+        partition: The index of the partition.
+        directory: The folder of its files, on the machine that wrote them.
+        rows: The number of rows.
+        spec: Shapes and dtypes; ``None`` if there are no rows.
+        labels: The value range of each array of labels.
     """
 
     partition: int
@@ -47,10 +49,12 @@ class Handle:
     labels: tuple[LabelRange, ...] = ()
 
     def open(self) -> Block | None:
-        """The rows, memory-mapped, or ``None`` where there are none.
+        """Memory-map the rows; ``None`` if there are none.
+
+        Looks in ``directory``, then for a copy of the partition in this executor's temporary folder.
 
         Raises:
-            FileNotFoundError: The files are not on this machine. Those in this executor's own folder count too.
+            FileNotFoundError: The files are in neither folder.
         """
         if self.spec is None or self.rows == 0:
             return None
@@ -70,24 +74,26 @@ class Handle:
             return np.empty(shape, leaf.dtype)
         path = directory / f"{index}.bin"
         if path.stat().st_size != len(_HEAD) + self.rows * leaf.row_bytes:
-            raise FileNotFoundError(f"{path} has another size: the source gave other rows when it was read again")
+            raise FileNotFoundError(
+                f"{path} has an unexpected size: the source returned different rows when it was read again"
+            )
         return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", offset=len(_HEAD), shape=shape)
 
 
 def home(dataset: str) -> Path:
-    """The folder for a dataset's files on this machine: in the executor's temporary folder if this is a Spark worker."""
+    """The local folder for a dataset's files; in a Spark worker, inside the executor's temporary folder."""
     root = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     return Path(root) / dataset
 
 
 def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
-    """Write a partition's blocks below ``folder``, holding one block in memory at a time.
+    """Write a partition's blocks to a new folder in ``folder``, with one block in memory at a time.
 
-    Every attempt writes to a folder of its own, which gets its name when it is whole, so attempts at the same time, and who
-    reads meanwhile, do not get in each other's way.
+    Every attempt writes to a separate hidden folder and renames it when it is complete, so concurrent attempts and readers
+    do not interfere.
 
     Raises:
-        DataError: The blocks do not have the same shapes and dtypes.
+        DataError: The blocks differ in structure, shape or dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"part-{partition}-{uuid.uuid4().hex}"
@@ -118,7 +124,7 @@ def _write_arrays(
                 for file in files:
                     file.write(_HEAD)
             elif block.spec != spec:
-                raise DataError(f"partition {partition}, from row {rows} on: {changed(spec, block.spec)}")
+                raise DataError(f"partition {partition}, from row {rows}: {changed(spec, block.spec)}")
             for file, array in zip(files, block.arrays, strict=True):
                 np.ascontiguousarray(array).tofile(file)
             labels = union(labels, label_ranges(block))

@@ -1,4 +1,4 @@
-"""Data in this process, without Spark: the plain twin of every other source."""
+"""Data in this process, without Spark: the in-memory implementation of the dataset protocols."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _attempts = itertools.count()
 
 @dataclass(frozen=True)
 class LocalShared(Generic[R]):
-    """A value that is there already."""
+    """A `Shared` that holds its value itself; it is pickled with the task."""
 
     value: R
 
 
 @dataclass(frozen=True)
 class LocalResults(Generic[R]):
-    """Results of tasks that run one after the other, here."""
+    """Results of tasks that run sequentially in this process."""
 
     partitions: Callable[[], list[list[R]]]
 
@@ -39,14 +39,14 @@ class LocalResults(Generic[R]):
         return [result for results in self.partitions() for result in results]
 
     def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """As `Results.reduce`."""
+        """Combine the results of groups of adjacent partitions; see `Results.reduce`."""
         partitions = self.partitions()
         size = -(-len(partitions) // groups)
         members = [list(chain(*partitions[start : start + size])) for start in range(0, len(partitions), size)]
         return [combine(results) for results in members if results]
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
-        """As `Results.from_source`."""
+        """The results of some partitions; the blocks in memory are the source."""
         results = self.partitions()
         return {partition: results[partition] for partition in partitions}
 
@@ -56,7 +56,7 @@ class LocalResults(Generic[R]):
 
 
 class LocalRunning(Generic[R]):
-    """A thread, and what came of it."""
+    """A call in a background thread, and its result or error."""
 
     def __init__(self, call: Callable[[], R], thread: type[Thread] = Thread) -> None:
         self._outcome: Future[R] = Future()
@@ -66,16 +66,16 @@ class LocalRunning(Generic[R]):
 
     @property
     def done(self) -> bool:
-        """As `Running.done`."""
+        """Whether the call has returned or failed."""
         return self._outcome.done()
 
     def result(self) -> R:
-        """As `Running.result`."""
+        """Wait for the call; return its result or raise its error."""
         self._thread.join()
         return self._outcome.result()
 
     def cancel(self) -> None:
-        """Threads cannot be ended; this one ends by itself."""
+        """Do nothing: Python threads cannot be stopped, and this one ends when its call returns."""
 
     def _run(self) -> None:
         try:
@@ -86,7 +86,7 @@ class LocalRunning(Generic[R]):
 
 @dataclass(frozen=True)
 class LocalRows:
-    """Rows that are there already."""
+    """Rows in memory."""
 
     block: Block | None
 
@@ -97,26 +97,26 @@ class LocalRows:
 
 @dataclass(frozen=True)
 class LocalDataset:
-    """Blocks in memory, one for each partition. It is a stored dataset from the start.
+    """Blocks in memory, one per partition: both a `Dataset` and a `StoredDataset`.
 
-    Tasks are pickled on their way, as they would be on a cluster.
+    Tasks are pickled and unpickled for every partition, as on a cluster.
     """
 
     blocks: tuple[Block | None, ...]
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return len(self.blocks)
 
     @property
     def max_result_bytes(self) -> int:
-        """There is no bound."""
+        """0: there is no limit."""
         return 0
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        """What is known of each partition."""
+        """The metadata of each partition, in order."""
         return tuple(
             Handle(number, "", 0, None)
             if block is None or block.rows == 0
@@ -126,25 +126,25 @@ class LocalDataset:
 
     @property
     def slots(self) -> int:
-        """Tasks run one after the other."""
+        """1: tasks run sequentially."""
         return 1
 
     @property
     def driver(self) -> DriverAddress:
-        """This process."""
+        """The loopback address."""
         return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 
     def background(self, call: Callable[[], R]) -> LocalRunning[R]:
-        """As `StoredDataset.background`."""
+        """Run a call in a background thread."""
         return LocalRunning(call)
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """As `StoredDataset.everywhere`."""
+        """The rows of each partition, in memory."""
         yield tuple(LocalRows(block) for block in self.blocks)
 
     def without_rows(self, count: int) -> LocalDataset:
-        """As `StoredDataset.without_rows`."""
+        """A dataset of ``count`` empty partitions."""
         return LocalDataset((None,) * count)
 
     @contextmanager
@@ -153,7 +153,7 @@ class LocalDataset:
         yield LocalShared(value)
 
     def run(self, task: Task[R]) -> LocalResults[R]:
-        """Results that are computed when asked for."""
+        """Run a task on every partition, each time that results are requested."""
         payload = pickle.dumps(task)
 
         def partitions() -> list[list[R]]:

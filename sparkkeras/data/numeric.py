@@ -1,4 +1,4 @@
-"""Values as arrays of numbers: what NumPy keeps as Python objects is converted, and what is no number is explained."""
+"""Conversion of values, also arrays of Python objects, to numeric arrays, with advice for values that are not numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PAD = "Pad sequences, for instance with keras.utils.pad_sequences."
 
 
 class NotNumbersError(Exception):
-    """Values cannot become an array of numbers. The message goes on from what the values are called.
+    """Values cannot be converted to a numeric array. The message continues the name of the values.
 
     Attributes:
-        row: Which row it is, where one row alone is at fault.
+        row: The index of the row at fault, if it is a single one.
+        ragged: Whether rows differ in shape.
     """
 
     def __init__(self, message: str, row: int | None = None, ragged: bool = False) -> None:
@@ -30,7 +31,7 @@ class NotNumbersError(Exception):
 
 
 def describe(value: Any) -> str:
-    """A value in a few words, for messages."""
+    """A short description of a value, for messages."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if isinstance(value, Mapping):
@@ -42,28 +43,29 @@ def describe(value: Any) -> str:
 
 
 def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
-    """A value as an array of numbers, and which of its values are missing.
+    """Convert a value to a numeric array and a mask of missing values.
 
-    Python objects are converted where all of them are numbers, booleans, missing (``None``, ``pandas.NA``), or rows of one
-    shape. Whole numbers stay whole, also where some are missing.
+    Python objects are converted if all of them are numbers, booleans, missing values (``None``, ``pandas.NA``), or rows of
+    the same shape. Integers remain integers, even if some values are missing.
 
     Args:
         value: An array, or (nested) lists, with the rows on the first axis.
-        first: The number of the first row, for messages.
+        first: The index of the first row, for messages.
 
     Returns:
-        The values, with zeros in place of missing ones, and a boolean mask of the same shape; ``None``: none is missing.
+        The values, with zeros in place of missing ones, and a boolean mask of the missing values in the same shape; ``None``
+        if no value is missing.
 
     Raises:
-        NotNumbersError: A value is no number, or rows differ in shape, or values of a masked array are masked.
+        NotNumbersError: A value is not a number, rows differ in shape, or a masked array has masked values.
     """
-    refuse_masked(value, first)
+    reject_masked(value, first)
     try:
         array = np.asarray(value)
     except ValueError as error:
         if not isinstance(value, (list, tuple)):
             raise NotNumbersError(f"cannot become an array: {error}. Expected numbers.") from error
-        return _stacked(value, first)  # rows of several shapes, or rows that are missing as a whole
+        return _stacked(value, first)  # rows of different shapes, or rows that are missing as a whole
     if array.dtype == object:
         return _from_objects(array, first)
     if array.dtype.kind not in "fiub" and not is_floating(array.dtype):
@@ -72,44 +74,44 @@ def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
     return array, None
 
 
-def refuse_masked(value: Any, first: int = 0) -> None:
-    """Refuse masked values, of which NumPy would make ordinary ones; see `to_numbers`."""
+def reject_masked(value: Any, first: int = 0) -> None:
+    """Reject masked values, because ``numpy.asarray`` would drop their mask; see `to_numbers`."""
     for row, each in enumerate(value if isinstance(value, (list, tuple)) else [value], first):
         if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
             raise NotNumbersError(
-                f"is a masked array with masked values ({int(np.ma.getmaskarray(each).sum())} of {each.size}). Give "
-                'array.filled(np.nan) with on_invalid="drop" or "allow", array.filled(value) with your own value, or '
-                "leave the masked rows out (numpy.ma.compress_rows).",
+                f"is a masked array with masked values ({int(np.ma.getmaskarray(each).sum())} of {each.size}). Use "
+                'array.filled(np.nan) with on_invalid="drop" or "allow", array.filled(value) with a value of your choice, '
+                "or drop the masked rows (numpy.ma.compress_rows).",
                 row if each is not value else None,
             )
 
 
 def filled(values: Array, missing: Array | None) -> Array:
-    """The values with NaN in place of those that are missing, in float64 then."""
+    """Replace missing values by NaN, in float64; without missing values, return the values unchanged."""
     if missing is None:
         return values
     return np.where(missing, np.nan, values)
 
 
 def is_encoded_image(data: bytes) -> bool:
-    """Whether bytes begin as the encoded images do that people keep in tables: JPEG, PNG, GIF, BMP, TIFF, WebP."""
+    """Whether bytes begin like an encoded image: JPEG, PNG, GIF, BMP, TIFF or WebP."""
     known = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))
-    # Two letters alone may be any tensor's first numbers: a bitmap says how long it is, too.
+    # A raw tensor may begin with these two letters, so compare the length in a bitmap's header as well.
     bitmap = data[:2] == b"BM" and int.from_bytes(data[2:6], "little") == len(data)
     return known or bitmap or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def remedy(value: Any) -> str:
-    """What to do about data of other libraries that is no array, as the end of a message; empty where nothing is known."""
+    """Advice on converting data of other libraries to arrays, to append to a message; empty for unknown types."""
     if type(value).__module__.startswith("scipy.sparse") and hasattr(value, "toarray"):
-        return " Sparse matrices become arrays with .toarray(); a DataFrame may have columns of sparse vectors."
+        return " Convert sparse matrices with .toarray(), or use a DataFrame with a column of sparse vectors."
     if hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
         return (
-            " Make arrays of a dataset of single rows: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
-            "read files with Spark (load_tfrecords, spark.read)."
+            " Convert an unbatched dataset to arrays: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
+            "read the files with Spark (load_tfrecords, spark.read)."
         )
     if isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
-        return " Collect batches into arrays (np.concatenate), or have Spark read the data."
+        return " Concatenate the batches to arrays (np.concatenate), or read the data with Spark."
     return ""
 
 
@@ -118,7 +120,7 @@ def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
     kinds = set(map(type, flat))
     absent = {kind for kind in kinds if _means_missing(kind)}
     found = kinds - absent
-    # NumPy calls a duration an integer.
+    # timedelta64 is a subclass of NumPy's signed integer.
     if not all(issubclass(kind, _NUMBERS) and not issubclass(kind, np.timedelta64) for kind in found):
         if array.ndim == 0:
             advice = remedy(array.item()).strip() or _advice(array)
@@ -140,11 +142,11 @@ def _converted(flat: Array, kinds: set[type]) -> Array:
             return whole if whole.dtype != object else whole.astype(np.float64)
         return flat.astype(np.float64)
     except OverflowError as error:
-        raise NotNumbersError(f"holds a number that no floating number can hold ({error})") from error
+        raise NotNumbersError(f"holds a number that is too large for float64 ({error})") from error
 
 
 def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
-    """Rows of one shape as one array; rows that are missing are missing in all of their values."""
+    """Stack rows of the same shape; in rows that are missing, all values are missing."""
     parts: list[tuple[Array, Array | None] | None] = []
     shape, shaped = None, first
     for row, value in enumerate(rows, first):
@@ -157,15 +159,15 @@ def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
         except NotNumbersError as error:
             if error.ragged:
                 raise NotNumbersError(
-                    f"is ragged in itself ({describe(value)}): it must have a shape. {_PAD}", row
+                    f"is a ragged list ({describe(value)}): its elements must have the same shape. {_PAD}", row
                 ) from None
             raise NotNumbersError(str(error), row) from None
         if shape is None:
             shape, shaped = part[0].shape, row
         elif part[0].shape != shape:
             raise NotNumbersError(
-                f"has another shape than row {shaped}: {part[0].shape} instead of {shape}, and "
-                f"ragged rows cannot become one array. {_PAD}",
+                f"has another shape than row {shaped}: {part[0].shape} instead of {shape}. "
+                f"All rows must have the same shape. {_PAD}",
                 row,
                 ragged=True,
             )
@@ -188,18 +190,15 @@ def _means_missing(kind: type) -> bool:
 
 
 def _advice(array: Array) -> str:
-    """What to do about an array of something else than numbers, or about one object."""
+    """Advice on converting a non-numeric array or object."""
     kind, held = array.dtype.kind, array.item() if array.ndim == 0 else None
     if kind == "S" and array.size and is_encoded_image(bytes(array.flat[0])):
-        return (
-            "These are encoded images: decode them first, or give them as a column of a DataFrame, with "
-            "loader=image_loader(size)."
-        )
+        return "These are encoded images: decode them first, or use a DataFrame column with loader=image_loader(size)."
     if kind in "US" or isinstance(held, (str, bytes)):
         return "Encode text first, for instance with keras.layers.StringLookup outside the model."
     if kind == "c" or isinstance(held, complex):
         return (
-            "Complex numbers are not supported: give real and imaginary parts as numbers of their own "
+            "Complex numbers are not supported: use real and imaginary parts as separate numbers "
             "(np.stack([x.real, x.imag], axis=-1)), or np.abs(x)."
         )
     if kind == "M" or isinstance(held, datetime.date):
@@ -210,5 +209,5 @@ def _advice(array: Array) -> str:
     if kind == "m" or isinstance(held, datetime.timedelta):
         return 'Convert durations to numbers first, for instance to seconds: x / np.timedelta64(1, "s").'
     if kind == "V":
-        return "Give the fields of a structured array as arrays of their own."
+        return "Pass the fields of a structured array as separate arrays."
     return "Convert the values to numbers first."

@@ -1,11 +1,10 @@
-"""Which rows a batch holds: a function of (seed, partition, epoch), and of nothing else.
+"""The order of rows in an epoch: a pure function of (seed, partition, epoch).
 
-So a task that is run again goes through the same batches, and one that starts in the middle of an epoch knows which are
-left.
+So a retried task sees the same batches, and a task that resumes in the middle of an epoch knows which batches are left.
 
-A partition of up to `SHUFFLE_BYTES` is shuffled as a whole. Above that, rows are read from disk in runs: the runs are
-shuffled, then the rows within windows of many runs. The reading stays sequential enough for a disk, and the memory that
-an order takes does not grow with the partition.
+A partition of up to `SHUFFLE_BYTES` is shuffled as a whole. In larger ones, runs of consecutive rows are shuffled, then the
+rows within windows of many runs. Disk access remains mostly sequential, and the memory for the order does not grow with the
+partition.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from sparkkeras.data.block import piece_rows
 from sparkkeras.weights import Array
 
 SHUFFLE_BYTES = 256 * 1024 * 1024
-"""Partitions up to this size are shuffled as a whole; above it, windows of this size are."""
+"""Partitions up to this size are shuffled as a whole; larger ones in windows of this size."""
 
 RUN_BYTES = 1024 * 1024
-"""How much is read in one go where a partition is larger than that."""
+"""The size of a run of consecutive rows in partitions larger than `SHUFFLE_BYTES`."""
 
 
 @dataclass
 class RowOrder:
-    """The order in which one epoch goes through the first ``rows`` rows of a partition.
+    """The order of the first ``rows`` rows of a partition in one epoch.
 
     Attributes:
-        rows: How many rows there are to train on.
-        row_bytes: The bytes of one row, which decide how large a window is.
-        batch_size: Rows in a batch.
-        seed: Numbers that the shuffle is drawn from: the run's seed, the partition, the epoch. ``None``: no shuffle.
-        shuffle_bytes: As `SHUFFLE_BYTES`.
+        rows: The number of rows to train on.
+        row_bytes: The size of one row in bytes, which determines the rows per window.
+        batch_size: Rows per batch.
+        seed: The seed of the shuffle: the run's seed, the partition and the epoch. ``None``: no shuffle.
+        shuffle_bytes: The size up to which all rows are shuffled as a whole, in bytes; default `SHUFFLE_BYTES`.
     """
 
     rows: int
@@ -46,11 +45,11 @@ class RowOrder:
 
     @property
     def batches(self) -> int:
-        """How many batches the epoch has; the last one may be short."""
+        """The number of batches in the epoch; the last one may be smaller."""
         return -(-self.rows // self.batch_size)
 
     def pieces(self, first_batch: int, last_batch: int, max_bytes: int) -> Iterator[slice | Array]:
-        """The rows of the batches in [first_batch, last_batch), in pieces of whole batches and about ``max_bytes``."""
+        """The row indices of the batches in [first_batch, last_batch), in pieces of whole batches of about ``max_bytes``."""
         start, stop = first_batch * self.batch_size, min(last_batch * self.batch_size, self.rows)
         step = piece_rows(self.row_bytes, max_bytes, self.batch_size)
         if self.seed is None:
@@ -74,13 +73,13 @@ class RowOrder:
             yield np.concatenate(parts)
 
     def _window(self, number: int, window: int) -> Array:
-        """The rows of one window, shuffled. The last kept, since pieces ask for the same one again and again."""
+        """The shuffled row indices of one window. The last window is cached, because consecutive pieces use the same one."""
         if self._last is not None and self._last[0] == number:
             return self._last[1]
         assert self.seed is not None
         run = max(1, min(RUN_BYTES // max(1, self.row_bytes), window // 16))
         runs = np.random.default_rng(self.seed).permutation(-(-self.rows // run))
-        # The one short run stands last, so that every window but the last one has the same length.
+        # The short run comes last, so that all windows but the last have the same length.
         short = -(-self.rows // run) - 1
         runs = np.concatenate([runs[runs != short], [short]])
         first, last = number * window, min((number + 1) * window, self.rows)

@@ -1,4 +1,4 @@
-"""What a model expects of data, and what data is checked against before any training starts."""
+"""The inputs and outputs of a model, and the validation of data against them before training starts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
 OnInvalid = Literal["error", "drop", "allow"]
-"""What ``on_invalid=`` accepts where rows are trained or evaluated on."""
+"""The values of ``on_invalid=`` for training and evaluation."""
 
 OnInvalidToPredict = Literal["error", "allow"]
-"""What ``on_invalid=`` accepts where each row has its prediction."""
+"""The values of ``on_invalid=`` for predictions, of which every row has one."""
 
 InvalidPolicy = Literal["error", "drop", "allow", "null"]
-"""What a `Reader` can do about rows with nulls, NaN or infinite values; Spark ML's ``handleInvalid`` needs all of them."""
+"""How a `Reader` handles rows with nulls, NaN or infinite values. Spark ML's ``handleInvalid`` needs all of these."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class InputSpec:
     """One input or output of a model.
 
     Attributes:
-        name: Its name.
-        shape: Its shape without the batch axis, ``None`` where any size fits.
-        floating: Whether it takes floating numbers.
-        indices: Into how many entries its values are indices, where it goes straight into an ``Embedding``.
+        name: The name.
+        shape: The shape without the batch axis; ``None`` as a size: any size. ``None`` as the shape: any shape.
+        floating: Whether the dtype is a floating-point one.
+        indices: The ``input_dim`` of the ``Embedding`` that takes this input directly; ``None`` if there is none.
     """
 
     name: str
@@ -40,7 +40,7 @@ class InputSpec:
     indices: int | None = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether rows of this shape fit. A trailing axis of size 1 may be there or not, as in Keras."""
+        """Whether rows of this shape fit. As in Keras, a trailing axis of size 1 is optional."""
         if self.shape is None:
             return True
         return any(
@@ -51,13 +51,13 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a model takes and gives.
+    """The inputs and outputs of a model.
 
     Attributes:
-        inputs: Its inputs in order; empty where the model does not say (a subclassed model).
-        outputs: Its outputs in order; likewise.
-        floatx: The dtype that floating data is turned into, as Keras does.
-        named_outputs: Whether it gives its outputs as a dict.
+        inputs: The inputs in order; empty if unknown (a subclassed model).
+        outputs: The outputs in order; empty if unknown.
+        floatx: The dtype that floating-point data is converted to, as Keras does.
+        named_outputs: Whether the model returns its outputs as a dict.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -67,36 +67,36 @@ class Schema:
 
     @property
     def expected_x(self) -> int | None:
-        """How many arrays features have, where the model says."""
+        """The number of feature arrays; ``None`` if unknown."""
         return len(self.inputs) or None
 
     @property
     def expected_y(self) -> int | None:
-        """How many arrays labels have, where the model says."""
+        """The number of label arrays; ``None`` if unknown."""
         return len(self.outputs) or None
 
     def before(self, transform: object | None) -> Schema:
-        """What is expected of rows that a transform, if there is one, will change: their values may be any."""
+        """The schema of rows before a transform (``None``: without one), which may hold any values as indices."""
         if transform is None:
             return self
         return replace(self, inputs=tuple(replace(spec, indices=None) for spec in self.inputs))
 
     def specs_of(self, form: Form) -> list[InputSpec | None]:
-        """The input that each array of features goes into, where that is known."""
+        """The model input of each feature array; ``None`` if unknown."""
         by_name = {spec.name: spec for spec in self.inputs}
         if form.x.names is not None:
             return [by_name.get(name) for name in form.x.names]
         return list(self.inputs[: form.x.count])
 
     def check_features(self, received: BlockSpec, has_transform: bool = True) -> None:
-        """Refuse features that the model cannot take.
+        """Reject features that do not fit the model's inputs.
 
         Args:
-            received: What the features are.
-            has_transform: Whether the caller takes ``transform=``, so that messages may advise it.
+            received: The form, shapes and dtypes of the data.
+            has_transform: Whether the caller has an argument ``transform=`` that messages can suggest.
 
         Raises:
-            DataError: It names the input, what it expects and what came.
+            DataError: The features do not fit; the message names the input, the expected and the received shape.
         """
         if not self.inputs:
             return
@@ -108,61 +108,61 @@ class Schema:
             if set(by_name) != set(form.x.names) and len(specs) > 1:
                 raise DataError(
                     f"features have the keys {sorted(form.x.names)}, but the model's inputs are {sorted(by_name)}: "
-                    "give one array for each input, under its name."
+                    "use the names of the inputs as the keys, with one array for each."
                 )
             specs = [by_name.get(name, specs[0]) for name in form.x.names]
         if len(specs) != len(leaves):
             raise DataError(
                 f"the model has {len(specs)} inputs ({', '.join(spec.name for spec in specs)}), but the features are "
-                f"{len(leaves)} array(s): give x as a tuple or a dict of {len(specs)} arrays."
+                f"{len(leaves)} array(s): pass x as a tuple or a dict of {len(specs)} arrays."
             )
         for label, spec, leaf in zip(labels, specs, leaves, strict=True):
             if spec.shape is not None and not spec.takes(leaf.shape):
                 raise DataError(
                     f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
                     f"received rows of shape {leaf.shape}. "
-                    + ("A single sample needs an axis for rows: x[None]. " if leaf.shape == spec.shape[1:] else "")
-                    + ("Reshape the data, or give transform= that does." if has_transform else "Reshape the data.")
+                    + ("A single sample needs a batch axis: x[None]. " if leaf.shape == spec.shape[1:] else "")
+                    + ("Reshape the data, also possible with transform=." if has_transform else "Reshape the data.")
                 )
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How messages name the columns of an array, and what they advise.
+    """The wording of messages about the columns of an array.
 
     Attributes:
-        give: How an argument is given, before its name.
-        fit: What to do about values that do not fit the model's input.
-        fill: What to do about nulls.
-        function: The function whose arguments the columns are, as it is written; empty: they are columns by name.
+        give: The verb before the name of an argument that a message suggests: "give", "register with".
+        fit: The advice on values that do not fit the model's input.
+        fill: The advice on nulls.
+        function: The SQL function whose arguments the columns are; empty for the columns of a DataFrame.
     """
 
     give: str = "give"
-    fit: str = "Choose other columns, or give transform= that reshapes."
+    fit: str = "Choose other columns, or reshape them with transform=."
     fill: str = "Fill it (df.fillna), leave such rows out (df.dropna(subset=[...]))"
     function: str = ""
 
     def column(self, name: str) -> str:
-        """What messages call one column."""
+        """The name of one column in messages."""
         return f"{name} of {self.function}" if self.function else f"column {name!r}"
 
     def columns(self, names: Sequence[str]) -> str:
-        """What messages call several columns."""
+        """The name of several columns in messages."""
         return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(names)}"
 
 
 BY_NAME = Terms()
-"""The columns of a DataFrame, which people name."""
+"""The wording for the columns of a DataFrame, which have names."""
 
 
 @dataclass(frozen=True)
 class ColumnPart:
-    """What one column gave to an array.
+    """The part of an array that comes from one column.
 
     Attributes:
         name: The column's name.
-        width: How many of a row's values are its own.
-        good: Which rows have all of its values; ``None``: all.
+        width: The number of values per row that come from this column.
+        good: A mask of the rows without nulls in this column; ``None``: all.
     """
 
     name: str
@@ -172,15 +172,15 @@ class ColumnPart:
 
 @dataclass(frozen=True)
 class ColumnValues:
-    """What was read from the columns of one array.
+    """The values of one array, read from its columns.
 
     Attributes:
         values: The values, shape (rows, ...).
-        good: Which rows have all of their values; ``None``: all.
-        told: What messages call it.
-        may_lack: Whether somebody has allowed that rows lack their values.
-        parts: What each column gave, where several lie side by side.
-        terms: How messages name them.
+        good: A mask of the rows without nulls; ``None``: all.
+        told: The name of the array in messages.
+        may_lack: Whether nulls are allowed whatever ``on_invalid`` is, because a loader handles them.
+        parts: The part of each column, if several columns are concatenated.
+        terms: The wording of messages.
     """
 
     values: Array
@@ -191,12 +191,12 @@ class ColumnValues:
     terms: Terms = BY_NAME
 
     def lacking(self, row: int) -> str:
-        """What messages call the column that has a null in a row."""
+        """The name, in messages, of the first column that is null in a row."""
         names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
         return self.terms.column(names[0]) if names else self.told
 
     def holding(self, position: int) -> str:
-        """What messages call the column of one of a row's values, which are counted over all columns."""
+        """The name, in messages, of the column that holds the value at ``position`` of a row of all columns."""
         for part in self.parts:
             if position < part.width:
                 return self.terms.column(part.name)
@@ -206,14 +206,14 @@ class ColumnValues:
 
 @dataclass(frozen=True)
 class Reader:
-    """Turns rows or arrays into checked blocks: structure, dtype, finite values.
+    """Converts rows or arrays to validated blocks: structure, dtype, finite values.
 
     Attributes:
-        schema: What the model expects.
-        labelled: Whether there must be labels (training, evaluation) or they are dropped (prediction).
-        on_invalid: What to do with rows that hold NaN or infinite values. In prediction, ``"drop"`` and ``"null"`` mark such
-            rows as not whole; the caller drops them or predicts null.
-        has_on_invalid: Whether the caller takes ``on_invalid=``, so that messages may advise it.
+        schema: The inputs and outputs of the model.
+        labelled: Whether labels are required (training, evaluation) or dropped (prediction).
+        on_invalid: How rows with nulls, NaN or infinite values are handled. In prediction, ``"drop"`` and ``"null"`` only
+            mask such rows, and the caller drops them or predicts null.
+        has_on_invalid: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
     """
 
     schema: Schema
@@ -222,25 +222,25 @@ class Reader:
     has_on_invalid: bool = True
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
-        """Arrays with the rows on their first axis, as a checked block.
+        """Make a validated block of arrays, whose first axis is the row axis.
 
         Raises:
-            DataError: Lengths differ, there are no rows, or values are missing or not finite.
+            DataError: The numbers of rows differ, labels are missing, or values are missing or not finite.
         """
         if isinstance(x, (int, float, str)):
             raise DataError(f"x is {describe(x)}; expected an array with one row per sample.")
         values = {"x": x, "y": y if self.labelled else None, "sample_weight": sample_weight if self.labelled else None}
         if not self.labelled and self._is_pair(x):
             raise DataError(
-                f"x is a tuple of {len(x)} arrays, as (x, y) is, and the model has one input: to predict, give the features "
-                "alone."
+                f"x is a tuple of {len(x)} arrays, like (x, y), but the model has one input: to predict, pass only the "
+                "features."
             )
         inputs = self.schema.expected_x
         several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
         if several and inputs is not None and len(x) != inputs:
             raise DataError(f"the model has {inputs} input(s), but x is a {type(x).__name__} of {len(x)} arrays.")
         if self.labelled and y is None:
-            raise DataError("labels are missing: give y= along with the arrays, or an RDD of (x, y) pairs.")
+            raise DataError("labels are missing: pass y= with the arrays, or use an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
         try:
             structures = {s: Structure.of(value, counts[s]) for s, value in values.items() if value is not None}
@@ -258,21 +258,21 @@ class Reader:
                 raise DataError(f"{label} is a single value, {leaf[()]}; expected an array with one row per sample.")
         lengths = {label: len(leaf) for label, leaf in zip(form.labels, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{label} has {rows} rows" for label, rows in lengths.items())
-            raise DataError(f"arrays must have the same number of rows: {told}.")
+            received = ", ".join(f"{label} has {rows} rows" for label, rows in lengths.items())
+            raise DataError(f"arrays must have the same number of rows: {received}.")
         return self._block(form, found, "the arrays", 0)
 
     def read_rows(self, rows: Sequence[Any], form: Form, partition: int, first: int) -> Block:
-        """Consecutive rows of a partition as a checked block.
+        """Make a validated block of consecutive rows of a partition.
 
         Args:
-            rows: Rows as `form_of` understands them.
-            form: The form of the partition's first row; all must have it.
-            partition: The partition's number, for messages.
-            first: The number of the first of these rows in its partition, for messages.
+            rows: The rows, as expected by `form_of`.
+            form: The form of the partition's first row, which all rows must have.
+            partition: The index of the partition, for messages.
+            first: The index of the first of these rows in the partition, for messages.
 
         Raises:
-            DataError: It names partition and row.
+            DataError: A row has another form, or values are missing or not finite; the message names partition and row.
         """
         columns: list[list[Any]] = [[] for _ in form.labels]
         for offset, row in enumerate(rows):
@@ -290,19 +290,22 @@ class Reader:
         return self._block(form, found, place, first)
 
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
-        """Consecutive rows of columns as a checked block, and which of them are whole; ``None``: all.
+        """Make a validated block of consecutive rows of columns.
 
-        To train, rows that are not whole are left out, or have NaN in the places of their nulls (``on_invalid="allow"``). To
-        predict they are there, and the caller gives them nothing.
+        In training, invalid rows are dropped, or keep NaN in place of nulls (``on_invalid="allow"``). In prediction they
+        remain in the block, and the caller predicts null for them.
 
         Args:
             leaves: The values of each array of the form.
             form: The form.
-            where: Where the rows are, for messages.
-            first: The number of the first of these rows there.
+            where: What contains the rows, for messages.
+            first: The index of the first of these rows in ``where``, for messages.
+
+        Returns:
+            The block, and a mask of its valid rows; ``None``: all.
 
         Raises:
-            DataError: Values are missing, or not finite, and ``on_invalid`` does not allow it.
+            DataError: Values are missing or not finite, and ``on_invalid`` does not allow it.
         """
         arrays = [self._numbers(leaf.values, leaf.told, where, first)[0] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
@@ -332,7 +335,7 @@ class Reader:
             rows, whole = np.flatnonzero(whole), None
             block = block[rows]
 
-        def told(array: int, row: int, position: int) -> str:
+        def describe_value(array: int, row: int, position: int) -> str:
             number = row if rows is None else int(rows[row])
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
@@ -341,22 +344,22 @@ class Reader:
             finite = _finite_rows(block)
             whole = finite if whole is None else whole if finite is None else whole & finite
         else:
-            block = self._finite(block, told, leaves[0].terms.give if leaves else "give")
-        _refuse_negative_weights(block, names, where)
+            block = self._finite(block, describe_value, leaves[0].terms.give if leaves else "give")
+        _reject_negative_weights(block, names, where)
         self._check_indices(block, names, where, whole)
         return block, whole
 
     def form_of(self, row: Any, partition: int) -> Form:
-        """The form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, bare features.
+        """Infer the form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, only features.
 
         Raises:
-            DataError: It is none of these.
+            DataError: The row is none of these.
         """
         sides = self._sides(row)
         if sides is None:
             raise DataError(
                 f"row 0 of partition {partition} is {describe(row)}; expected a pair (x, y) or a triple "
-                "(x, y, sample_weight). Map the RDD to such rows, for instance with to_simple_rdd."
+                "(x, y, sample_weight). Map the RDD to such rows, or create it with to_simple_rdd."
             )
         x, y, weight = sides
         schema = self.schema
@@ -387,7 +390,7 @@ class Reader:
         return row, None, None
 
     def _is_pair(self, x: Any) -> bool:
-        """Whether arrays are the features and labels of many rows, for a model with one input; not a tuple of rows."""
+        """Whether a tuple holds features and labels of many rows, for a model with one input, and is not a tuple of rows."""
         if not isinstance(x, tuple) or len(x) not in (2, 3) or len(self.schema.inputs) != 1:
             return False
         row, shape = self.schema.inputs[0].shape, _shape(x[0])
@@ -396,7 +399,7 @@ class Reader:
         return self.schema.inputs[0].takes(shape[1:])
 
     def _is_features(self, row: tuple[Any, ...]) -> bool:
-        """Whether a tuple is features by itself, and not a pair or triple that begins with them."""
+        """Whether a whole tuple is features, and not a pair or triple that begins with features."""
         inputs = self.schema.inputs
         if len(inputs) > 1:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
@@ -406,7 +409,7 @@ class Reader:
         return shape is not None and len(shape) < rank
 
     def _numbers(self, value: Any, label: str, place: str, first: int = 0) -> tuple[Array, Array | None]:
-        """Rows as an array of numbers, and which of its values are missing; see `to_numbers`."""
+        """Rows as a numeric array in floatx, and a mask of missing values; see `to_numbers`."""
         try:
             array, missing = to_numbers(value, first)
         except NotNumbersError as error:
@@ -418,13 +421,13 @@ class Reader:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
 
     def _block(self, form: Form, found: Sequence[tuple[Array, Array | None]], place: str, first: int) -> Block:
-        """Arrays with what is missing in them as a checked block: nulls, on which `on_invalid` decides."""
+        """Make a validated block of arrays and their masks of missing values, which are handled as `on_invalid` says."""
         arrays, lacking = self._as_the_model_takes_them(form, [array for array, _ in found]), None
         floating = self._floating(form)
         for index, (_, missing) in enumerate(found):
             if missing is None:
                 continue
-            whole = index < form.x.count and index not in floating and bool(self.schema.inputs)  # such an input has no NaN
+            whole = index < form.x.count and index not in floating and bool(self.schema.inputs)  # an integer input: no NaN
             takes_nan = is_floating(arrays[index].dtype) or not whole
             if self.on_invalid == "allow" and takes_nan:
                 arrays[index] = self._in_floatx(filled(arrays[index], missing))
@@ -433,66 +436,67 @@ class Reader:
             if self.on_invalid != "drop":
                 raise DataError(
                     f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
-                    f"filter the row out{self._other_remedies(takes_nan)}."
+                    f"drop the row{self._other_remedies(takes_nan)}."
                 )
             lacking = rows if lacking is None else lacking | rows
         block = Block(form, tuple(arrays))
         if lacking is not None:
             block = block[np.flatnonzero(~lacking)]
         block = self._finite(block, _in_row(form, place, first))
-        _refuse_negative_weights(block, form.labels, place)
+        _reject_negative_weights(block, form.labels, place)
         self._check_indices(block, form.labels, place)
         return block
 
     def _other_remedies(self, takes_nan: bool) -> str:
         if not self.has_on_invalid:
             return ""
-        drop = 'on_invalid="drop" leaves such rows out' if self.labelled else ""
-        allow = 'on_invalid="allow" makes NaN of it' if takes_nan else ""
+        drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
+        allow = 'on_invalid="allow" replaces None by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
         return f"; {given}" if given else ""
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
-        """Whole numbers as floating ones where the model's input is: rows of JSON or CSV mix them. Bytes stay."""
+        """Convert integers to floats for floating-point inputs, since JSON and CSV mix both. One-byte integers are kept."""
         for index in self._floating(form):
             if arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
                 arrays[index] = arrays[index].astype(self.schema.floatx)
         return arrays
 
     def _floating(self, form: Form) -> list[int]:
-        """Which arrays go into inputs that take floating numbers."""
+        """The indices of the arrays of floating-point inputs."""
         return [index for index, spec in enumerate(self.schema.specs_of(form)) if spec is not None and spec.floating]
 
-    def _check_indices(self, block: Block, told: Sequence[str], place: str, whole: Array | None = None) -> None:
-        """Refuse values that no entry of the ``Embedding`` behind an input stands for.
+    def _check_indices(self, block: Block, names: Sequence[str], place: str, whole: Array | None = None) -> None:
+        """Reject values that are out of range for the ``Embedding`` layer that takes an input.
 
         Args:
             block: The rows.
-            told: What messages call each array.
-            place: Where the rows are, for messages.
-            whole: Which rows have all of their values; ``None``: all.
+            names: The name of each array in messages.
+            place: What contains the rows, for messages.
+            whole: A mask of the rows without missing values; ``None``: all.
         """
-        for name, array, spec in zip(told, block.arrays, self.schema.specs_of(block.form), strict=False):
+        for name, array, spec in zip(names, block.arrays, self.schema.specs_of(block.form), strict=False):
             if spec is None or spec.indices is None:
                 continue
             values = array if whole is None else array[whole]
             if not values.size:
                 continue
-            # These two ignore NaN, which on_invalid decides on, and are NaN where there is nothing else.
+            # fmin and fmax ignore NaN, which on_invalid handles; they are NaN if all values are.
             low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
             if low < 0 or high >= spec.indices:
                 raise DataError(
-                    f"{name} of {place} goes into an Embedding with input_dim={spec.indices}, so its values must be indices "
-                    f"from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
-                    "Renumber them, or make the Embedding larger."
+                    f"{name} of {place} is the input of an Embedding with input_dim={spec.indices}, so its values must be "
+                    f"indices from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
+                    "Renumber them, or increase input_dim."
                 )
 
-    def _finite(self, block: Block, told: Callable[[int, int, int], str], give: str = "give") -> Block:
-        """The rows without NaN and infinite values.
+    def _finite(self, block: Block, describe_value: Callable[[int, int, int], str], give: str = "give") -> Block:
+        """Drop or reject rows with NaN or infinite values, as `on_invalid` says.
 
         Args:
             block: The rows.
-            told: What is wrong with an array of the block, a row of it, and one of that row's values.
+            describe_value: Describes an invalid value for a message, by the indices of its array, its row, and its position
+                in the row.
             give: As in `Terms`.
         """
         if self.on_invalid == "allow":
@@ -506,37 +510,36 @@ class Reader:
             if self.on_invalid == "error" and not finite.all():
                 row = int(np.argmin(finite))
                 remedy = (
-                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to leave such rows out, or on_invalid="allow" to '
+                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows, or on_invalid="allow" to '
                     "train on them"
                     if self.labelled
-                    else 'on_invalid="allow" to predict whatever the model makes of it (in Spark ML handleInvalid="keep" '
-                    "predicts null)"
+                    else 'on_invalid="allow" to pass such rows to the model (in Spark ML handleInvalid="keep" predicts null)'
                 )
-                otherwise = f"{give} {remedy}" if self.has_on_invalid else "leave such rows out"
-                raise DataError(f"{told(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
+                otherwise = f"{give} {remedy}" if self.has_on_invalid else "drop such rows"
+                raise DataError(f"{describe_value(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
 
 
-def _refuse_negative_weights(block: Block, told: Sequence[str], place: str) -> None:
-    """Refuse sample weights below 0, with which training would raise the loss.
+def _reject_negative_weights(block: Block, names: Sequence[str], place: str) -> None:
+    """Reject sample weights below 0, with which training would increase the loss.
 
     Args:
         block: The rows.
-        told: What messages call each array.
-        place: Where the rows are, for messages.
+        names: The name of each array in messages.
+        place: What contains the rows, for messages.
     """
     weights = block.form.span("sample_weight")
-    for name, array in zip(told[weights], block.arrays[weights], strict=True):
+    for name, array in zip(names[weights], block.arrays[weights], strict=True):
         if array.size and array.min() < 0:
             raise DataError(
                 f"{name} of {place} holds negative sample weights, down to {float(array.min()):g}: expected weights of 0 or "
-                "more."
+                "greater."
             )
 
 
 def _finite_rows(block: Block) -> Array | None:
-    """Which rows hold no NaN and no infinite value; ``None``: all of them."""
+    """A mask of the rows without NaN and infinite values; ``None``: all."""
     finite = np.ones(block.rows, bool)
     for array in block.arrays:
         if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
@@ -545,13 +548,13 @@ def _finite_rows(block: Block) -> Array | None:
 
 
 def _in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:
-    """What messages say of a value that is not finite."""
+    """A function that describes a non-finite value for messages."""
     labels = form.labels
     return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
-    """The shape of what can become an array; ``None`` where it is ragged."""
+    """The shape of a value that can be converted to an array; ``None`` if it is ragged."""
     try:
         return tuple(np.shape(leaf))
     except ValueError:
@@ -559,14 +562,14 @@ def _shape(leaf: Any) -> tuple[int, ...] | None:
 
 
 def _has_finite_sum(array: Array) -> bool:
-    """Whether the sum is finite, so that every value is. The other way round it may have overflowed."""
+    """Whether the sum is finite, which implies that every value is. An infinite sum may be an overflow of finite values."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(array.sum()))
 
 
 @dataclass(frozen=True)
 class LabelRange:
-    """The smallest and the largest value of an array of labels, and whether all are whole numbers."""
+    """The smallest and the largest value of an array of labels, and whether all values are integers."""
 
     low: float
     high: float
@@ -574,22 +577,22 @@ class LabelRange:
 
     @classmethod
     def of(cls, labels: Array) -> LabelRange:
-        """The range of an array with at least one value."""
+        """The range of a non-empty array."""
         return cls(float(labels.min()), float(labels.max()), labels.dtype.kind in "iub" or bool((labels % 1 == 0).all()))
 
     def union(self, other: LabelRange) -> LabelRange:
-        """The range of both together."""
+        """The smallest range that contains both."""
         return LabelRange(min(self.low, other.low), max(self.high, other.high), self.whole and other.whole)
 
 
 def label_ranges(block: Block) -> tuple[LabelRange, ...]:
-    """The range of each array of labels of a block; empty where there is none to report."""
+    """The range of each array of labels of a block; empty without labels or rows."""
     labels = block.arrays[block.form.span("y")]
     return tuple(LabelRange.of(array) for array in labels) if all(array.size for array in labels) else ()
 
 
 def union(ranges: tuple[LabelRange, ...], others: tuple[LabelRange, ...]) -> tuple[LabelRange, ...]:
-    """The label ranges of two sets of rows together."""
+    """The label ranges of the union of two sets of rows; an empty tuple stands for no rows."""
     if not ranges or not others:
         return ranges or others
     return tuple(mine.union(other) for mine, other in zip(ranges, others, strict=True))

@@ -88,8 +88,8 @@ def test_a_dict_is_flattened_by_name_and_not_by_order():
         (NAMED, {"a": 1, "c": 2}, r"expected a dict with the keys \['a', 'b'\], received a dict with the keys \['a', 'c'\]"),
         (NAMED, {"a": 1}, r"received a dict with the keys \['a'\]"),
         (NAMED, (1, 2), r"expected a dict with the keys \['a', 'b'\], received a tuple of 2"),
-        (PAIR, (1, 2, 3), "expected a tuple of 2, received a tuple of 3"),
-        (PAIR, A, r"expected a tuple of 2, received an array of shape \(3, 2\) and dtype float64"),
+        (PAIR, (1, 2, 3), "expected a tuple of 2 values, received a tuple of 3"),
+        (PAIR, A, r"expected a tuple of 2 values, received an array of shape \(3, 2\) and dtype float64"),
     ],
 )
 def test_another_structure_is_refused(structure, value, words):

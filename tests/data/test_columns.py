@@ -125,14 +125,14 @@ def test_rows_with_nulls_inside_are_told_from_the_others(column, good, first):
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array(["a"]), "column 'c' holds values of the type string, which is no number.*StringIndexer"),
-        (pa.array([["a"]]), "column 'c' holds values of the type string"),
-        (pa.array([{"a": 1}]), r"column 'c' holds values of the type struct<a: int64>"),
+        (pa.array(["a"]), "column 'c' has the type string; expected numbers, arrays or vectors.*StringIndexer"),
+        (pa.array([["a"]]), "column 'c' has the type string"),
+        (pa.array([{"a": 1}]), r"column 'c' has the type struct<a: int64>"),
         (pa.array([[1.0], [1.0, 2.0]]), r"column 'c' holds arrays of different lengths \(1 and 2\).*Pad them"),
         (pa.array([[[1], [2, 3]]]), r"arrays of different lengths \(1 and 2\)"),
         (vectors(dense(1), dense(1, 2)), r"different lengths \(1 and 2\)"),
         (vectors(dense(1, 2), sparse(3, {0: 1})), r"vectors of different lengths \(2 and 3\)"),
-        (pa.array([b"1234"]), "holds bytes, which can be read as tensors only where the model says the shape"),
+        (pa.array([b"1234"]), "contains bytes, which can be read as tensors only if the model"),
     ],
     ids=["text", "texts", "struct", "lengths", "nested", "dense", "sparse", "bytes"],
 )
@@ -174,10 +174,10 @@ def test_tensors_may_be_missing():
     [
         (
             [b"12345"],
-            r"column 'c' holds 5 bytes a row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape \(2,\)",
+            r"column 'c' has 5 bytes per row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape \(2,\)",
         ),
-        ([b""], "holds 0 bytes a row"),
-        ([b"123456"], "holds 6 bytes a row"),  # 3 bytes a value
+        ([b""], "has 0 bytes per row"),
+        ([b"123456"], "has 6 bytes per row"),  # 3 bytes a value
         ([b"12345678", b"1234"], r"byte strings of different lengths \(8 and 4\)"),
     ],
 )
@@ -188,7 +188,7 @@ def test_bytes_of_another_size_are_refused(rows, words):
 
 @pytest.mark.parametrize("shape", [None, (None, 2)])
 def test_bytes_need_a_shape(shape):
-    with pytest.raises(DataError, match=re.escape(f"it says {shape}")):
+    with pytest.raises(DataError, match=re.escape(f"its shape is {shape}")):
         read(pa.array([b"1234"]), "c", shape)
 
 
@@ -213,7 +213,7 @@ def test_tensors_that_begin_as_an_image_does_are_tensors():
 
 def test_paths_of_images_need_a_loader():
     with pytest.raises(
-        DataError, match=r"column 'c' holds the paths of images. To read and decode them, give loader=image_loader\(size\)"
+        DataError, match=r"column 'c' holds paths of images. To read and decode them, give loader=image_loader\(size\)"
     ):
         read(pa.array([None, "/photos/1.JPG", "/photos/2.png"]), "c", (4, 4, 3))
 
@@ -350,7 +350,7 @@ def test_what_does_not_fit_is_told_with_the_models_expectation(shape, given):
 
 
 def test_nested_arrays_are_laid_beside_nothing():
-    with pytest.raises(DataError, match=r"column 'b' has rows of shape \(1, 2\), which cannot be laid beside.*flatten"):
+    with pytest.raises(DataError, match=r"column 'b' has rows of shape \(1, 2\), which cannot be combined.*flatten"):
         Leaf(("a", "b"), together=True).read([pa.array([1.0]), pa.array([[[1.0, 2.0]]])])
 
 
@@ -441,7 +441,9 @@ def test_values_of_other_types_keep_their_value():
 
 def test_numbers_that_spark_has_not_are_refused():
     assert to_column(np.array([2**63 - 1], np.uint64)).to_pylist() == [2**63 - 1]
-    with pytest.raises(DataError, match="values of up to 18446744073709551615 do not fit Spark's bigint"):
+    with pytest.raises(
+        DataError, match="the uint64 values, up to 18446744073709551615, do not fit Spark's largest integer type, bigint"
+    ):
         to_column(np.array([2**64 - 1], np.uint64))
 
 

@@ -561,7 +561,7 @@ class TestBadInput:
             ((x, None), "no labels"),
             ({"x": x, "labels": y}, "the key 'labels'"),
             ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or leave such rows out.$"),
-            ((np.array([[None] * 64] * 80), y), "is or holds None: fill it in or filter the row out.$"),
+            ((np.array([[None] * 64] * 80), y), "is or holds None: fill it in or drop the row.$"),
             ((x[:0], y[:0]), "no rows"),
         ]:
             with pytest.raises(DataError, match=message):

@@ -286,7 +286,7 @@ def test_a_transform_comes_before_the_model():
 
 @pytest.mark.parametrize("change", [lambda x, y: x[:-1], lambda x, y: np.concatenate([x, x])], ids=["fewer", "more"])
 def test_a_transform_must_keep_the_rows(change):
-    with pytest.raises(DataError, match=r"transform gave \d+ rows for a batch of 8: to predict, it must return a row for"):
+    with pytest.raises(DataError, match=r"transform returned \d+ rows for a batch of 8: in predict, it must return one row"):
         score(regression(), *batches(X, 20, 20), transform=change)
 
 

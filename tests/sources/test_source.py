@@ -21,9 +21,9 @@ class Rows(keras.utils.PyDataset):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (sparse.csr_matrix(np.eye(3)), r"become arrays with \.toarray\(\)"),
-        ((each for each in range(3)), "Collect batches into arrays"),
-        (Rows(), "Collect batches into arrays"),
+        (sparse.csr_matrix(np.eye(3)), r"Convert sparse matrices with \.toarray\(\)"),
+        ((each for each in range(3)), "Concatenate the batches to arrays"),
+        (Rows(), "Concatenate the batches to arrays"),
     ],
 )
 def test_data_of_other_libraries_has_a_remedy(data, words):
@@ -32,7 +32,7 @@ def test_data_of_other_libraries_has_a_remedy(data, words):
 
 
 def test_sparse_labels_have_a_remedy():
-    with pytest.raises(DataError, match=r"^y of the arrays is .*become arrays with \.toarray\(\)"):
+    with pytest.raises(DataError, match=r"^y of the arrays is .*Convert sparse matrices with \.toarray\(\)"):
         as_source(np.eye(3), Reader(Schema()), sparse.csr_matrix(np.eye(3)))
 
 

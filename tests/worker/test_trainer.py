@@ -641,7 +641,7 @@ def test_large_predictions_of_small_rows_leave_as_they_come(monkeypatch):
 
 def test_a_transform_gives_a_row_for_each_to_predict(linear):
     options = BatchOptions(BATCH, ByValue.dump(lambda x, y: x[x[:, 0] > 0], "transform"))
-    with pytest.raises(DataError, match=r"transform gave \d rows for a batch of 4"):
+    with pytest.raises(DataError, match=r"transform returned \d rows for a batch of 4"):
         predicted(linear, [from_arrays(X, None, None)], options)
 
 
