@@ -120,10 +120,10 @@ def test_data_to_evaluate_on_without_rows():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("m.keras", r"A saved model is loaded with sparkkeras\.load_spark_model\('m\.keras'\)"),
+        ("m.keras", r"Load a saved model with sparkkeras\.load_spark_model\('m\.keras'\)"),
         (Path("m.h5"), "load_spark_model"),
         (regression, r"Call the function that builds the model: regression\(\)\."),
-        (keras.Sequential, "Make an object of the class Sequential"),
+        (keras.Sequential, "Create an instance of the class Sequential"),
     ],
 )
 def test_what_stands_for_a_model_is_refused_with_how_to_get_it(given, words):

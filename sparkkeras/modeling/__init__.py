@@ -1,4 +1,4 @@
-"""Keras models as data: archives, state and metrics as arrays, what outputs and labels mean, custom code.
+"""Keras models as data: archives, weights and metric state as arrays, tasks of outputs, label checks, custom code.
 
-Knows neither Spark nor how training is distributed.
+Independent of Spark and of the training strategy.
 """

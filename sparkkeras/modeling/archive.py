@@ -1,8 +1,8 @@
-"""A Keras model, packed for its way to the workers and into a file.
+"""Serialization of Keras models, for workers and for files.
 
-The architecture and the person's own code travel once, as a `ModelArchive`: with the compile arguments to train and to
-evaluate, without them to predict. A process keeps the few models that it has unpacked, by their digest. Weights and
-optimizer variables travel apart from it, as a `ModelState` or `ModelWeights`.
+The driver sends architecture and custom code once, as a `ModelArchive`: with the compile arguments for training and
+evaluation, without them for prediction. A process caches a few unpacked models by their digest. Weights and optimizer
+variables are sent separately, as a `ModelState` or `ModelWeights`.
 """
 
 from __future__ import annotations
@@ -40,48 +40,48 @@ from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array, Flat, Layout
 
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
-"""How many unpacked models a worker process keeps, with their compiled functions."""
+"""The number of unpacked models, with their compiled functions, that a worker process caches."""
 
 KEPT_ARCHIVES = 4
-"""How many archives a process keeps: a model may have one to train and one to predict."""
+"""The number of archives that a process caches: a model may have one for training and one for prediction."""
 
 FULL_BYTES = 1024 * 1024
-"""Archives up to this size keep their weights: they travel in a moment as they are, and to empty one is to save it again."""
+"""Archives up to this size, in bytes, keep their weights: sending them is cheap, and zeroing them means saving again."""
 
 
 def check_built(model: Any) -> None:
-    """Refuse a model that cannot predict.
+    """Reject a model that cannot predict.
 
     Raises:
-        ModelError: It is no Keras model, or not built.
+        ModelError: It is not a Keras model, or not built.
     """
     if not isinstance(model, keras.Model):
         raise ModelError(f"expected a keras.Model, received {_kind(model)}")
     if not model.built:
         raise ModelError(
-            f"the model {model.name!r} is not built, so it has no weights yet: begin it with keras.Input(shape), or call "
+            f"the model {model.name!r} is not built, so it has no weights yet: define it with keras.Input(shape), or call "
             "it once on a batch."
         )
 
 
 def check_compiled(model: Any) -> None:
-    """Refuse a model that cannot be evaluated on the workers.
+    """Reject a model that cannot be evaluated on the workers.
 
     Raises:
-        ModelError: It is no Keras model, not built, not compiled, or compiled with names that Keras does not know
-            or in a way that is lost when Keras loads it.
+        ModelError: It is not a Keras model, not built, not compiled, compiled with unknown names, or compiled in a way that
+            Keras does not restore when it loads the model.
     """
     check_built(model)
     if not model.compiled:
         raise ModelError(
             f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first. Only predict "
-            "works without."
+            "works without compiling."
         )
     loss_weights = _compiled_with(model).get("loss_weights")
     if any(isinstance(weight, str) for weight in keras.tree.flatten(loss_weights)):
         raise ModelError(
-            f"the model {model.name!r} is compiled with loss_weights={loss_weights!r}, which is not numbers: the third "
-            "positional argument of compile is loss_weights. For metrics write compile(optimizer, loss, "
+            f"the model {model.name!r} is compiled with loss_weights={loss_weights!r}; expected numbers. The third "
+            "positional argument of compile is loss_weights: for metrics, write compile(optimizer, loss, "
             f"metrics={loss_weights!r})."
         )
     _check_names(model)
@@ -89,15 +89,15 @@ def check_compiled(model: Any) -> None:
     if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
         raise ModelError(
             f"the class {kind.__name__} of the model {model.name!r} overrides compile, so Keras cannot compile the workers' "
-            "copies of the model: override get_compile_config (it returns the arguments of compile as a dict) and "
-            "compile_from_config (it calls compile with them) as well. Only predict works without."
+            "copies of the model: also override get_compile_config (returns the arguments of compile as a dict) and "
+            "compile_from_config (calls compile with them). Only predict works without them."
         )
 
 
 def _check_names(model: keras.Model) -> None:
-    """Refuse names of losses and metrics that Keras does not know, which it would find out with the first batch."""
-    own = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
-    if next(own, None) is not None:  # it may read the names as it likes
+    """Reject unknown names of losses and metrics, which Keras would report only with the first batch."""
+    overridden = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
+    if next(overridden, None) is not None:  # the subclass may interpret the names itself
         return
     for argument, module, by_labels in (
         ("loss", keras.losses, ("crossentropy", "ce")),
@@ -115,7 +115,7 @@ def _check_names(model: keras.Model) -> None:
                 where = module.__name__.rpartition(".")[2]
                 raise ModelError(
                     f"the model {model.name!r} is compiled with {argument}={given!r}: {error}.{nearest_name(name, known)} "
-                    f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or your own "
+                    f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or a custom "
                     "function or object."
                 ) from error
 
@@ -124,7 +124,7 @@ _USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_
 
 
 def _names_in(given: Any) -> Iterator[str]:
-    """The names among losses or metrics as ``compile`` takes them."""
+    """The strings among losses or metrics, which may be nested as ``compile`` accepts them."""
     if isinstance(given, str):
         yield given
     elif isinstance(given, (list, tuple)) or (isinstance(given, Mapping) and "class_name" not in given):
@@ -133,11 +133,11 @@ def _names_in(given: Any) -> Iterator[str]:
 
 
 def check_trainable(model: Any) -> None:
-    """Refuse a model that cannot be trained.
+    """Reject a model that cannot be trained.
 
     Raises:
-        ModelError: It cannot be evaluated either, or it has no weights, no optimizer, several optimizers, or one that was
-            made for other weights.
+        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, several optimizers, or an optimizer that
+            was built for other weights.
     """
     if isinstance(model, keras.Model):
         _check_one_optimizer(model)
@@ -157,32 +157,32 @@ def check_trainable(model: Any) -> None:
                 "model.compile(...) again."
             )
         raise ModelError(
-            f"the optimizer of the model {model.name!r} was made for other weights than those that train now: a layer was "
-            "frozen or unfrozen, or added, or the model quantized, after compile. Call model.compile(...) again."
+            f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
+            "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
         )
 
 
 def _check_one_optimizer(model: keras.Model) -> None:
-    """Refuse optimizers besides ``model.optimizer``: their variables would not travel."""
+    """Reject optimizers other than ``model.optimizer``, because their variables would not be sent to the workers."""
     compiled = (optimizer_of(model), inner_optimizer(model))
-    own = {
+    others = {
         name
         for name, value in vars(model).items()
         for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
         if isinstance(each, keras.Optimizer)
         and not any(each is one for one in compiled)
-        and not name.startswith("_self_")  # TensorFlow's lists of what a model has
+        and not name.startswith("_self_")  # TensorFlow's lists of tracked objects
     }
-    if own:
+    if others:
         raise ModelError(
-            f"the model {model.name!r} trains with optimizers of its own, {', '.join(sorted(own))}: fit does not support "
-            "several optimizers yet, only the one that keras.Model.compile(optimizer=...) keeps as model.optimizer. Train "
-            "the model with its own fit; SparkModel.predict works."
+            f"the model {model.name!r} has additional optimizers, {', '.join(sorted(others))}: SparkModel.fit supports only "
+            "one optimizer, which keras.Model.compile(optimizer=...) stores as model.optimizer. Train "
+            "the model with keras.Model.fit; SparkModel.predict works."
         )
 
 
 def _optimizer_fits(model: keras.Model) -> bool:
-    """Whether the optimizer has been made for the weights that train now; one that has no variables yet will be."""
+    """Whether the optimizer was built for the weights that are trainable now, or is not built yet."""
     optimizer = inner_optimizer(model)
     if optimizer is None or not optimizer.built:
         return True
@@ -198,19 +198,19 @@ def _compiled_with(model: keras.Model) -> dict[str, Any]:
 def _kind(given: object) -> str:
     advice = ""
     if isinstance(getattr(given, "model", None), keras.Model):
-        advice = " Give its attribute model."
+        advice = " Pass its attribute model."
     elif isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
-        advice = f" A saved model is loaded with sparkkeras.load_spark_model({str(given)!r}), or keras.saving.load_model."
+        advice = f" Load a saved model with sparkkeras.load_spark_model({str(given)!r}) or keras.saving.load_model."
     elif isinstance(given, types.FunctionType):
         advice = f" Call the function that builds the model: {given.__name__}()."
     elif isinstance(given, type) and issubclass(given, keras.Model):
-        advice = f" Make an object of the class {given.__name__}."
+        advice = f" Create an instance of the class {given.__name__}."
     return f"{type(given).__module__}.{type(given).__qualname__}.{advice}"
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """The weights of a model and the variables of its optimizer at one moment."""
+    """A snapshot of a model's weights and optimizer variables."""
 
     weights: Flat
     optimizer: Flat
@@ -223,45 +223,45 @@ class ModelState:
     @classmethod
     @locks_state
     def take(cls, model: keras.Model) -> ModelState:
-        """Copy the state out of a model."""
+        """Copy the state from a model."""
         return cls(take_weights(model), _take(optimizer_variables(model)))
 
     @locks_state
     def put(self, model: keras.Model) -> None:
-        """Copy the state into a model of the same layout."""
+        """Copy the state into a model with the same variable shapes and dtypes."""
         put_weights(self.weights, model)
         _put(self.optimizer, optimizer_variables(model))
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The weights of a model alone, which is all that predicting takes."""
+    """A snapshot of a model's weights without the optimizer, for prediction."""
 
     weights: Flat
 
     @classmethod
     def take(cls, model: keras.Model) -> ModelWeights:
-        """Copy the weights out of a model."""
+        """Copy the weights from a model."""
         return cls(take_weights(model))
 
     def put(self, model: keras.Model) -> None:
-        """Copy the weights into a model of the same layout."""
+        """Copy the weights into a model with the same variable shapes and dtypes."""
         put_weights(self.weights, model)
 
 
 def floatx() -> str:
-    """The dtype of Keras's floating data, or float32 where it is one that NumPy does not know (bfloat16)."""
+    """Keras's ``floatx``, or float32 if NumPy does not support it (bfloat16)."""
     name = str(keras.backend.floatx())
     return name if name in {"float16", "float32", "float64"} else "float32"
 
 
 def weight_variables(model: keras.Model) -> list[Any]:
-    """The weights, those that are trained first."""
+    """The weights: trainable ones first, then non-trainable ones."""
     return [*model.trainable_weights, *model.non_trainable_weights]
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
-    """The optimizer's variables, its iterations and its learning rate; made if they were not there yet."""
+    """All variables of the optimizer, with iterations and learning rate. Builds the optimizer if necessary."""
     optimizer = optimizer_of(model)
     if optimizer is None:
         return []
@@ -271,36 +271,36 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
 
 
 def trainable_size(model: keras.Model) -> int:
-    """How many values at the head of the weight vector are trained."""
+    """The number of trainable values, which come first in the weight vector."""
     return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
 
 
 @locks_state
 def take_weights(model: keras.Model) -> Flat:
-    """Copy the weights out of a model."""
+    """Copy the weights from a model."""
     return _take(weight_variables(model))
 
 
 @locks_state
 def put_weights(weights: Flat, model: keras.Model) -> None:
-    """Copy weights into a model of the same layout."""
+    """Copy weights into a model with the same variable shapes and dtypes."""
     _put(weights, weight_variables(model))
 
 
 def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: float | None = None) -> ModelState:
-    """The state of a worker that goes on where another one ended. ``model`` is left with it.
+    """The state of a worker that takes over after another one. ``model`` is left in this state.
 
     Args:
-        state: Weights as they are now, optimizer variables as they were at first.
-        model: A model of that layout.
-        steps: The steps that were made meanwhile; schedules go on behind them.
-        learning_rate: One that was set meanwhile.
+        state: Current weights, and the optimizer variables from the start of training.
+        model: A model with the same variable shapes and dtypes.
+        steps: The steps made since the start; the optimizer's iterations, and so its schedules, continue after them.
+        learning_rate: The learning rate, if it was changed since the start.
     """
     state.put(model)
     if steps:
         set_iterations(model, iterations(model) + steps)
         optimizer = inner_optimizer(model)
-        if getattr(optimizer, "use_ema", False):  # averages of weights that are not these any more
+        if getattr(optimizer, "use_ema", False):  # restart the moving averages from the current weights
             for average, weight in zip(optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
                 average.assign(weight)
     if learning_rate is not None and has_settable_rate(model):
@@ -309,40 +309,40 @@ def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: f
 
 
 def iterations(model: keras.Model) -> int:
-    """The steps that the optimizer has counted."""
+    """The optimizer's number of iterations; 0 without an optimizer."""
     return 0 if optimizer_of(model) is None else int(keras.ops.convert_to_numpy(inner_optimizer(model)._iterations))
 
 
 def set_iterations(model: keras.Model, number: int) -> None:
-    """Have the optimizer go on counting from ``number``."""
+    """Set the optimizer's number of iterations."""
     for optimizer in {id(each): each for each in (model.optimizer, inner_optimizer(model))}.values():
         if optimizer is not None:
             optimizer._iterations.assign(number)
 
 
 def learning_rate(model: keras.Model) -> float:
-    """The optimizer's learning rate at its present step."""
+    """The optimizer's learning rate at its current iteration; 0 without an optimizer."""
     return 0.0 if model.optimizer is None else float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
 def has_settable_rate(model: keras.Model) -> bool:
-    """Whether the optimizer's learning rate can be set: it can not where it follows a schedule or is a function."""
+    """Whether the optimizer's learning rate is a variable that can be set, and not a schedule or a function."""
     return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), keras.Variable)
 
 
 def inner_optimizer(model: keras.Model) -> Any:
-    """The optimizer that makes the steps; a ``LossScaleOptimizer`` (mixed precision) has it inside."""
+    """The optimizer that updates the weights: the inner one of a ``LossScaleOptimizer`` (mixed precision)."""
     optimizer = optimizer_of(model)
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def optimizer_of(model: keras.Model) -> Any:
-    """The optimizer that a model was compiled with, or ``None``."""
+    """The optimizer that the model was compiled with, or ``None``."""
     return getattr(model, "optimizer", None)
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:
-    """Set every seed generator of a model (dropout, augmentation layers) from ``seed``."""
+    """Reset all seed generators of a model (dropout, augmentation layers) from ``seed``."""
     states = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
     for number, state in enumerate(states):
         drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))
@@ -364,7 +364,7 @@ def _layout(variables: Sequence[Any]) -> Layout:
 
 
 def schema_of(model: keras.Model) -> Schema:
-    """What a model takes and gives, as far as it says."""
+    """The inputs and outputs of a model, as far as they are known."""
     tensors = list(getattr(model, "inputs", None) or ())
     entries = _entries(model)
     inputs = tuple(
@@ -379,8 +379,8 @@ def schema_of(model: keras.Model) -> Schema:
 
 
 def _output_names(model: keras.Model) -> list[str]:
-    """What Keras calls the outputs: the keys of a dict of them, else the layers that they come from, numbered where two
-    come from one.
+    """Keras's names of the outputs: the keys of a dict of outputs, else the names of the output layers, with a numeric
+    suffix if one layer has several outputs.
     """
     functional = graph_of(model)
     structure = getattr(functional, "_outputs_struct", None)
@@ -392,12 +392,12 @@ def _output_names(model: keras.Model) -> list[str]:
 
 
 def graph_of(model: keras.Model) -> Any:
-    """What knows the structure of a model's inputs and outputs."""
-    return getattr(model, "_functional", None) or model  # a Sequential has one inside
+    """The functional model that holds the structure of inputs and outputs: a ``Sequential``'s inner one, or the model."""
+    return getattr(model, "_functional", None) or model
 
 
 def _entries(model: keras.Model) -> dict[int, int]:
-    """How many entries there are in the smallest ``Embedding`` that takes a tensor as indices, by the tensor's id."""
+    """The smallest ``input_dim`` of the ``Embedding`` layers that take a tensor, by the tensor's id."""
     found: dict[int, int] = {}
     for layer in getattr(graph_of(model), "layers", ()):
         if isinstance(layer, keras.layers.Embedding) and type(layer).call is keras.layers.Embedding.call:
@@ -415,14 +415,14 @@ def _specs(tensors: Iterable[Any] | None) -> tuple[InputSpec, ...]:
 
 @dataclass(frozen=True)
 class ModelArchive:
-    """A model with its custom code and, unless it is packed to predict only, its compile arguments.
+    """A model with its custom code and, unless it is packed for prediction only, its compile arguments.
 
     Attributes:
-        data: A ``.keras`` archive. Weights and optimizer variables in it mean nothing: they may be older ones, or zeros.
-        custom: The custom classes and functions that it needs, by the names that Keras looks them up by.
-        digest: A digest of architecture, compile arguments, custom code, and what preprocessing layers adapted to. The
-            weights do not enter.
-        settings: What Keras does not save, as attributes by their paths: ``optimizer._exclude_from_weight_decay``.
+        data: A ``.keras`` archive. Its weights and optimizer variables are not used: they may be outdated, or zeros.
+        custom: The custom classes and functions of the model, by the names under which Keras looks them up.
+        digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
+            not of the weights.
+        settings: Attributes that Keras does not save, by path, such as ``optimizer._exclude_from_weight_decay``.
     """
 
     data: bytes
@@ -432,17 +432,17 @@ class ModelArchive:
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
-        """Pack a compiled model that lives in this process, and make sure that it loads as itself.
+        """Pack a compiled model, and verify that it loads as the same model.
 
-        The last archives are kept: packing a model again that has only been trained meanwhile costs next to nothing.
+        The most recent archives are cached: packing a model again costs almost nothing if only its weights have changed.
 
         Args:
             model: The model.
-            custom_objects: Custom classes and functions by name, where they cannot be found in the model.
+            custom_objects: Custom classes and functions by name, if they cannot be found in the model.
 
         Raises:
-            CustomObjectError: Some of its code would load as something else, or not at all.
-            ModelError: It does not survive the round trip for another reason.
+            CustomObjectError: Custom code would load as other code, or not at all.
+            ModelError: The model cannot be saved and loaded for another reason.
         """
         with _packing:
             described = _Description.of(model, custom_objects)
@@ -456,16 +456,16 @@ class ModelArchive:
     def pack_to_predict(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
         """Pack a built model, compiled or not, without optimizer, loss and metrics.
 
-        If the same model was packed to train and is still kept, that archive is taken: workers that have trained the model
-        predict with it as they have it, unpacked and traced.
+        If the cache holds an archive of the same model for training, that archive is reused: workers that have trained the
+        model then predict with the model that they have unpacked and traced.
 
         Args:
-            model: As of `pack`.
-            custom_objects: As of `pack`.
+            model: The model.
+            custom_objects: Custom classes and functions by name, if they cannot be found in the model.
 
         Raises:
-            CustomObjectError: As of `pack`.
-            ModelError: As of `pack`.
+            CustomObjectError: Custom code would load as other code, or not at all.
+            ModelError: The model cannot be saved and loaded for another reason.
         """
         with _packing:
             bare = _uncompiled(model)
@@ -479,7 +479,7 @@ class ModelArchive:
 
     @classmethod
     def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
-        settings = _settings(model)  # before Keras saves the model, for which it chooses what is not set
+        settings = _settings(model)  # before saving, during which Keras sets attributes that were None
         data, loaded = _saved_and_loaded(model, described)
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
@@ -487,12 +487,12 @@ class ModelArchive:
         return cls(data, described.custom, digest, settings)
 
     def unpack(self) -> keras.Model:
-        """A new model, compiled if it was packed so. It has to be given its weights (`ModelState`, `ModelWeights`)."""
+        """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
         with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder, warnings.catch_warnings():
-            # Optimizer variables in the archive mean nothing, so it is no matter if they do not fit.
+            # The optimizer variables in the archive are not used, so a mismatch does not matter.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             path = Path(folder) / "model.keras"
-            # Keras takes large zeros that are compressed for an attack.
+            # Decompress: Keras rejects highly compressed zeros as a decompression bomb.
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
             model = _load(path, self.custom.load(), safe_mode=False)
@@ -502,11 +502,11 @@ class ModelArchive:
         return model
 
     def cached(self, variant: str | None = None) -> keras.Model:
-        """This process's model with this digest: unpacked the first time, and the same one ever after.
+        """The cached model of this process with this digest; unpacked if there is none.
 
         Args:
-            variant: What else the model must have been used for all along, such as labels of one rank: Keras makes a loss
-                for what it sees first. ``None`` takes any.
+            variant: A key for separate models with the same digest, such as the rank of the labels: Keras builds a loss for
+                the first labels that it sees. ``None`` accepts any variant.
         """
         fitting = [key for key in _kept if key[0] == self.digest and variant in (None, key[1])]
         key = fitting[-1] if fitting else (self.digest, variant)
@@ -521,7 +521,7 @@ class ModelArchive:
 
 @dataclass(frozen=True)
 class _Description:
-    """What a model is made of, its weights aside."""
+    """The code and the configuration of a model, without its weights."""
 
     code: dict[str, Any]
     objects: dict[str, Any]
@@ -539,7 +539,7 @@ class _Description:
 
 @dataclass(frozen=True)
 class _Packed:
-    """An archive, and the fingerprint of its model without the compile arguments."""
+    """A cached archive, and the fingerprint of its model without the compile arguments."""
 
     archive: ModelArchive
     to_predict: str
@@ -553,11 +553,14 @@ def _keep(fingerprint: str, to_predict: str, archive: ModelArchive) -> None:
 
 @locks_state
 def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[bytes, keras.Model]:
-    """The bytes of a ``.keras`` archive, and the model that loads from them, which is found to be the same.
+    """Save a model, load it again, and verify that both are the same.
+
+    Returns:
+        The bytes of the ``.keras`` archive, and the loaded model.
 
     Raises:
-        CustomObjectError: Some of its code would load as something else, or not at all.
-        ModelError: It does not survive the round trip for another reason.
+        CustomObjectError: Custom code would load as other code, or not at all.
+        ModelError: The model cannot be saved and loaded for another reason.
     """
     data = save_bytes(model)
     with warnings.catch_warnings():
@@ -568,13 +571,13 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
 
 
 def _uncompiled(model: keras.Model) -> keras.Model:
-    """The model as if it had not been compiled: another object with the same layers and variables. To be saved, not called.
+    """An uncompiled view of the model, which shares its layers and variables. It can be saved, but must not be called.
 
-    The model itself stays as it is, since another thread may be training it.
+    The model itself is not changed, because another thread may be training it.
     """
     bare = object.__new__(type(model))  # copy.copy would save and load it
     bare.__dict__.update(vars(model), compiled=False, _jit_compile=None)
-    # What Keras itself has chosen for this machine, to predict or to save, is no setting: workers choose for theirs.
+    # A jit_compile that Keras has resolved for this machine is not a setting of the user: workers resolve it themselves.
     is_set = model._jit_compile is not None and (model.compiled or model._jit_compile != bare.jit_compile)
     bare.__dict__["_jit_compile"] = model._jit_compile if is_set else None
     bare.__dict__.update(dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")))
@@ -596,41 +599,41 @@ def save_bytes(model: keras.Model) -> bytes:
         ModelError: Keras cannot save it.
     """
     _check_dtypes(model)
-    optimizer_variables(model)  # makes the variables, so that they are in the archive
+    optimizer_variables(model)  # builds the optimizer, so that the archive contains its variables
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / "model.keras"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
-            _config(model)  # says what cannot be saved
+            _config(model)  # raises a clear error for parts that cannot be saved
             model.save(path)
         return path.read_bytes()
 
 
 def _check_dtypes(model: keras.Model) -> None:
-    """Refuse weights that Keras either cannot write to a file or cannot read again."""
+    """Reject weights with dtypes that Keras cannot save or load."""
     for weight in weight_variables(model):
         dtype = keras.backend.standardize_dtype(weight.dtype)
         if dtype.startswith("float8"):
             raise ModelError(
                 f"the weight {weight.path!r} of the model {model.name!r} has the dtype {dtype}, which Keras cannot save and "
-                'load, and models travel to workers as saved ones. Create the weight with dtype="bfloat16" or "float16"; if '
-                f'need be, convert it in call: keras.ops.cast(weight, "{dtype}").'
+                'load, so the model cannot be sent to workers. Create the weight with dtype="bfloat16" or "float16"; if '
+                f'necessary, convert it in call: keras.ops.cast(weight, "{dtype}").'
             )
 
 
 def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """A copy of a built model for this process, with weights of its own. It is not compiled.
+    """An uncompiled copy of a built model, with separate weights.
 
     Raises:
-        CustomObjectError: Some of its code would load as something else, or not at all.
-        ModelError: It cannot be saved and loaded for another reason.
+        CustomObjectError: Custom code would load as other code, or not at all.
+        ModelError: The model cannot be saved and loaded for another reason.
     """
     bare = _uncompiled(model)
     return _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
-    """Losses and metrics that a model was compiled with, as JSON knows them; ``None`` where it was not."""
+    """The losses and metrics that a model was compiled with, in serialized form; ``None`` if it is not compiled."""
     config = model.get_compile_config() if model.compiled else None
     return None if config is None else {name: config.get(name) for name in _JUDGING}
 
@@ -638,10 +641,10 @@ def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
 def compile_to_judge(
     model: keras.Model, given: Mapping[str, Any] | None, custom_objects: Mapping[str, Any], *, safe_mode: bool
 ) -> None:
-    """Compile a model that is not to be trained with what `compile_arguments` gave of another one.
+    """Compile a model for evaluation only, with the `compile_arguments` of another model.
 
     Raises:
-        ModelError: Custom code is missing, or there is a Python lambda and ``safe_mode`` is on.
+        ModelError: Custom code is missing, or ``safe_mode`` is set and there is a Python lambda.
     """
     handled = sys.exception()
     try:
@@ -649,33 +652,33 @@ def compile_to_judge(
             dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
         )
     except Exception as error:
-        told = _load_error(error, handled)
-        raise told from told.__cause__
-    model.compile("sgd", **arguments)  # without an optimizer Keras saves it, and cannot load it
+        translated = _load_error(error, handled)
+        raise translated from translated.__cause__
+    model.compile("sgd", **arguments)  # Keras cannot load a model that was compiled and saved without an optimizer
 
 
 _JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
-    """A model out of the bytes of a ``.keras`` archive, or of an HDF5 file of Keras's.
+    """Load a model from the bytes of a ``.keras`` archive or of Keras's HDF5 format.
 
-    Custom code that an archive names and this process has loaded already need not be given.
+    Custom code that an archive names and this process has already imported is found without ``custom_objects``.
 
     Raises:
         CustomObjectError: Custom code is missing.
-        ModelError: The archive cannot be loaded, or holds a Python lambda and ``safe_mode`` is on.
+        ModelError: The archive cannot be loaded, or ``safe_mode`` is set and it contains a Python lambda.
     """
     found = {} if data.startswith(HDF5) else custom_code.already_loaded(_config_in(data))
     return _read(data, {**found, **custom_objects}, safe_mode=safe_mode)
 
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
-"""What an HDF5 file begins with."""
+"""The signature at the start of HDF5 files."""
 
 
 def _config_in(data: bytes) -> Any:
-    """The configuration in a ``.keras`` archive; ``None`` if it cannot be read, which Keras reports."""
+    """The configuration in a ``.keras`` archive; ``None`` if it cannot be read, which Keras reports later."""
     with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as archive:
         return json.loads(archive.read("config.json"))
     return None
@@ -689,27 +692,27 @@ def _read(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) ->
 
 
 _OURS = {keras.saving.get_registered_name(Vote): Vote}
-"""The layers of our own that saved models may have."""
+"""The layers of this package that saved models may contain."""
 
 
 def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
     handled = sys.exception()
     try:
         with warnings.catch_warnings():
-            # An optimizer that had not made a step when it was saved has no variables to load.
+            # An optimizer that was saved before its first step has no variables to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
             objects = {**_OURS, **custom_objects}
             return keras.saving.load_model(path, objects, safe_mode=safe_mode)
     except Exception as error:
-        told = _load_error(error, handled)
-        raise told from told.__cause__
+        translated = _load_error(error, handled)
+        raise translated from translated.__cause__
 
 
 def _load_error(error: Exception, handled: BaseException | None) -> ModelError:
-    """What to raise where Keras could not load a model. Keras wraps errors several times; its cause is the innermost one.
+    """Translate an error of Keras on loading a model. Keras wraps errors several times; the innermost one is the cause.
 
     Args:
-        error: What Keras raised.
+        error: The exception that Keras raised.
         handled: The exception that the caller was handling when it called Keras, which is not the cause.
     """
     text = str(error)
@@ -721,8 +724,8 @@ def _load_error(error: Exception, handled: BaseException | None) -> ModelError:
         )
     if "unsafe deserialization" in text or "safe_mode" in text:
         return ModelError(
-            "the model holds Python code (a lambda in a Lambda layer), which is not run from a file unless you trust it: "
-            "load it with safe_mode=False if it comes from a source that you trust."
+            "the model holds Python code (a lambda in a Lambda layer), which is not loaded in safe mode: "
+            "pass safe_mode=False if you trust the source of the file."
         )
     origin: BaseException = error
     while (deeper := _raised_from(origin)) is not None and deeper is not handled:
@@ -734,27 +737,27 @@ def _load_error(error: Exception, handled: BaseException | None) -> ModelError:
     kinds = re.findall(r"<class '([\w.<>]+)'> could not be deserialized|deserializing class '(\w+)'", text)
     place = f" in the class {''.join(kinds[-1]).rpartition('.')[2]}" if kinds else ""
     reason = " ".join(_innermost(text).split())[:_LONGEST_REASON].rstrip(".")
-    told = ModelError(
+    translated = ModelError(
         f"the model cannot be loaded from its saved form{place}: {type(origin).__name__}: {reason}. {_load_advice(reason)}"
     )
-    told.__cause__ = origin
-    return told
+    translated.__cause__ = origin
+    return translated
 
 
 def _raised_from(error: BaseException) -> BaseException | None:
-    """The exception that a traceback shows above this one."""
+    """The exception that a traceback shows before this one: its cause or context."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 _LONGEST_REASON = 600
-"""The most characters of Keras's own words in a message."""
+"""The maximum length, in characters, of Keras's message inside ours."""
 
 _OF_KERAS = ("name", "trainable", "dtype")
-"""The arguments that every layer's configuration has."""
+"""The keys that every layer's configuration has."""
 
 
 def _innermost(text: str) -> str:
-    """What Keras reports as the reason, without the configurations that it prints first."""
+    """The reason in a message of Keras, without the configurations that it prints first."""
     reason = re.split(r"(?:Exception encountered|Error encountered during deserialization): ", text)[-1]
     return reason.split("\n\nArguments received by", 1)[0].removeprefix("''").removesuffix("''").strip()
 
@@ -766,7 +769,7 @@ def _load_advice(reason: str) -> str:
         return (
             "Keras calls the constructor with what get_config returns, which includes name, trainable and dtype. Write def "
             "__init__(self, units, **kwargs) with super().__init__(**kwargs), and def get_config(self) that returns "
-            '{**super().get_config(), "units": self.units}, with your own arguments for units.'
+            '{**super().get_config(), "units": self.units}, with your arguments in place of units.'
         )
     if unexpected or "required positional argument" in reason or "required keyword-only argument" in reason:
         return (
@@ -788,7 +791,7 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
         and _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded))
     ):
         raise ModelError(
-            f"the optimizer of the model {model.name!r} comes back from a saved copy of it with other variables: the "
+            f"the optimizer of the model {model.name!r} has other variables after saving and loading: the "
             "get_config of an optimizer must return the arguments of its constructor."
         )
 
@@ -798,29 +801,32 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
     shapes, loaded_shapes = ([tuple(weight.shape) for weight in weights] for weights in (mine, other))
     if shapes != loaded_shapes and sorted(shapes) == sorted(loaded_shapes):
         raise ModelError(
-            f"the weights of the model {model.name!r} come back from a saved copy of it in another order, as they do after "
-            'model.quantize("float8"): save the model, load it, and use the loaded one: model.save("model.keras"); model = '
+            f"the weights of the model {model.name!r} are in another order after saving and loading, for instance due to "
+            'model.quantize("float8"). Save the model, load it, and use the loaded one: model.save("model.keras"); model = '
             'keras.saving.load_model("model.keras").'
         )
     if shapes != loaded_shapes:
         raise ModelError(
-            f"the model {model.name!r} has {len(mine)} weights, but a saved copy of it loads with {len(other)}, or with "
-            "other shapes: a custom layer must create its weights in __init__ or build(), from the arguments that its "
+            f"the model {model.name!r} has {len(mine)} weights, but {len(other)} after saving and loading, or other shapes: "
+            "a custom layer must create its weights in __init__ or build(), from the arguments that its "
             "get_config returns."
         )
     for before, after in zip(mine, other, strict=True):
         if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
-            raise ModelError(f"the weight {before.path!r} comes back from a saved copy of the model with other values.")
+            raise ModelError(
+                f"the weight {before.path!r} has other values after saving and loading the model: a custom layer must load "
+                "its weights unchanged."
+            )
 
 
 def _emptied(data: bytes, loaded: keras.Model) -> bytes:
-    """An archive with zeros for what travels apart from it, compressed: then it is small, however large the model.
+    """An archive with zeros as weights, compressed, which is small for any size of model; the weights are sent separately.
 
-    Only its file of weights is another one, so all else in it is what was found to load well.
+    Only the weights file is replaced: all other files are those that were verified to load correctly.
 
     Args:
         data: The archive.
-        loaded: The model that was loaded from it; it is left with zeros.
+        loaded: The model that was loaded from the archive. Its weights are set to zero.
     """
     _set_zeros(loaded)
     small = io.BytesIO()
@@ -834,7 +840,7 @@ def _emptied(data: bytes, loaded: keras.Model) -> bytes:
 
 
 def _copy(archive: zipfile.ZipFile, target: zipfile.ZipFile, weights: zipfile.ZipFile | None = None) -> None:
-    """Copy a ``.keras`` archive, with the weights of another one where that is given."""
+    """Copy a ``.keras`` archive, optionally with the weights file of another archive."""
     for name in archive.namelist():
         source = weights if weights is not None and name.startswith("model.weights") else archive
         with source.open(name) as read, target.open(name, "w", force_zip64=True) as write:
@@ -842,24 +848,24 @@ def _copy(archive: zipfile.ZipFile, target: zipfile.ZipFile, weights: zipfile.Zi
 
 
 def _set_zeros(model: keras.Model) -> None:
-    """Set weights and optimizer variables to zero, but for those that a layer made something of when they were loaded."""
+    """Set weights and optimizer variables to zero, except for those of layers that process them while loading."""
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "adapt") or _loads_by_itself(layer)]
     kept = {id(variable) for layer in layers for variable in layer.variables}
     for variable in [*weight_variables(model), *optimizer_variables(model)]:
-        if len(variable.shape) and id(variable) not in kept:  # a number, such as the learning rate, takes no room
+        if len(variable.shape) and id(variable) not in kept:  # scalars, such as the learning rate, take no space
             variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
 
 
 def _loads_by_itself(layer: Any) -> bool:
-    """Whether a layer has a way of its own to load its variables, in which it may make constants of them."""
+    """Whether a layer overrides the loading of its variables, in which it may turn them into constants."""
     return not type(layer).load_own_variables.__module__.startswith("keras.")
 
 
 def _config(model: keras.Model) -> Any:
-    """Architecture and compile arguments, as Keras writes them down.
+    """Architecture and compile arguments, in Keras's serialized form.
 
     Raises:
-        ModelError: Something in the model has no form that Keras can write.
+        ModelError: Keras cannot serialize a part of the model.
     """
     _put_optimizer_back(model)
     with warnings.catch_warnings():
@@ -868,20 +874,20 @@ def _config(model: keras.Model) -> Any:
             return keras.saving.serialize_keras_object(model)
         except Exception as error:
             raise ModelError(
-                f"the model {model.name!r} cannot be saved, which is how it travels: {error} Losses and metrics must be "
-                "functions made with def, or Keras objects with a get_config."
+                f"the model {model.name!r} cannot be saved, which is required to send it to workers: {error} Losses and "
+                "metrics must be functions defined with def, or Keras objects with a get_config."
             ) from error
 
 
 def _put_optimizer_back(model: keras.Model) -> None:
-    """Keras takes it out of the arguments of compile when it saves a model as HDF5; a copy would train with RMSprop."""
+    """Restore the optimizer in the compile arguments: Keras removes it when it saves HDF5, and copies would use RMSprop."""
     compiled, optimizer = getattr(model, "_compile_config", None), optimizer_of(model)
     if compiled is not None and optimizer is not None:
         compiled.config.setdefault("optimizer", optimizer)
 
 
 def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The custom classes and functions that a model needs, by the names that Keras looks them up by; see `copy_of`."""
+    """The custom classes and functions of a model, by the names under which Keras looks them up; raises like `copy_of`."""
     return _custom_objects(model, custom_code.code_of(model), _config(model), custom_objects)
 
 
@@ -892,22 +898,23 @@ def _custom_objects(
 
 
 def _bare_names(model: keras.Model) -> set[str]:
-    """The losses and metrics that the model was compiled with by their names."""
+    """The losses and metrics that were passed to ``compile`` as strings."""
     given = _compiled_with(model)
     sides = [given.get(side) for side in ("loss", "metrics", "weighted_metrics")]
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 
 
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
-    """What distinguishes one model from another in this process, its trained weights aside.
+    """A fingerprint of a model without its trained weights.
 
-    Architecture and compile arguments, its custom code with what that refers to, and what preprocessing layers adapted
-    to: they turn their variables into constants when they are loaded, so setting weights does not reach those.
+    It covers architecture, compile arguments, custom code with everything that it refers to, and the adapted state of
+    preprocessing layers: they turn their variables into constants when they are loaded, so setting weights does not update
+    them.
     """
     config = json.loads(json.dumps(config, default=repr))
     optimizer = ((config.get("compile_config") or {}).get("optimizer") or {}).get("config") or {}
     if isinstance(optimizer.get("learning_rate"), float):
-        optimizer["learning_rate"] = None  # it is a variable, and travels with the state
+        optimizer["learning_rate"] = None  # a variable, which is part of the state
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload + repr(_settings(model)).encode())
     for layer in model._flatten_layers():
@@ -933,7 +940,7 @@ _UNDECAYED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
 
 
 def _settings(model: keras.Model) -> tuple[tuple[str, Any], ...]:
-    """What Keras does not save: weights without decay and, of a model that is not compiled, how it runs."""
+    """Settings that Keras does not save: weights without decay and, for uncompiled models, run_eagerly and jit_compile."""
     undecayed = [(f"optimizer.{name}", getattr(optimizer_of(model), name, None) or None) for name in _UNDECAYED]
     runs = [] if model.compiled else [("run_eagerly", model.run_eagerly or None), ("jit_compile", model._jit_compile)]
     return tuple((name, value) for name, value in [*undecayed, *runs] if value is not None)

@@ -513,7 +513,7 @@ def test_python_code_in_a_file_is_not_run(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda v: v * 2.0), keras.layers.Dense(1)])
     ensemble = EnsembleModel([model], "average")
     ensemble.save(tmp_path / "e")
-    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+    with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
         load_ensemble_model(tmp_path / "e")
     assert np.array_equal(load_ensemble_model(tmp_path / "e", safe_mode=False).predict(X), ensemble.predict(X))
 

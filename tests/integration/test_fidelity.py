@@ -51,7 +51,7 @@ def test_a_layer_frozen_after_compile_says_so(sc, arrays):
     spark_model = SparkModel(model, num_workers=2)
     spark_model.fit(*arrays, verbose=0)
     model.layers[0].trainable = False
-    with pytest.raises(ModelError, match=r"frozen or unfrozen.*compile"):
+    with pytest.raises(ModelError, match=r"frozen, unfrozen or added.*compile"):
         spark_model.fit(*arrays, verbose=0)
     frozen = model.layers[0].get_weights()[0]
     model.compile("adam", "mse")

@@ -148,5 +148,5 @@ def test_what_cannot_train_predicts_and_evaluates(sc, digits):
             change()
             np.testing.assert_allclose(spark_model.predict(x), changed.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(spark_model.evaluate(x, y), changed.evaluate(x, y, verbose=0), rtol=1e-4)
-            with pytest.raises(ModelError, match="made for other weights"):
+            with pytest.raises(ModelError, match="built for other weights"):
                 spark_model.fit(x, y, verbose=0)

@@ -86,7 +86,7 @@ def test_damaged_and_untrusted_files(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2.0), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     SparkModel(model).save(str(tmp_path / "lambda.keras"))
-    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+    with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
         load_spark_model(str(tmp_path / "lambda.keras"))
     load_spark_model(str(tmp_path / "lambda.keras"), safe_mode=False)
 

@@ -181,7 +181,7 @@ def test_a_lambda_is_loaded_only_if_trusted():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
     data = persistence.pack(model, {}, {})
-    with pytest.raises(ModelError, match="safe_mode=False if it comes from a source that you trust"):
+    with pytest.raises(ModelError, match="safe_mode=False if you trust the source of the file"):
         persistence.unpack(data, {}, True)
     assert np.array_equal(persistence.unpack(data, {}, False)[0](X), model(X))
 
