@@ -1,7 +1,7 @@
-"""The person's own code: found in a model, and sent to workers that cannot import it.
+"""Custom code: finds it in a model, and sends it to workers that cannot import it.
 
-Classes and functions from ``__main__``, a notebook or a module beside the script travel by value; what comes from an
-installed package travels by name. Only pickles that this process made for its own workers are ever read.
+Classes and functions from ``__main__``, a notebook or a local module are pickled by value; those of installed packages by
+name. Only pickles that the driver made for its own workers are ever loaded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class ByValue(Generic[T]):
 
     @classmethod
     def dump(cls, value: T, name: str) -> ByValue[T]:
-        """Pickle ``value``, which messages call ``name``.
+        """Pickle an object by value.
+
+        Args:
+            value: The object.
+            name: The name of the object in messages.
 
         Raises:
-            CustomObjectError: It cannot be pickled; the message says what stands in the way.
+            CustomObjectError: It cannot be pickled; the message names the part that fails.
         """
         from pyspark import cloudpickle
 
@@ -51,17 +55,17 @@ class ByValue(Generic[T]):
             except Exception as error:
                 raise CustomObjectError(
                     f"{name} cannot be sent to the workers, since pickling {_culprit(value, name)} failed: "
-                    f"{type(error).__name__}: {error}. Make locks, sessions, connections and open files inside the "
-                    "function that needs them."
+                    f"{type(error).__name__}: {error}. Create locks, sessions, connections and open files inside the "
+                    "function that uses them."
                 ) from error
 
     def load(self) -> T:
-        """The object; the same one for every call in this process."""
+        """Unpickle the object, once per process: every call returns the same object."""
         loaded: T = _load(self.payload)
         return loaded
 
     def fresh(self) -> T:
-        """The object, a new one for every call."""
+        """Unpickle a new object with every call."""
         loaded: T = pickle.loads(self.payload)
         return loaded
 
@@ -72,7 +76,7 @@ def _load(payload: bytes) -> Any:
 
 
 def _culprit(value: Any, name: str) -> str:
-    """The member of a dict or list that cannot be pickled, by its name."""
+    """The name of the element of a dict or list that cannot be pickled, for messages."""
     from pyspark import cloudpickle
 
     members: Mapping[Any, Any] = {}
@@ -104,7 +108,7 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def is_own(module: object) -> bool:
-    """Whether a module is the person's: a file that is in no installed package and not in Python's library."""
+    """Whether a module is the user's: a file outside installed packages and the standard library."""
     if not isinstance(module, types.ModuleType) or module.__name__ == "__main__":
         return False
     file = getattr(module, "__file__", None)
@@ -122,18 +126,18 @@ def _installed_folders() -> tuple[str, ...]:
     return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in folders))
 
 
-# Finding custom code for a model in a file
+# Custom code for loading a model from a file
 
 
 def may_be_named(value: Any, own: bool) -> bool:
-    """Whether a file may name a class or function as custom code of its model.
+    """Whether a file may refer to a class or function as custom code of its model.
 
-    Keras calls what it is given as custom code with whatever the file says, and no longer checks it. So it has to be a class
-    of a kind that Keras knows (layers, losses and the like), or a function of the person's own code.
+    Keras calls custom objects with arguments from the file, without the checks of safe mode. So only subclasses of Keras's
+    base classes (layers, losses, metrics and so on) and functions of the user's code are allowed.
 
     Args:
         value: The class or function.
-        own: Whether it is of ``__main__``, or of a module that is in no installed package.
+        own: Whether it belongs to ``__main__``, or to a module outside installed packages.
     """
     if isinstance(value, type):
         import keras
@@ -143,24 +147,24 @@ def may_be_named(value: Any, own: bool) -> bool:
 
 
 def already_loaded(config: Any) -> dict[str, Any]:
-    """The custom code that a model's configuration names and that this process has: nothing is imported.
+    """The custom code that a model's configuration refers to and this process has already imported; imports nothing.
 
     Args:
-        config: The configuration, as JSON holds it.
+        config: The configuration, as decoded JSON.
 
     Returns:
-        Classes and functions by the names that Keras looks them up by, without names that two of them have.
+        Classes and functions by the names under which Keras looks them up, without ambiguous names.
     """
     found: dict[str, dict[int, Any]] = {}
     own = [module for module in list(sys.modules.values()) if is_own(module) or module is sys.modules["__main__"]]
     modules: list[types.ModuleType | None]
     for place in _places(config):
-        if place["class_name"] == "function":  # Keras writes down no module
+        if place["class_name"] == "function":  # Keras saves no module for functions
             name = key = place["config"]
             modules = [] if _is_keras_name(name) else [*own]
         else:
             name, key = place["class_name"], place["registered_name"]
-            modules = [sys.modules.get(place.get("module") or "__main__")]  # Keras writes none for a script's either
+            modules = [sys.modules.get(place.get("module") or "__main__")]  # Keras saves none for classes of a script
         for module in modules:
             if not isinstance(module, types.ModuleType):
                 continue
@@ -174,21 +178,21 @@ def already_loaded(config: Any) -> dict[str, Any]:
 
 
 def _is_keras_name(name: str) -> bool:
-    """Whether Keras has a function of this name, which a file then means."""
+    """Whether Keras has a function with this name, which takes precedence over custom functions."""
     import keras
 
     return any(hasattr(module, name) for module in (keras.activations, keras.losses, keras.metrics, keras.initializers))
 
 
 def _places(config: Any) -> Iterator[dict[str, Any]]:
-    """The places of a configuration that name a class or function which may not be Keras's own."""
+    """The parts of a configuration that refer to a class or function, custom or of Keras."""
     if isinstance(config, dict):
         names = config.get("class_name"), config.get("registered_name"), config.get("module") or ""
         is_function = config.get("class_name") == "function"
         if all(isinstance(name, str) for name in (*names, config.get("config") if is_function else "")):
             yield config
         if config.get("class_name") == "Lambda":
-            return  # a file would choose the arguments of its function, which is called while the model is loaded
+            return  # Keras calls a Lambda's function while it loads the model, with arguments from the file
         config = list(config.values())
     if isinstance(config, list):
         for member in config:
@@ -199,9 +203,9 @@ def _places(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def code_of(model: Any) -> dict[str, Any]:
-    """Every class and function that a model is made of, Keras's own too, by the path that leads there.
+    """All classes and functions of a model, including Keras's, by their attribute paths.
 
-    ``layers[1].activation`` or ``_compile_loss._user_loss`` are such paths.
+    Such paths are ``model.layers[1].activation`` or ``model._compile_loss._user_loss``.
     """
     found: dict[str, Any] = {}
     _walk(model, "model", found, set())
@@ -209,15 +213,15 @@ def code_of(model: Any) -> dict[str, Any]:
 
 
 def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str] = frozenset()) -> dict[str, Any]:
-    """Those of ``code`` that Keras will look up by name when it loads the model.
+    """The custom classes and functions that Keras looks up by name when it loads the model.
 
     Args:
-        code: As from `code_of`.
-        names: Every string in the model's configuration.
-        bare_names: The losses and metrics of Keras's that the model was compiled with by name.
+        code: The result of `code_of`.
+        names: All strings in the model's configuration.
+        bare_names: The losses and metrics that were passed to ``compile`` as strings.
 
     Raises:
-        CustomObjectError: Two different objects go by one name, or a lambda stands where it would lose its meaning.
+        CustomObjectError: Two different objects have the same name, or Keras would not restore a lambda correctly.
     """
     needed: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -227,14 +231,14 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
         if _is_lambda(value):
             if path.startswith(("model.loss", "model._compile", "model.optimizer")):
                 raise CustomObjectError(
-                    f"{_told(path)} is a lambda, which Keras saves without the variables that it uses, so it could load "
-                    "as something else. Define it with def and a name of its own."
+                    f"{_description(path)} is a lambda, which Keras saves without the variables that it uses, so it might "
+                    "not load correctly. Define it with def and a unique name."
                 )
             outside = sorted(_globals_of(value.__code__) - vars(builtins).keys())
             if outside:
                 raise CustomObjectError(
-                    f"{_told(path)} is a lambda that uses {', '.join(outside)} from around it, which Keras does not save. "
-                    "Define it with def and a name of its own."
+                    f"{_description(path)} is a lambda that uses {', '.join(outside)} from the enclosing scope, which Keras "
+                    "does not save. Define it with def and a unique name."
                 )
             continue
         for name in lookup_names(value):
@@ -242,14 +246,14 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
                 continue
             if name in needed and needed[name] is not value:
                 raise CustomObjectError(
-                    f"two different objects of the model are called {name!r}: {_told(places[name])} and {_told(path)}. "
-                    "Keras finds custom code by its name and would load one of them for both. Give each a name of its "
-                    f"own (for instance set __name__ of the function {name})."
+                    f"two different objects of the model have the name {name!r}: {_description(places[name])} and "
+                    f"{_description(path)}. Keras finds custom code by its name and would load one of them for both. Give "
+                    f"each a unique name (for instance, set __name__ of the function {name})."
                 )
             if name in bare_names:
                 raise CustomObjectError(
-                    f"{_told(path)} is called {name!r}, and so is one of Keras's own, which the model uses by that name: a "
-                    "copy of the model would load with one of them for both. Give yours a name of its own."
+                    f"{_description(path)} has the name {name!r}, like one of Keras's, which the model also uses by that "
+                    "name: a copy of the model would load one of them for both. Give yours a unique name."
                 )
             needed[name] = value
             places.setdefault(name, path)
@@ -257,17 +261,21 @@ def custom_objects(code: Mapping[str, Any], names: Set[str], bare_names: Set[str
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    """The names that code looks up outside its function, in functions inside it too."""
+    """The global names that code uses, including those of nested functions."""
     names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return names.union(*map(_globals_of, inner))
 
 
 def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Refuse a model whose loaded copy is made of other code than itself.
+    """Reject a model whose loaded copy consists of other code than the model.
+
+    Args:
+        before: The result of `code_of` for the model.
+        after: The result of `code_of` for the loaded copy.
 
     Raises:
-        CustomObjectError: It names the place and both pieces of code.
+        CustomObjectError: The code differs; the message names the place and both objects.
     """
     for path, value in before.items():
         if path not in after or after[path] is value or _is_lambda(value):
@@ -275,13 +283,13 @@ def check_same_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
         other = after[path]
         if isinstance(value, types.FunctionType) or isinstance(other, types.FunctionType) or not _same_class(value, other):
             raise CustomObjectError(
-                f"{_told(path)} is {_qualified(value)}, but a saved copy of the model loads with {_qualified(other)} in "
-                "its place, since both go by one name. Give yours a name of its own."
+                f"{_description(path)} is {_qualified(value)}, but a saved copy of the model loads with "
+                f"{_qualified(other)} in its place, because both have the same name. Give yours a unique name."
             )
 
 
 def lookup_names(value: Any) -> list[str]:
-    """The names under which Keras looks for a class or function when it loads a model."""
+    """The names under which Keras looks up a class or function when it loads a model."""
     import keras
 
     return list(dict.fromkeys([keras.saving.get_registered_name(value), value.__name__]))
@@ -315,7 +323,7 @@ def _walk(value: Any, path: str, found: dict[str, Any], seen: set[int]) -> None:
         found[f"{path}.__class__"] = type(value)
         own = not is_builtin(type(value))
         for name, member in list(vars(value).items()):
-            # A lambda that an own class keeps is made by its constructor, on the workers too.
+            # A lambda in an attribute of a custom class is created by its constructor, also on the workers.
             if name not in _SKIPPED and not (own and _is_lambda(member)):
                 _walk(member, f"{path}.{name}", found, seen)
 
@@ -347,7 +355,7 @@ def _qualified(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def _told(path: str) -> str:
+def _description(path: str) -> str:
     return (
         path.replace(".__class__", " (its class)")
         .replace("model._compile_", "compiled ")

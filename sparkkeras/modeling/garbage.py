@@ -1,4 +1,4 @@
-"""Garbage collection in Python workers, which PySpark does after every task."""
+"""Garbage collection in Python workers, which PySpark runs after every task."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import os
 
 
 def keep_loaded() -> None:
-    """PySpark collects garbage after every task, which takes 0.15 s once a backend is loaded. What is loaded now stays."""
+    """Exclude all current objects from garbage collection, which takes 0.15 s per task once a backend is loaded."""
     gc.collect()
     gc.freeze()
 
 
 def spare_survivors() -> None:
-    """Have the garbage collector of a worker pass over what earlier tasks have left in use.
+    """In a worker, exclude objects that survived earlier tasks from garbage collection. Called when a task starts.
 
-    PySpark collects garbage after every task, which takes 20 ms for each model that the process keeps traced. As it has done
-    so, nothing that is there when the next task begins is garbage.
+    PySpark collects garbage after every task, which takes 20 ms for each traced model in the cache of the process. Because
+    of this collection, no object that exists at the start of the next task is garbage.
     """
     if os.environ.get("SPARKKERAS_WORKER") and len(gc.get_objects()) > _SURVIVORS:
         gc.freeze()
 
 
 def collect_survivors() -> None:
-    """Have the next collection look through all objects again, as a large one is no longer in use."""
+    """In a worker, include all objects in the next garbage collection, because a large one is no longer in use."""
     if os.environ.get("SPARKKERAS_WORKER"):
         gc.unfreeze()
 
 
 _SURVIVORS = 10_000
-"""So many objects are collected in 3 ms."""
+"""Collecting this many objects takes 3 ms."""

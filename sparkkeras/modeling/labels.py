@@ -1,4 +1,4 @@
-"""Whether labels fit the loss that a model was compiled with."""
+"""Validation of labels and class weights against the loss that a model was compiled with."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sparkkeras.modeling.outputs import known_loss, losses_of
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:
-    """Refuse labels that the loss would take for something else, or stumble over on a worker.
+    """Reject labels that the loss would misinterpret or that would fail on a worker.
 
     Args:
         model: A compiled model.
         spec: The shapes and dtypes of the data.
-        ranges: The range of each array of labels.
+        ranges: The value range of each array of labels.
 
     Raises:
-        DataError: It names the label, the loss, what it expects and what came.
+        DataError: Labels do not fit; the message names the array, the loss, and what it expects.
     """
     structure = spec.form.y
     outputs = getattr(model, "outputs", None)
@@ -35,7 +35,7 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     if structure.count != len(outputs):
         if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS):
             return
-        labelled = with_loss  # Keras takes labels for these outputs alone, too
+        labelled = with_loss  # Keras also accepts labels for only these outputs
         if structure.count != len(with_loss):
             if structure.names is not None:
                 return
@@ -45,7 +45,7 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
                 with_a_loss = f", {len(with_loss)} with a loss"
             raise DataError(
                 f"the model has {len(outputs)} output(s) ({', '.join(names)}){with_a_loss}, but the labels are "
-                f"{structure.count} array(s): give y as {expected}."
+                f"{structure.count} array(s): pass y as {expected}."
             )
     leaves = spec.leaves[spec.form.span("y")]
     labels = structure.labels("y")
@@ -62,10 +62,10 @@ def _arrays(count: int) -> str:
 
 
 def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) -> None:
-    """Refuse weights of classes that a model with one output does not have.
+    """Reject weights for classes that do not exist, for models with one output and a classification loss.
 
     Raises:
-        ConfigurationError: It names these classes, and those of the model.
+        ConfigurationError: ``class_weight`` contains unknown classes.
     """
     outputs = getattr(model, "outputs", None)
     if not outputs or len(outputs) != 1:
@@ -77,7 +77,7 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
     unknown = [] if classes is None else sorted(number for number in class_weight if number >= classes)
     if classes is not None and unknown:
         raise ConfigurationError(
-            f"class_weight={dict(class_weight)!r} has the class(es) {', '.join(map(str, unknown))}, but with the loss "
+            f"class_weight={dict(class_weight)!r} contains the class(es) {', '.join(map(str, unknown))}, but with the loss "
             f"{name} the model has {classes} classes: expected class indices from 0 to {classes - 1}."
         )
 
@@ -92,16 +92,16 @@ def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tup
         one_hot = leaf.shape[-1] == classes
         raise DataError(
             f"{label} does not fit the loss {name}: it expects class indices from 0 to {classes - 1}, received rows of "
-            f"shape {leaf.shape}{', as one-hot rows have' if one_hot else ''}. "
-            + ("Compile with categorical_crossentropy, or give " if one_hot else "Give ")
+            f"shape {leaf.shape}{', the shape of one-hot rows' if one_hot else ''}. "
+            + ("Compile with categorical_crossentropy, or pass " if one_hot else "Pass ")
             + f"class indices{f' ({label}.argmax(-1))' if one_hot else ''}."
         )
     if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None and classes:
         if not found.whole or found.low < 0 or found.high >= classes:
             raise DataError(
-                f"{label} does not fit the loss {name}: the model has {classes} outputs, so labels must be whole numbers "
+                f"{label} does not fit the loss {name}: the model's output has {classes} units, so labels must be integers "
                 f"from 0 to {classes - 1}, but they range from {found.low:g} to {found.high:g}. Renumber the labels, or "
-                "widen the model's last layer."
+                "add units to the model's last layer."
             )
     elif name == "categorical_crossentropy" and classes:
         if not leaf.shape or leaf.shape[-1] != classes:

@@ -1,4 +1,4 @@
-"""Models that several threads use: one call at a time trains a model, and its state is read and written as a whole."""
+"""Locks for models used by several threads: one thread trains a model at a time, and state is read and set atomically."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ R = TypeVar("R")
 _state = threading.RLock()
 _registry = threading.Lock()
 _training: dict[int, int] = {}
-"""The ids of the models and trainable variables that are being trained, and the thread that trains them."""
+"""The thread ID by the ``id()`` of each model and trainable variable that is being trained."""
 
 
 def locks_state(function: Callable[P, R]) -> Callable[P, R]:
-    """Call a function that reads or writes the weights, optimizer variables or metrics of a model while no other one does.
+    """Serialize all calls of functions that read or write the weights, optimizer variables or metrics of a model.
 
-    So a thread that predicts or evaluates while another trains gets the state of one finished round, not parts of two, and
-    neither resets the metrics of the other. Such a function waits neither for Spark nor for a callback.
+    So a thread that predicts or evaluates while another one trains gets the state of one completed round, not parts of two,
+    and neither resets the metrics of the other. Such a function must not wait for Spark or for a callback.
     """
 
     @functools.wraps(function)
@@ -36,15 +36,15 @@ def locks_state(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def training(models: Sequence[Any]) -> Iterator[None]:
-    """Train Keras models that no other call of ``fit`` trains meanwhile, also not through a model that shares layers.
+    """Mark models as being trained, so that no other call of ``fit`` trains them or models that share layers with them.
 
-    A second call is refused and does not wait: the first one may be waiting for it, in a callback for instance.
+    A second call fails instead of waiting, because the first call may be waiting for it, for instance in a callback.
 
     Args:
-        models: The models.
+        models: The models to train.
 
     Raises:
-        ModelError: A model, or a variable that it trains, is being trained already.
+        ModelError: A model, or one of its trainable variables, is already being trained.
     """
     mine = threading.get_ident()
     claimed = {id(part): model for model in models for part in (model, *model.trainable_variables)}
@@ -65,11 +65,11 @@ def _refusal(model: Any, is_nested: bool) -> str:
     if is_nested:
         return (
             f"fit was called from a callback of a fit that is training the same model {model.name!r}: the outer call would "
-            "overwrite what the inner one trains. Call fit when the outer one has returned, or train a copy "
-            "(keras.models.clone_model). predict and evaluate of the callback's own model, self.model, may be called there."
+            "overwrite the weights that the inner one trains. Call fit after the outer one has returned, or train a copy "
+            "(keras.models.clone_model). In a callback, you can call self.model.predict and self.model.evaluate."
         )
     return (
         f"another thread is training the model {model.name!r}, or one that shares layers with it, and each of the two calls "
-        "of fit would overwrite what the other trains. Call them one after the other, or give each a model of its own "
-        "(keras.models.clone_model), as KerasEstimator does. predict and evaluate may be called meanwhile."
+        "of fit would overwrite the weights of the other. Call them one after the other, or use a copy of the model for "
+        "each (keras.models.clone_model), as KerasEstimator does. You can call predict and evaluate during training."
     )

@@ -1,8 +1,8 @@
-"""Metric state: taken from a worker's model, merged over workers, and turned into figures on the driver.
+"""Metric state: copied from a worker's model, merged over workers, and converted to metric values on the driver.
 
-A mean of means is not the mean, and an average of AUCs is no AUC. So what travels is the state behind the figures (sums,
-counts, confusion matrices), and states are added. Every metric of Keras's own can be merged so. A plain function that
-returns one number for a batch is, as in Keras, a mean over batches.
+A mean of means is not the overall mean, and an average of AUCs is not an AUC. So workers send the state of the metrics
+(sums, counts, confusion matrices), and the driver adds the states. All metrics of Keras can be merged in this way. As in
+Keras, the result of a plain function that returns one number per batch is the mean over batches.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from sparkkeras.modeling.locks import locks_state
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
-"""The variables of all metrics of a model, one after the other."""
+"""The values of all metric variables of a model, in order."""
 
 
 @locks_state
 def prepare(model: keras.Model, sample: Block) -> None:
-    """Have the model make the variables of its metrics, which it does when it first sees data.
+    """Build the loss and the metrics of a model, which Keras does only with the first batch.
 
     Args:
         model: A compiled model.
-        sample: Rows of the data's shapes and dtypes; their values do not matter.
+        sample: Rows with the shapes and dtypes of the data; their values do not matter.
 
     Raises:
-        DataError: The loss or a metric cannot take such labels.
+        DataError: The model, the loss or a metric does not accept such data.
     """
     x, y, weight = (_tensors(side) for side in (sample.x, sample.y, sample.sample_weight))
     own_step = type(model).train_step is not keras.Model.train_step
     try:
         prediction = model(x, training=False)
-        # An own train_step need not use both.
+        # A custom train_step may use neither loss nor metrics, so an error here does not matter.
         with suppress(Exception) if own_step else nullcontext():
             model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
         with suppress(Exception) if own_step else nullcontext():
@@ -57,7 +57,7 @@ def take(model: keras.Model) -> MetricState:
 
 
 def merge(states: Iterable[MetricState]) -> MetricState:
-    """Add states up, in float64 and in the order given."""
+    """Add up states in float64, in the given order."""
     total: list[Array] | None = None
     for state in states:
         if total is None:
@@ -70,34 +70,38 @@ def merge(states: Iterable[MetricState]) -> MetricState:
 
 @locks_state
 def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
-    """The figures that belong to a state, under the names that the model gives them."""
+    """The metric values of a state, by the names that the model reports.
+
+    Raises:
+        DataError: The state has another number of variables than the model's metrics.
+    """
     variables = _variables(model)
     if len(variables) != len(state):
         raise DataError(
-            f"a worker's model has {len(state)} metric variables and the driver's {len(variables)}: a metric makes them "
-            "depend on the data. Create a metric's variables in its __init__ or build()."
+            f"a worker's model has {len(state)} metric variables and the driver's {len(variables)}: a metric creates "
+            "variables depending on the data. Create a metric's variables in its __init__ or build()."
         )
     for variable, value in zip(variables, state, strict=True):
         variable.assign(value.astype(keras.backend.standardize_dtype(variable.dtype)))
     try:
-        return {name: _plain(value) for name, value in _figures(model).items()}
+        return {name: _plain(value) for name, value in _results(model).items()}
     finally:
         model.reset_metrics()
 
 
 def log_names(model: keras.Model) -> tuple[str, ...] | None:
-    """The names of the metrics that training reports, or ``None`` where they cannot be known yet.
+    """The names of the metrics in the logs of training, or ``None`` if they are not known yet.
 
-    They cannot where the model has a ``train_step`` or the like of its own, and before loss and metrics are built, which
-    is when Keras gives them their names.
+    They are unknown if the model overrides ``train_step`` or a similar method, and before loss and metrics are built,
+    because Keras names them then.
     """
     if _reports_itself(model):
         return None
     parts = (model._compile_metrics, model._compile_loss)
     if not all(part is None or part.built for part in parts):
         return None
-    with suppress(Exception):  # a metric may have no result before it has seen data
-        return tuple(_figures(model))
+    with suppress(Exception):  # a metric may have no result before its first update
+        return tuple(_results(model))
     return None
 
 
@@ -109,15 +113,15 @@ _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result"
 
 
 def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.Model | None:
-    """A model that has the names of a model's loss and metrics; ``None`` where they cannot be known yet.
+    """A model whose `log_names` are known and equal to those of ``model``; ``None`` if they cannot be known before training.
 
-    It is the model itself where its loss and metrics are built, else another one around the same layers, compiled with
-    copies of the loss and metrics: Keras chooses some metrics by the shape of the labels, which only the data shows, so
-    those of the model itself are not built for this.
+    Returns the model itself if its loss and metrics are built. Otherwise, returns another model of the same layers, with
+    copies of the loss and metrics. The loss and metrics of ``model`` are not built for this, because Keras chooses some
+    metrics by the shape of the labels, which is known only from the data.
 
     Args:
         model: A compiled model.
-        custom_objects: Its custom classes and functions by name, where they cannot be found in it.
+        custom_objects: Custom classes and functions by name, if they cannot be found in the model.
     """
     if log_names(model) is not None:
         return model
@@ -125,7 +129,7 @@ def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.M
     outputs = getattr(graph, "_outputs_struct", None)
     if outputs is None or _reports_itself(model):
         return None
-    with suppress(Exception):  # an own loss or metric that needs the data: the names are known once that was seen
+    with suppress(Exception):  # a custom loss or metric may depend on the data, and then has no name before training
         around = keras.Model(graph._inputs_struct, outputs)
         compile_to_judge(around, compile_arguments(model), custom_objects_of(model, custom_objects), safe_mode=False)
         for part in (around._compile_metrics, around._compile_loss):
@@ -136,7 +140,7 @@ def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.M
 
 
 def in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
-    """The figures as the list that ``keras.Model.evaluate`` returns, or the one figure where there is only one."""
+    """Convert logs to the return value of ``keras.Model.evaluate``: a list of values, or the value if there is only one."""
     return model._flatten_metrics_in_order(dict(logs))
 
 
@@ -145,14 +149,14 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _live(model: keras.Model) -> list[Any]:
-    """The metrics of a model, without those of an earlier ``compile`` that Keras keeps where the last one gave none."""
+    """The metrics of a model, without those of an earlier ``compile``, which Keras keeps if the last call passed none."""
     compiled = getattr(model, "_compile_config", None)
     given = compiled.config if compiled is not None else {"metrics": True}
     stale = None if given.get("metrics") or given.get("weighted_metrics") else model._compile_metrics
     return [metric for metric in model.metrics if stale is None or metric is not stale]
 
 
-def _figures(model: keras.Model) -> dict[str, Any]:
+def _results(model: keras.Model) -> dict[str, Any]:
     live = _live(model)
     if len(live) == len(model.metrics):
         return dict(model.get_metrics_result())

@@ -1,4 +1,4 @@
-"""The outputs of a model: how they are stored, which losses they have, and what they predict."""
+"""The outputs of a model: their Spark types, their losses, and their tasks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _TASKS = {
     "categorical_focal_crossentropy": "multiclass",
     "sparse_categorical_crossentropy": "multiclass",
 }
-"""The tasks of Keras's losses for classes."""
+"""The tasks of Keras's classification losses."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a model, as Spark stores it.
+    """One output of a model, as stored in a Spark column.
 
     Attributes:
-        name: Its name.
-        dtype: The dtype that it is stored in.
-        rank: How many axes a row has; a single number has none.
+        name: The name.
+        dtype: The dtype of the stored values.
+        rank: The number of axes of a row; 0 for a number.
     """
 
     name: str
@@ -43,26 +43,26 @@ class Output:
 
     @property
     def type_name(self) -> str:
-        """The Spark type of a row."""
+        """The Spark type of the column, as a simple string."""
         return type_name(self.dtype, self.rank)
 
     def column(self, predicted: Any, good: Array) -> pa.Array:
-        """Predictions as a column; null where rows were not good."""
+        """Convert predictions to a column, with null for rows that are not ``good`` (a mask, shape (rows,))."""
         array = np.asarray(predicted).astype(self.dtype, copy=False)
         return to_column(array.reshape(len(array)) if self.rank == 0 else array, good)
 
 
 def outputs_of(model: keras.Model) -> tuple[Output, ...]:
-    """The outputs of a model. One of shape (batch, 1) is a number.
+    """The outputs of a model. An output of shape (batch, 1) is stored as a number.
 
     Raises:
-        ModelError: The model does not say what it gives.
+        ModelError: The shapes of the outputs are unknown.
     """
     tensors = getattr(model, "outputs", None)
     if not tensors:
         raise ModelError(
-            f"the model {model.name!r} does not say the shape of its outputs, which the type of a column depends on, since "
-            "it is subclassed. Wrap it: keras.Model(inputs, model(inputs)) with inputs = keras.Input(shape)."
+            f"the model {model.name!r} is subclassed, so the shapes of its outputs, which determine the column types, are "
+            "unknown. Wrap it: keras.Model(inputs, model(inputs)) with inputs = keras.Input(shape)."
         )
     names = [spec.name for spec in schema_of(model).outputs]
     return tuple(
@@ -77,11 +77,11 @@ def _rank(shape: Sequence[int | None]) -> int:
 
 @dataclass(frozen=True)
 class OutputTask:
-    """What one output of a model predicts.
+    """The task of one output of a model.
 
     Attributes:
-        name: ``"regression"``, ``"binary"``, ``"multiclass"`` or ``"multilabel"``; ``None`` where that is unknown.
-        from_logits: Whether its values are logits, not probabilities.
+        name: ``"regression"``, ``"binary"``, ``"multiclass"`` or ``"multilabel"``; ``None`` if unknown.
+        from_logits: Whether the values are logits and not probabilities.
     """
 
     name: str | None
@@ -92,10 +92,10 @@ class OutputTask:
         """The task of an output.
 
         Args:
-            loss: The loss that it was compiled with, or ``None``.
+            loss: The loss of the output, as passed to ``compile``, or ``None``.
             output: The output.
-            shape: The shape of its rows.
-            task: The task that the user declares; ``"auto"`` infers it from the loss and the shape.
+            shape: The shape of a row.
+            task: The task; ``"auto"`` infers it from the loss and the shape.
 
         Raises:
             ConfigurationError: The task does not fit the output.
@@ -117,13 +117,13 @@ class OutputTask:
         }
         if not fits[task]:
             wanted = {
-                "regression": "one unit, whose value is the prediction. Leave task out: outputCol has all values",
-                "binary": "one unit. Two units with a softmax are 'multiclass'",
-                "multiclass": "a unit for each class. One unit with a sigmoid is 'binary'",
+                "regression": "one unit, whose value is the prediction. Omit task: outputCol contains all values",
+                "binary": "one unit. For two units with a softmax, use 'multiclass'",
+                "multiclass": "one unit per class. For one unit with a sigmoid, use 'binary'",
                 "multilabel": "units on one axis",
             }[task]
             raise ConfigurationError(
-                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: it takes "
+                f"task={task!r} does not fit the output {output.name!r}, whose rows have the shape {shape}: expected "
                 f"{wanted}."
             )
         if task == "regression":
@@ -132,14 +132,14 @@ class OutputTask:
 
 
 def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
-    """The loss of each output that a model was compiled with.
+    """The losses of a model by output.
 
     Args:
         model: The model.
-        outputs: The names of its outputs; empty strings where they have none.
+        outputs: The names of its outputs; empty strings for outputs without names.
 
     Returns:
-        A loss for each output, ``None`` where there is none.
+        The loss of each output, as passed to ``compile``; ``None`` for outputs without a loss.
     """
     loss = model.loss if model.compiled else None
     if isinstance(loss, Mapping):
@@ -150,19 +150,19 @@ def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
 
 
 def known_loss(loss: Any, exact: bool = False) -> str:
-    """The snake-case name of one of Keras's losses for classes, given as a name, a function or an object.
+    """The snake-case name of a classification loss of Keras that is given as a string, a function or an object.
 
     Args:
         loss: The loss.
         exact: Whether objects of subclasses, which may compute something else, count as custom.
 
     Returns:
-        The name; empty for other losses and custom ones.
+        The name; empty for all other losses.
     """
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
-        except ValueError:  # the user's own, by name
+        except ValueError:  # the name of a custom loss
             return ""
     for name in _TASKS:
         of_class = getattr(keras.losses, "".join(part.capitalize() for part in name.split("_")))

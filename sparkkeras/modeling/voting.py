@@ -1,7 +1,7 @@
 """Votes of several models, and the layer that counts them.
 
-A vote is about *exclusive* classes, the values on the last axis, of which one is right (softmax); or about values that each
-say yes or no for themselves (a sigmoid unit, or several for labels that do not exclude each other).
+Classes are *exclusive* if exactly one of the values on the last axis is correct (softmax). Otherwise every value is an
+independent yes or no (a sigmoid unit, or several for multilabel classification).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import keras
 
 TIE = 1e-5
-"""TrainValidationSplit of the vote that differ by no more than this are equal: weights are rounded."""
+"""Shares of the vote that differ by at most this much count as equal, because weights are rounded."""
 
 
 def ballot(prediction: Any, exclusive: bool) -> Any:
-    """What a prediction votes for: 1 for the likeliest class, or for every value above one half; else 0."""
+    """The vote of a prediction: 1 for the class with the highest value, or for every value above 0.5; 0 for the others."""
     if exclusive:
         winner = keras.ops.argmax(prediction, axis=-1)
         return keras.ops.one_hot(winner, prediction.shape[-1], dtype=prediction.dtype)
@@ -24,12 +24,12 @@ def ballot(prediction: Any, exclusive: bool) -> Any:
 
 
 def decided(votes: Any, mean: Any, exclusive: bool) -> Any:
-    """The outcome of a vote by majority: 1 for what won, else 0.
+    """The result of a majority vote: 1 for winners, 0 for the others.
 
     Args:
-        votes: The share of the votes that each value got.
-        mean: The mean prediction; it decides between values with equally many votes.
-        exclusive: See the module's words.
+        votes: The share of the votes for each value.
+        mean: The mean prediction, which breaks ties.
+        exclusive: Whether classes are exclusive; see the module docstring.
     """
     ops = keras.ops
     if exclusive:
@@ -40,14 +40,14 @@ def decided(votes: Any, mean: Any, exclusive: bool) -> Any:
 
 @keras.saving.register_keras_serializable(package="sparkkeras")
 class Vote(keras.layers.Layer):  # type: ignore[misc]
-    """Makes one prediction of several: their weighted mean, or what the majority says.
+    """Combines several predictions into one: their weighted mean, or a weighted majority vote.
 
     Args:
-        shares: The weight of each prediction; they add up to 1.
-        majority: Whether each casts its weight for one outcome, which gives zeros and ones.
-        exclusive: See the module's words; it matters to majorities only.
-        name: As of any layer.
-        dtype: As of any layer; predictions keep their own.
+        shares: The weight of each prediction; the weights add up to 1.
+        majority: Whether to take a majority vote, whose result is zeros and ones; default: the mean.
+        exclusive: Whether classes are exclusive; see the module docstring. Used only by majority votes. Default ``True``.
+        name: The name of the layer.
+        dtype: The dtype policy of the layer; predictions keep their own dtype.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Vote(keras.layers.Layer):  # type: ignore[misc]
         self.exclusive = exclusive
 
     def call(self, predictions: Sequence[Any]) -> Any:
-        """The outcome, in the shape and dtype of one prediction."""
+        """Combine predictions; the result has the shape and dtype of one prediction."""
         given = keras.backend.result_type(*(prediction.dtype for prediction in predictions))
         exact = keras.backend.result_type(given, "float32")
         predictions = [keras.ops.cast(prediction, exact) for prediction in predictions]
@@ -75,14 +75,14 @@ class Vote(keras.layers.Layer):  # type: ignore[misc]
         return keras.ops.cast(outcome, given)
 
     def _mean(self, values: Sequence[Any]) -> Any:
-        """The mean as the first value and what the others differ by: equal ones give themselves, to the last bit."""
+        """The weighted mean, computed from differences to the first value, so that the mean of equal values is exact."""
         mean = values[0]
         for value, share in zip(values[1:], self.shares[1:], strict=True):
             mean = mean + share * (value - values[0])
         return mean
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the layer again."""
+        """The arguments of the constructor."""
         config: dict[str, Any] = super().get_config()
         config.pop("trainable", None)
         return config | {"shares": self.shares, "majority": self.majority, "exclusive": self.exclusive}

@@ -131,7 +131,7 @@ def test_a_lazy_prediction_that_fails_at_length_says_so(spark):
             "CASE WHEN label = 1 THEN NULL ELSE features END AS features, label",
             "column 'features' is null.* row .* of partition",
         ),
-        ("features, label + 2 AS label", "labels must be whole numbers from 0 to 3, but they range from 2 to 5"),
+        ("features, label + 2 AS label", "labels must be integers from 0 to 3, but they range from 2 to 5"),
         long("transform(features, v -> CAST('NaN' AS FLOAT)) AS features, label", "NaN or an infinite value"),
         long(
             "IF(label = 0, array(1.0F), features) AS features, label", "column 'features' holds arrays of different lengths"

@@ -172,7 +172,7 @@ def test_arrays(sc, spark_model, arrays):
             ((x.astype(str), y), "dtype <U32; expected numbers"),
             (([[1.0, 2.0], [1.0]], [0, 1]), "ragged"),
             ((x, y + 5), "from 0 to 9, but they range from 5"),
-            ((x, keras.utils.to_categorical(y)), "as one-hot rows have. Compile with categorical_crossentropy"),
+            ((x, keras.utils.to_categorical(y)), "the shape of one-hot rows. Compile with categorical_crossentropy"),
             ((5, 3), "x is int 5|data is int 5"),
             (("file.csv", y), "data is str"),
         ]:

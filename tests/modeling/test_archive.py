@@ -441,7 +441,7 @@ def refusal(kind, model):
 
 def test_two_closures_of_one_name():
     message = refusal(CustomObjectError, dense(loss=weighted_error(2), metrics=[weighted_error(3)]))
-    assert message.startswith("two different objects of the model are called 'error': ")
+    assert message.startswith("two different objects of the model have the name 'error': ")
     assert "loss" in message
     assert "metrics[0]" in message
 
@@ -471,7 +471,7 @@ def test_a_lambda_in_the_compile_arguments(argument):
 def test_an_own_function_that_is_named_like_keras_own(extra):
     message = refusal(CustomObjectError, dense(*extra, activation=relu))
     assert f"activation is {__name__}.relu, but a saved copy of the model loads with keras" in message
-    assert "Give yours a name of its own" in message
+    assert "Give yours a unique name" in message
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_what_cannot_travel_is_named(value, culprit):
     message = str(caught.value)
     assert message.startswith(f"callbacks cannot be sent to the workers, since pickling {culprit}")
     assert "TypeError: cannot pickle '_thread.lock' object" in message
-    assert "inside the function that needs them" in message
+    assert "inside the function that uses them" in message
     assert isinstance(caught.value.__cause__, TypeError)
 
 
@@ -334,7 +334,7 @@ def test_two_functions_of_one_name_are_refused_with_both_places():
     with pytest.raises(CustomObjectError) as caught:
         needed(network(loss=scaled_loss(2), metrics=[scaled_loss(3)]))
     message = str(caught.value)
-    assert message.startswith("two different objects of the model are called 'loss'")
+    assert message.startswith("two different objects of the model have the name 'loss'")
     assert "compiled loss" in message
     assert "metrics[0]" in message
     assert "__name__" in message

@@ -70,8 +70,8 @@ SPARSE = [
 )
 def test_class_numbers_must_be_below_the_number_of_outputs(three, loss, labels, low, high):
     message = refusal(three, np.array(labels), loss)
-    assert message.startswith("y does not fit the loss sparse_categorical_crossentropy: the model has 3 outputs")
-    assert f"whole numbers from 0 to 2, but they range from {low} to {high}" in message
+    assert message.startswith("y does not fit the loss sparse_categorical_crossentropy: the model's output has 3 units")
+    assert f"integers from 0 to 2, but they range from {low} to {high}" in message
 
 
 @pytest.mark.parametrize("loss", SPARSE, ids=named)
@@ -179,18 +179,18 @@ def test_one_hot_rows_where_class_indices_belong(three, loss):
     assert message.startswith(
         "y does not fit the loss sparse_categorical_crossentropy: it expects class indices from 0 to 2"
     )
-    assert "received rows of shape (3,), as one-hot rows have" in message
-    assert message.endswith("Compile with categorical_crossentropy, or give class indices (y.argmax(-1)).")
-    assert refusal(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Give class indices.")
+    assert "received rows of shape (3,), the shape of one-hot rows" in message
+    assert message.endswith("Compile with categorical_crossentropy, or pass class indices (y.argmax(-1)).")
+    assert refusal(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Pass class indices.")
 
 
 def test_one_array_of_labels_for_several_outputs(two, three):
     expected = (
-        r"the model has 2 output\(s\) \(kind, size\), but the labels are 1 array\(s\): give y as a tuple or a dict of 2"
+        r"the model has 2 output\(s\) \(kind, size\), but the labels are 1 array\(s\): pass y as a tuple or a dict of 2"
     )
     with pytest.raises(DataError, match=expected):
         check(two, np.array([0, 1]), "mse")
-    with pytest.raises(DataError, match=r"1 output\(s\) \(out\), but the labels are 2 array\(s\): give y as one array"):
+    with pytest.raises(DataError, match=r"1 output\(s\) \(out\), but the labels are 2 array\(s\): pass y as one array"):
         check(three, (np.array([0, 1]), np.array([0, 1])), "mse")
 
 
@@ -238,8 +238,8 @@ def test_labels_of_the_outputs_with_a_loss_alone(listed):
     check(listed, {"second": good}, [None, sparse, None])
     assert refusal(listed, {"second": bad}, [None, sparse, None]).startswith("y['second'] does not fit the loss sparse_")
     assert refusal(listed, good, ["mse", None, sparse]).endswith(
-        "the model has 3 output(s) (first, second, third), 2 with a loss, but the labels are 1 array(s): give y as a tuple "
+        "the model has 3 output(s) (first, second, third), 2 with a loss, but the labels are 1 array(s): pass y as a tuple "
         "or a dict of 3 arrays, or as a tuple or a dict of 2 arrays for the output(s) with a loss."
     )
     assert refusal(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output(s) with a loss.")
-    assert refusal(listed, good, "mse").endswith("1 array(s): give y as a tuple or a dict of 3 arrays.")
+    assert refusal(listed, good, "mse").endswith("1 array(s): pass y as a tuple or a dict of 3 arrays.")

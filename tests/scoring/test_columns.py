@@ -105,7 +105,7 @@ class Own(keras.Model):
 def test_a_model_that_does_not_say_what_it_gives_is_refused_and_can_be_wrapped():
     model = Own()
     expected = np.asarray(model(X))
-    with pytest.raises(ModelError, match=r"does not say the shape of its outputs.*keras\.Model\(inputs, model\(inputs\)\)"):
+    with pytest.raises(ModelError, match=r"the shapes of its outputs.*keras\.Model\(inputs, model\(inputs\)\)"):
         Scorer.of(model)
     inputs = keras.Input((3,))
     found = score(keras.Model(inputs, model(inputs)), *batches(X, 40))
