@@ -1,4 +1,4 @@
-"""Keras's own `fit`, `evaluate` and `predict` over the rows of one worker: process, batches, replicas.
+"""Keras's `fit`, `evaluate` and `predict` on the rows of one worker: process setup, batches, replicas.
 
-Knows nothing of Spark.
+Independent of Spark.
 """

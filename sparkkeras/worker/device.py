@@ -1,6 +1,6 @@
-"""Making a process ready to train: the backend, its threads, its devices, its way of taking batches.
+"""Setup of a process for training: the backend, its threads and devices, and how it is fed with batches.
 
-The only file that names a backend.
+The only file with code for specific backends.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sparkkeras.errors import ClusterError, DataError
 from sparkkeras.modeling import garbage
 
 AUTO_STEPS_PER_EXECUTION = 32
-"""Steps in one compiled call, where the person left the choice and the backend runs them in a loop."""
+"""Default of ``steps_per_execution`` for backends that run the steps in a compiled loop."""
 
 
 def worker_environment(cores: int) -> dict[str, str]:
-    """Environment variables for the workers that train: the driver's backend, quiet, taking memory as it is needed.
+    """Environment variables for training workers: the driver's backend and Keras settings, less logging, GPU memory growth.
 
     Args:
-        cores: CPU cores of a task, which are the threads that it gets.
+        cores: CPU cores per task, which is also its number of threads.
     """
     import keras
 
@@ -36,39 +36,42 @@ def worker_environment(cores: int) -> dict[str, str]:
         "SPARKKERAS_FLOATX": keras.config.floatx(),
         "SPARKKERAS_DTYPE_POLICY": keras.config.dtype_policy().name,
         "SPARKKERAS_IMAGE_DATA_FORMAT": keras.config.image_data_format(),
-        "NPROC": str(cores),  # the threads of JAX on the CPU
+        "NPROC": str(cores),  # JAX's threads on the CPU
         "OMP_NUM_THREADS": str(cores),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # else the import begins with CUDA, and no fork could use it
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # otherwise the import initializes CUDA, which then fails in forks
     }
 
 
 def load() -> None:
-    """Import Keras and its backend, without what they write to standard error then, and run nothing."""
-    with _hushed():
+    """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
+    with _silenced():
         import keras  # noqa: F401
     garbage.keep_loaded()
 
 
 @functools.cache
 def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> None:
-    """Import Keras and its backend in this process, once, with as many threads as the task has cores.
+    """Import and configure Keras and its backend in this process, once, with one thread per core of the task.
 
-    Outside a Spark worker nothing is touched: the process is the person's.
+    Outside Spark workers, it only sets ``environment``: the process belongs to the user.
 
     Args:
-        cores: CPU cores of a task.
-        accelerators: The addresses of the GPUs that Spark gave the task.
-        environment: Environment variables that were not set when this process began.
+        cores: CPU cores per task.
+        accelerators: The addresses of the GPUs that Spark assigned to the task.
+        environment: Environment variables that were not set when this process started.
+
+    Raises:
+        ClusterError: The process has already imported Keras with another backend.
     """
     os.environ.update(environment)
     if not os.environ.get("SPARKKERAS_WORKER"):
         return
     if accelerators:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
-    with _hushed():
+    with _silenced():
         import keras
 
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
@@ -77,16 +80,16 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
         backend = keras.backend.backend()
         if backend != os.environ["KERAS_BACKEND"]:
             raise ClusterError(
-                f"Keras was loaded with the backend {backend!r} in a worker process that shall train with "
-                f"{os.environ['KERAS_BACKEND']!r}: a function of yours has imported it there. Set KERAS_BACKEND for workers."
+                f"a worker process has already imported Keras with the backend {backend!r}; expected "
+                f"{os.environ['KERAS_BACKEND']!r}, the driver's. Set KERAS_BACKEND on the workers."
             )
         if backend == "tensorflow":
             import tensorflow
 
-            with suppress(RuntimeError):  # where the person's own functions share this process, and have used it already
+            with suppress(RuntimeError):  # raised if functions of the user in this process have already used TensorFlow
                 tensorflow.config.threading.set_intra_op_parallelism_threads(cores)
                 tensorflow.config.threading.set_inter_op_parallelism_threads(cores)
-            tensorflow.get_logger().addFilter(_is_for_the_person)
+            tensorflow.get_logger().addFilter(_concerns_user)
         elif backend == "torch":
             import torch
 
@@ -94,18 +97,18 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
     garbage.keep_loaded()
 
 
-def _is_for_the_person(record: logging.LogRecord) -> bool:
-    """Whether a log record of TensorFlow's concerns the person's code.
+def _concerns_user(record: logging.LogRecord) -> bool:
+    """Whether a log record of TensorFlow concerns the user's code.
 
-    TensorFlow counts how often Keras's functions are traced over all models together, so it warns when a process has
-    trained or called a few models, each of which it traced once.
+    TensorFlow counts the traces of Keras's functions over all models, so it warns about retracing when a process has used a
+    few models, although it traced each of them only once.
     """
     message = record.getMessage()
     return not ("triggered tf.function retracing" in message and "TensorFlowTrainer." in message)
 
 
 def is_untouched() -> bool:
-    """Whether the backend has run nothing in this process yet, so that a fork of it can use it."""
+    """Whether the backend is still uninitialized in this process, so that forks of the process can use it."""
     import keras
 
     backend = keras.backend.backend()
@@ -123,24 +126,24 @@ def is_untouched() -> bool:
 
 
 def wake() -> None:
-    """Have the backend begin in this process, without what it writes to standard error then."""
+    """Initialize the backend in this process. Suppresses its messages to standard error."""
     import keras
 
-    with _hushed():
+    with _silenced():
         keras.ops.zeros(())
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep what a backend writes to standard error while it loads from the person's terminal, unless loading fails."""
-    with tempfile.TemporaryFile() as said:
+def _silenced() -> Iterator[None]:
+    """Suppress what a backend writes to standard error while it loads; print it if loading fails."""
+    with tempfile.TemporaryFile() as captured:
         kept = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(0)
-            os.write(kept, said.read())
+            captured.seek(0)
+            os.write(kept, captured.read())
             raise
         finally:
             os.dup2(kept, 2)
@@ -148,13 +151,13 @@ def _hushed() -> Iterator[None]:
 
 
 def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None = None) -> int:
-    """How many steps a compiled call of this model runs.
+    """The ``steps_per_execution`` to train this model with.
 
     Args:
         model: The model.
-        chosen: What it was compiled with. 1 is Keras's default, so it leaves the choice to us.
-        single: Whether somebody listens to every batch.
-        every: After how many steps somebody wants to come between two calls, if anybody does.
+        chosen: The value that the model was compiled with. 1, Keras's default, means an automatic choice.
+        single: Whether a callback has batch hooks, so that the automatic choice is 1.
+        every: The number of steps between two exchanges of weights, of which the result is a divisor; ``None``: any.
     """
     import keras
 
@@ -166,20 +169,23 @@ def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None
 
 
 Pieces = Callable[[], Iterator[Block]]
-"""Gives blocks in the order of training; each but the last has a whole number of batches."""
+"""Returns an iterator over blocks in training order; each but the last consists of whole batches."""
 
 
 @contextmanager
 def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = False) -> Iterator[Any]:
-    """Something that ``fit``, ``evaluate`` and ``predict`` of this backend's Keras take one epoch of batches from.
+    """One epoch of batches as a data argument for Keras's ``fit``, ``evaluate`` and ``predict`` with the current backend.
 
-    It is good until the context ends, and holds on to no row after that.
+    It is valid inside the ``with`` block, and holds no references to rows afterwards.
 
     Args:
         spec: The shapes and dtypes of the blocks.
-        batch_size: Rows in a batch.
+        batch_size: Rows per batch.
         pieces: The rows.
-        held_out: Whether ``fit`` validates on them while it holds others to train on.
+        held_out: Whether these are the validation data of a ``fit`` whose training data is open at the same time.
+
+    Raises:
+        DataError: A block has another spec.
     """
     import keras
 
@@ -189,7 +195,7 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = Fals
         try:
             yield source.dataset
         except Exception as error:
-            if source.error is not None:  # TensorFlow reports it in words of its own
+            if source.error is not None:  # TensorFlow wraps it in an error of its own
                 raise source.error from error
             raise
         finally:
@@ -210,11 +216,10 @@ def _nothing() -> Iterator[Block]:
 
 
 def given_away(block: Block) -> Block:
-    """The block as a backend may have it: in memory that it may write into, copied where that is needed.
+    """The block in memory that the backend may overwrite, copied if necessary.
 
-    TensorFlow and JAX take memory that begins at a multiple of 64 bytes (16 in older builds) as it is, and may compute in
-    place there; all other memory they copy. PyTorch takes any. Rows that lie in a file, or that the person holds, must stay
-    as they are.
+    TensorFlow and JAX use memory that is aligned to 64 bytes (16 in older builds) without a copy, and may compute in place;
+    all other memory they copy. PyTorch copies none. Rows in memory-mapped files and arrays of the user must not change.
     """
     import keras
 
@@ -226,7 +231,7 @@ def given_away(block: Block) -> Block:
 
 
 def to_predict(model: Any) -> Any:
-    """The model, ready for calls of ``predict_on_batch``. Under PyTorch, ``predict`` puts it into evaluation mode first."""
+    """Prepare the model for ``predict_on_batch``: with PyTorch, set evaluation mode, as ``predict`` does."""
     import keras
 
     if keras.backend.backend() == "torch":
@@ -235,10 +240,10 @@ def to_predict(model: Any) -> Any:
 
 
 def lent(block: Block) -> Block:
-    """The block as a backend may have it for one call.
+    """The block as the argument of one call of the model, copied if necessary.
 
-    TensorFlow and JAX only read what they are called with. A PyTorch module may work in place, so it gets a copy of rows
-    that lie in a file, or that the person holds.
+    TensorFlow and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in
+    memory-mapped files and of arrays of the user.
     """
     import keras
 
@@ -252,9 +257,9 @@ def _packed(block: Block) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _tensorflow_source(spec: BlockSpec, batch_size: int, held_out: bool) -> Any:
-    """A dataset that is built once for all rounds over blocks of one kind: building one takes longer than a short round.
+    """The cached dataset for all rounds over blocks of this spec, because building one takes longer than a short round.
 
-    ``held_out``: one beside that, so that two are fed at the same time.
+    ``held_out`` selects a second dataset for validation, which is used at the same time as the one for training.
     """
     return _TensorFlowSource(spec, batch_size)
 
@@ -274,7 +279,7 @@ class _TensorFlowSource:
                 self.error = error
                 raise
 
-        # No prefetch: a worker has one core for most, and a second thread only gets in the first one's way.
+        # No prefetch: most workers have one core, on which a second thread would only compete with training.
         dataset = tf.data.Dataset.from_generator(generate, output_signature=_packed(Block(spec.form, specs)))
         dataset = dataset.rebatch(batch_size)
         options = tf.data.Options()

@@ -1,7 +1,7 @@
-"""One worker: Keras's own ``fit``, ``evaluate`` and ``predict`` over the rows of one partition. Knows nothing of Spark.
+"""One worker: Keras's ``fit``, ``evaluate`` and ``predict`` on the rows of one partition. Independent of Spark.
 
-Memory: whatever the size of the partition, a worker holds the model, one shuffle order, and a few pieces of
-`PIECE_BYTES`; the rows stay in their files.
+Memory: regardless of the size of the partition, a worker holds the model, one shuffle order, and a few pieces of
+`PIECE_BYTES`; the rows remain in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from sparkkeras.weights import Flat
 from sparkkeras.worker import device
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Rows are copied out of their files in pieces of about this size."""
+"""The approximate size of the pieces in which rows are copied from their files, in bytes."""
 
 PREDICTION_BYTES = 64 * 1024 * 1024
-"""Predictions leave a worker together once they and their features come to this size: few results, and little memory."""
+"""A worker yields predictions when they and their features reach this size in bytes: few results, and little memory."""
 
 KEPT_STEPS = 3
-"""Of how many other numbers of steps in one call a model keeps what the backend has compiled."""
+"""The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
 
 Transform = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How rows become batches.
+    """How batches are made of rows.
 
     Attributes:
-        batch_size: Rows in a batch.
-        transform: ``transform(x, y) -> (x, y)`` on each batch.
+        batch_size: Rows per batch.
+        transform: ``transform(x, y) -> (x, y)``, applied to each batch.
     """
 
     batch_size: int
@@ -61,10 +61,11 @@ class FitOptions(BatchOptions):
     """How a worker trains.
 
     Attributes:
-        shuffle: Whether each epoch goes through the rows in another order.
-        seed: What orders, dropout masks and NumPy's global generator are drawn from, with the worker and the epoch.
-        class_weight: As in ``keras.Model.fit``.
-        callbacks: Keras callbacks that run here.
+        shuffle: Whether to shuffle the rows before each epoch.
+        seed: Seeds the shuffle, dropout masks and the global generators of NumPy and Python, with the indices of worker and
+            epoch.
+        class_weight: The weight of each class index, as in ``keras.Model.fit``.
+        callbacks: Keras callbacks that run on the workers.
     """
 
     shuffle: bool = True
@@ -75,7 +76,7 @@ class FitOptions(BatchOptions):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows that ``fit`` validates on at the end of an epoch, as Keras does, and how they become batches."""
+    """Validation rows for the end of each epoch, and how batches are made of them."""
 
     block: Block
     options: BatchOptions
@@ -83,7 +84,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Consecutive batches of one epoch: those in [first, last) of a worker's first ``rows`` rows."""
+    """Consecutive batches of one epoch: the batches in [first, last) of a worker's first ``rows`` rows."""
 
     epoch: int
     rows: int
@@ -93,15 +94,15 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class ExchangePoint:
-    """Where a worker stands in an epoch when it exchanges weights with others.
+    """A worker's progress in an epoch when it exchanges weights.
 
     Attributes:
-        batch: The batches of the epoch that are behind.
+        batch: The number of batches of the epoch that are done.
         steps: The optimizer steps since the last exchange.
-        rows: The rows that they saw.
+        rows: The rows of these steps.
         learning_rate: The optimizer's learning rate.
-        metrics: The state of the metrics since this call of ``fit`` began.
-        logs: This worker's figures, once the epoch is over.
+        metrics: The metric state since the start of this call of ``fit``.
+        logs: This worker's logs at the end of the epoch; ``None`` before.
     """
 
     batch: int
@@ -114,7 +115,7 @@ class ExchangePoint:
 
 @dataclass(frozen=True)
 class ExchangeResult:
-    """How a worker goes on after an exchange: from which weights, at which learning rate, and whether at all."""
+    """The weights with which a worker continues after an exchange, a new learning rate, and whether it must stop."""
 
     weights: Flat
     learning_rate: float | None = None
@@ -122,16 +123,16 @@ class ExchangeResult:
 
 
 class Exchange(Protocol):
-    """What couples a worker to others in the middle of ``fit``."""
+    """Exchanges a worker's weights with a server during ``fit``."""
 
     @property
     def every(self) -> int | None:
-        """How many batches lie between two exchanges; ``None``: there is one at the end of an epoch."""
+        """The number of batches between two exchanges; ``None``: one exchange at the end of each epoch."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether training is over, so that nobody waits for the rest of this window."""
+        """Whether training has been stopped, so that the worker need not finish this window."""
         ...
 
     def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
@@ -141,18 +142,18 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Replica:
-    """What became of a model in one worker.
+    """The result of training a model on one worker.
 
     Attributes:
-        worker: Which worker.
-        rows: The rows that it saw.
-        steps: The optimizer steps that it took.
-        seconds: How long its ``fit`` took.
+        worker: The index of the worker.
+        rows: The number of training rows.
+        steps: The number of optimizer steps.
+        seconds: The duration of ``fit``.
         learning_rate: The optimizer's learning rate at the end.
         state: Weights and optimizer variables at the end.
-        metrics: The state of the metrics over these rows; nothing where ``fit`` went on to validate.
-        logs: The figures of this worker alone.
-        stopped: Whether a callback ended training.
+        metrics: The metric state over the training rows; empty if ``fit`` validated, which resets it.
+        logs: The logs of this worker only.
+        stopped: Whether a callback stopped training.
     """
 
     worker: int
@@ -167,14 +168,19 @@ class Replica:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all weights and the loss are finite."""
+        """Whether all weights and the loss are finite numbers."""
         sums = float(self.state.weights.vector.sum(dtype=np.float64))
         return bool(np.isfinite(sums) and np.isfinite(self.logs.get("loss", 0.0)))
 
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """Trains, evaluates and predicts with a model that the process keeps."""
+    """Trains, evaluates and predicts with the cached model of the process.
+
+    Attributes:
+        archive: The model.
+        context: The task that runs this trainer.
+    """
 
     archive: ModelArchive
     context: TaskContext
@@ -190,16 +196,19 @@ class LocalTrainer:
         exchange: Exchange | None = None,
         held_out: HeldOut | None = None,
     ) -> Replica | None:
-        """Train on a range of batches of an epoch from ``state`` on; ``None`` where there are no rows in it.
+        """Train on a range of batches of one epoch.
 
         Args:
-            state: Where to begin.
+            state: The initial weights and optimizer variables.
             block: The partition's rows.
-            batch_range: Which of them, in which epoch.
-            options: How.
-            callbacks: Keras callbacks that live longer than this call, instead of new copies of those in ``options``.
-            exchange: What couples this worker to others.
-            held_out: Rows to validate on, for figures ``val_...`` in the logs, which callbacks see too.
+            batch_range: The epoch and the range of batches.
+            options: The training options.
+            callbacks: Keras callbacks that outlive this call, instead of new copies of those in ``options``.
+            exchange: Exchanges weights during training.
+            held_out: Validation rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
+
+        Returns:
+            The trained model, or ``None`` if the range contains no rows.
         """
         order = RowOrder(
             batch_range.rows,
@@ -223,7 +232,7 @@ class LocalTrainer:
         if callbacks is None:
             callbacks = list(options.callbacks.fresh()) if options.callbacks else []
         model = self._model(spec.zeros())
-        _choose_steps(model, any(map(batch_hooks, _members(callbacks))), None if exchange is None else exchange.every)
+        _choose_steps(model, any(map(batch_hooks, _flatten(callbacks))), None if exchange is None else exchange.every)
         state.put(model)
         models.reseed(model, seed)
         _seed_globals(seed)
@@ -246,7 +255,7 @@ class LocalTrainer:
                 verbose=0,
             )
         steps = last - batch_range.first
-        if model.stop_training and model.optimizer is not None:  # a callback has ended it early
+        if model.stop_training and model.optimizer is not None:  # a callback may have stopped it early
             steps = min(steps, int(model.optimizer.iterations) - before)
         return Replica(
             worker=self.context.worker,
@@ -263,7 +272,14 @@ class LocalTrainer:
     def evaluate(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
     ) -> tuple[MetricState, BlockSpec, tuple[LabelRange, ...]] | None:
-        """The metric state of ``state`` over all rows, their spec and the range of their labels; ``None`` without rows."""
+        """Evaluate a model on all rows.
+
+        Returns:
+            The metric state, the spec of the rows, and the value ranges of their labels; ``None`` if there are no rows.
+
+        Raises:
+            DataError: Features or labels do not fit the model.
+        """
         ranges: tuple[LabelRange, ...] = ()
 
         def noted(piece: Block) -> Block:
@@ -288,10 +304,13 @@ class LocalTrainer:
     def predict(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions, schema: Schema
     ) -> Iterator[Any]:
-        """What ``keras.Model.predict`` gives for all rows, in order, some rows at a time.
+        """Yield what ``keras.Model.predict`` returns, in the order of the rows, for some rows at a time.
 
-        Batch by batch, as ``predict`` would go through them itself, only that nothing stands between the rows and the model:
-        a backend's way of feeding batches takes longer than small models do.
+        It calls ``predict_on_batch`` for the batches that ``predict`` would use: for small models, the data pipeline of
+        ``predict`` takes longer than the model.
+
+        Raises:
+            DataError: Features do not fit the model.
         """
         model: Any = None
         done: list[Any] = []
@@ -330,7 +349,7 @@ class LocalTrainer:
                 yield transformed(piece, options)
 
     def _model(self, sample: Block | None) -> Any:
-        """The process's model; with its metrics made where ``sample`` says what rows look like."""
+        """The cached model of the process, with its metrics built if there is a ``sample`` of the rows."""
         if sample is None:
             return self.archive.cached()
         model = self.archive.cached(repr([array.ndim for array in sample.arrays]))
@@ -344,23 +363,23 @@ class LocalTrainer:
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:
-    """Set how many steps one call runs to train. Evaluation takes what there is: a change may make the backend trace anew.
+    """Set ``steps_per_execution`` for training. Evaluation uses the current value, because a change may cause retracing.
 
-    What was compiled for another number of steps is kept: a person may go to and fro between settings.
+    The functions compiled for other values are kept, because a user may switch back and forth between settings.
     """
     steps = device.steps_per_execution(model, model._sparkkeras_steps, single, every)
     if steps != model.steps_per_execution:
         compiled = model._sparkkeras_compiled
         compiled[model.steps_per_execution] = model.train_function, model.test_function
         model.steps_per_execution = steps
-        # Without one, Keras makes it when it is called.
+        # If there is none, Keras creates it in the next call.
         model.train_function, model.test_function = compiled.pop(steps, (None, None))
         while len(compiled) > KEPT_STEPS:
             del compiled[next(iter(compiled))]
 
 
 def batch_hooks(callback: Any) -> list[str]:
-    """The hooks for batches that a callback has of its own."""
+    """The batch hooks that a callback overrides."""
     return [hook for hook in _BATCH_HOOKS if overrides(callback, hook)]
 
 
@@ -375,22 +394,22 @@ _BATCH_HOOKS = (
 
 
 def overrides(callback: Any, hook: str) -> bool:
-    """Whether a callback has a hook that is not Keras's own."""
+    """Whether a callback overrides a hook of ``keras.callbacks.Callback``."""
     method = vars(callback).get(hook) or getattr(type(callback), hook)
     return not str(method.__module__).startswith("keras.")
 
 
 def transformed(piece: Block, options: BatchOptions) -> Block:
-    """The rows as the model takes them: after the transform, if there is one, which works on a copy."""
+    """Apply the transform, if there is one, to a copy of the rows."""
     if options.transform is None:
         return piece
-    own = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
-    made = own.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+    copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
+    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
     return Block(made.form, tuple(np.array(array) for array in made.arrays))
 
 
 def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
-    """The block with sample weights from its classes; those that ``class_weight`` leaves out weigh 1, as in Keras."""
+    """The block with sample weights by class. As in Keras, classes that are not in ``class_weight`` have the weight 1."""
     if class_weight is None or piece.form.y is None:
         return piece
     labels = piece.arrays[piece.form.span("y")][0]
@@ -401,14 +420,18 @@ def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
 
 
 def _seed_globals(seed: Sequence[int]) -> None:
-    """Seed the generators that a transform or a callback may draw from. Not the backend's: that makes it trace anew."""
+    """Seed the global generators of Python and NumPy for transforms and callbacks. Seeding the backend causes retracing."""
     drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
     random.seed(drawn)
     np.random.seed(drawn)
 
 
 def _batches(pieces: Iterator[Block], rows: int) -> Iterator[Block]:
-    """Blocks of ``rows`` rows each, the last one perhaps shorter; views where they do not go over the end of a piece."""
+    """Split pieces into blocks of ``rows`` rows; the last may be shorter. Blocks inside one piece are views.
+
+    Raises:
+        DataError: The pieces have different specs.
+    """
     rest: list[Block] = []
     missing = rows
     spec: BlockSpec | None = None
@@ -428,7 +451,7 @@ def _batches(pieces: Iterator[Block], rows: int) -> Iterator[Block]:
 
 
 def together(parts: Sequence[Any]) -> Any:
-    """Predictions for some rows after others, in the structure that the model gives them, as one."""
+    """Concatenate predictions, in the structure of the model's outputs."""
     import keras
 
     if len(parts) == 1:
@@ -444,7 +467,7 @@ def _bytes(predicted: Any) -> int:
 
 @contextmanager
 def _streaming() -> Iterator[None]:
-    """A stream of unknown length ends when it ends; Keras would call that running out of data."""
+    """Suppress Keras's warning that the input ran out of data, which is the normal end of a stream of unknown length."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
@@ -452,7 +475,7 @@ def _streaming() -> Iterator[None]:
 
 @contextmanager
 def _single_steps(model: Any) -> Iterator[None]:
-    """Predict batch by batch: Keras unrolls the steps of one call, and traces anew for every number of them."""
+    """Predict with one step per execution: Keras unrolls the steps of a call, and retraces for every number of steps."""
     steps, model.steps_per_execution = model.steps_per_execution, 1
     try:
         yield
@@ -461,7 +484,7 @@ def _single_steps(model: Any) -> Iterator[None]:
 
 
 def _end_of_epoch(model: Any) -> Any:
-    """A callback that takes the state at the end of an epoch, before Keras overwrites weights by their averages."""
+    """A callback that copies the state at the end of an epoch, before Keras overwrites the weights with moving averages."""
     import keras
 
     class EndOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
@@ -474,7 +497,7 @@ def _end_of_epoch(model: Any) -> Any:
 
 
 def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size: int) -> Any:
-    """A callback that exchanges weights every so many batches of the epoch, and at its end."""
+    """A callback that exchanges weights every ``exchange.every`` batches, and at the end of the epoch."""
     import keras
 
     class Exchanging(keras.callbacks.Callback):  # type: ignore[misc]
@@ -484,7 +507,7 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
             self._stopped = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            # Not by the number that Keras gives, which is off where the last call of an epoch runs fewer steps.
+            # Keras's batch index is wrong if the last call of an epoch runs fewer steps, so count them here.
             self._done = min(self._done + int(self._model.steps_per_execution), last)
             if exchange.stopped:
                 self._stopped = self._model.stop_training = True
@@ -496,7 +519,7 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
                 self._exchange(dict(logs or {}))
 
         def _exchange(self, logs: dict[str, Any] | None) -> None:
-            model = self.model  # asking for it brings JAX's weights back into their variables
+            model = self.model  # with JAX, accessing this property copies the weights back into their variables
             point = ExchangePoint(
                 batch=self._done,
                 steps=self._done - self._exchanged,
@@ -505,21 +528,22 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
                 metrics=metrics.take(model),
                 logs=logs,
             )
-            on = exchange(models.take_weights(model), point)
+            result = exchange(models.take_weights(model), point)
             self._exchanged = self._done
-            models.put_weights(on.weights, model)
-            if on.learning_rate is not None:
-                model.optimizer.learning_rate = on.learning_rate
-            if on.stop:
+            models.put_weights(result.weights, model)
+            if result.learning_rate is not None:
+                model.optimizer.learning_rate = result.learning_rate
+            if result.stop:
                 self._stopped = model.stop_training = True
 
     return Exchanging()
 
 
 def lasting(callbacks: Sequence[Any]) -> list[Any]:
-    """Callbacks for several calls of ``fit`` that are one training: ``on_train_begin`` is called in the first one only.
+    """Wrap callbacks for a training of several calls of ``fit``: ``on_train_begin`` is called only in the first one.
 
-    Who made them calls ``end`` of the one member, if there is one, when all is over.
+    Returns:
+        A list of one callback, whose ``end`` the caller must call after the last ``fit``; empty without callbacks.
     """
     import keras
 
@@ -536,12 +560,12 @@ def lasting(callbacks: Sequence[Any]) -> list[Any]:
             self._logs = logs
 
         def end(self) -> None:
-            if self.begun:  # an attempt that finds nothing left to train has not
+            if self.begun:  # not if a retried task found nothing left to train
                 super().on_train_end(self._logs)
 
     return [Lasting(list(callbacks))] if callbacks else []
 
 
-def _members(callbacks: Sequence[Any]) -> Iterator[Any]:
+def _flatten(callbacks: Sequence[Any]) -> Iterator[Any]:
     for callback in callbacks:
         yield from getattr(callback, "callbacks", (callback,))

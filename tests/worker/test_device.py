@@ -39,16 +39,16 @@ def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are
         for _ in range(6):
             keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).predict_on_batch(np.zeros((1, 3)))
         assert seen
-        assert not any(map(device._is_for_the_person, seen))
+        assert not any(map(device._concerns_user, seen))
         del seen[:]
         own = tf.function(lambda number: number)
         for number in range(6):
             own(number)
         assert seen
-        assert all(map(device._is_for_the_person, seen))
+        assert all(map(device._concerns_user, seen))
     finally:
         logger.removeFilter(note)
-    assert device._is_for_the_person(logging.LogRecord("tensorflow", logging.WARNING, "", 0, "%s left", ("one",), None))
+    assert device._concerns_user(logging.LogRecord("tensorflow", logging.WARNING, "", 0, "%s left", ("one",), None))
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, 1), (7, 7), (32, 32), (37, 1), (40, 20), (64, 32), (99, 11)])
