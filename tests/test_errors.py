@@ -88,7 +88,7 @@ def test_a_missing_module_on_workers_is_reported_by_name():
     ]
     error = translated(RuntimeError("\n".join(["An exception was thrown:", *lines])))
     assert isinstance(error, WorkerError)
-    assert "Spark's workers lack the Python module 'cryptography': install it where they run" in str(error)
+    assert "Spark's workers lack the Python module 'cryptography': install it on the workers" in str(error)
     assert error.worker_traceback.startswith("Traceback")
 
 

@@ -1,1 +1,1 @@
-"""What touches a SparkContext or a session of Spark Connect: workers probed and equipped, jobs run, errors translated."""
+"""Access to a SparkContext or a Spark Connect session: checks and sets up workers, runs jobs, translates errors."""

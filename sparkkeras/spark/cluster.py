@@ -1,8 +1,8 @@
-"""The SparkContext as sparkkeras needs it: checked, equipped, with errors in words.
+"""The SparkContext: checks it, sets up its workers, runs jobs, and translates errors.
 
-Training runs in Python workers of its own: Spark keeps a pool of them for each set of environment variables, and ours
-is not shared with the person's own functions. So as many processes import the backend as there are slots, and no more,
-and the backend is the driver's.
+Training runs in separate Python workers: Spark has a pool of Python workers for each set of environment variables, and the
+one for training is not shared with the user's functions. So the number of processes that import the backend is at most the
+number of slots, and the backend is the driver's.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _environment_lock = threading.RLock()
 equipping = threading.Lock()
-"""Held while workers are looked at: two threads may begin at once."""
+"""Held while workers are probed, because two threads may start at the same time."""
 
 _log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
-"""The folder of this package, which workers that lack it are sent."""
+"""The folder of this package, which is sent to workers that lack it."""
 
 _DEFAULT_RESULT_SIZE = "1g"
 _INLINE_BYTES = 64 * 1024
@@ -57,16 +57,17 @@ class Cluster:
     """A running SparkContext.
 
     Args:
-        context: The context that the data lives in; ``None`` takes the active one, or starts one on this machine.
-        environment: Gives the environment variables for workers that train on so many CPU cores.
+        context: The context of the data; ``None``: the active one, or a new one on this machine.
+        environment: Returns the environment variables of training workers for a number of CPU cores per task.
 
     Attributes:
         context: The SparkContext.
-        task_cores: CPU cores for each task (``spark.task.cpus``).
-        max_result_bytes: What the results of one job may have altogether (``spark.driver.maxResultSize``); 0 is no bound.
+        task_cores: CPU cores per task (``spark.task.cpus``).
+        max_result_bytes: The limit on the size of all results of one job, in bytes (``spark.driver.maxResultSize``); 0: no
+            limit.
 
     Raises:
-        ClusterError: The context was stopped.
+        ClusterError: The context was stopped, or workers lack Keras or its backend, or run another Python version.
     """
 
     def __init__(self, context: SparkContext | None, environment: Callable[[int], Mapping[str, str]]) -> None:
@@ -80,24 +81,24 @@ class Cluster:
 
     @property
     def carried_environment(self) -> Mapping[str, str]:
-        """The environment variables that workers must be given with each task: none, Spark gives them theirs."""
+        """The environment variables to send with each task: none, because Spark sets them for the Python workers."""
         return {}
 
     @property
     def is_local(self) -> bool:
-        """Whether the workers are on this machine and share its files (master ``local[...]``)."""
+        """Whether the workers run on this machine and share its files (master ``local[...]``)."""
         master = self.context.master or ""
         return master.startswith("local") and not master.startswith("local-cluster")
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at the same time now."""
+        """The number of tasks that can currently run at the same time."""
         return slots_of(self.context)
 
     @property
     def free_slots(self) -> int:
-        """How many tasks could start at the same time now, at least 1."""
-        for _ in range(_LOOKS):  # Spark's books are kept by a thread of their own: what has just ended may still stand there
+        """The number of tasks that could start at the same time now, at least 1."""
+        for _ in range(_LOOKS):  # Spark updates its status asynchronously, so tasks that have just ended may still be listed
             busy = self._running_tasks()
             if not busy:
                 break
@@ -111,7 +112,7 @@ class Cluster:
 
     @property
     def driver(self) -> DriverAddress:
-        """How tasks reach this process: Spark's own address for the driver, and the loopback where they run beside it."""
+        """The address at which tasks reach this process: Spark's driver address, or the loopback if Spark runs locally."""
         if self.is_local:
             return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
         conf = self.context.getConf()
@@ -119,23 +120,32 @@ class Cluster:
         return DriverAddress(host, conf.get("spark.driver.bindAddress") or host, is_local=False)
 
     def require(self, module: str, package: str, purpose: str) -> None:
-        """Refuse workers that lack a module; see `check_optional`."""
+        """Reject workers that lack an optional module.
+
+        Args:
+            module: One of `sparkkeras.spark.probe.OPTIONAL`.
+            package: Its name for pip.
+            purpose: The feature that needs it, in the plural, for the message.
+
+        Raises:
+            ClusterError: A worker lacks it.
+        """
         check_optional(_equipped[self.context], module, package, purpose)
 
     def background(self, call: Callable[[], R]) -> SparkRunning[R]:
-        """Call something that runs jobs in a thread of its own.
+        """Run a call that starts jobs in a background thread.
 
         Raises:
-            ConfigurationError: Its jobs would never begin; see `check_slots`.
+            ConfigurationError: Its jobs would never start; see `check_slots`.
         """
         check_slots(self.context)
         return SparkRunning(self.context, call)
 
     @contextmanager
     def training_workers(self) -> Iterator[None]:
-        """RDDs whose Java side is made in here run in the Python workers that train."""
+        """RDDs whose Java object is created inside the ``with`` block run in the Python workers for training."""
         with _environment_lock:
-            # Another dict, not other entries: threads of the person's may be reading the one that is there.
+            # Replace the dict instead of changing it, because threads of the user may be reading it.
             before = self.context.environment
             self.context.environment = {**before, **self._environment}
             try:
@@ -145,7 +155,7 @@ class Cluster:
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
-        """Broadcast a value until the context ends."""
+        """Broadcast a value; the broadcast is destroyed at the end of the ``with`` block."""
         broadcast = self.context.broadcast(value)
         try:
             yield broadcast
@@ -153,9 +163,10 @@ class Cluster:
             quietly(broadcast.destroy)
 
     def keep(self, value: R) -> Shared[R]:
-        """Make a value available to tasks until the context stops: in their functions, or broadcast once if it is larger.
+        """Make a value available to tasks until the SparkContext stops: small values in the closure, others as a broadcast.
 
-        It cannot be known when the last DataFrame that needs it is gone, and Spark keeps a file for each broadcast.
+        Broadcasts are cached by content: it is unknown when the last DataFrame that uses one is gone, and Spark keeps a file
+        for each.
         """
         payload = pickle.dumps(value, 5)
         if len(payload) <= _INLINE_BYTES:
@@ -169,12 +180,16 @@ class Cluster:
         return kept[digest]
 
     def collect(self, rdd: RDD[R], partitions: Sequence[int] | None = None) -> list[R]:
-        """Run a job and bring its results here; if it is interrupted, it is cancelled.
+        """Run a job and collect its results. An interrupt (Ctrl-C) cancels the job.
+
+        Args:
+            rdd: The RDD.
+            partitions: The partitions to compute; default: all.
 
         Raises:
-            ConfigurationError: The job would never begin; see `check_slots`.
-            WorkerError: A task failed as often as Spark tries; the message has the worker's traceback.
-            SparkKerasError: A task raised one of ours.
+            ConfigurationError: The job would never start; see `check_slots`.
+            WorkerError: A task failed in all of Spark's attempts; the message contains the worker's traceback.
+            SparkKerasError: A task raised an error of this package.
         """
         check_slots(self.context)
         try:
@@ -183,13 +198,15 @@ class Cluster:
                     return rdd.collect()
                 with self.training_workers():
                     built: Any = _Built(rdd)
-                return list(self.context.runJob(built, _each, partitions))  # it may last as long as training does
+                return list(
+                    self.context.runJob(built, _each, partitions)
+                )  # without the lock: it may run as long as training
         except Exception as error:
             raise translated(error, self.context) from error
 
     @contextmanager
     def cancellable(self) -> Iterator[None]:
-        """Jobs that run in here are cancelled if the person interrupts them."""
+        """Jobs that run inside the ``with`` block are cancelled by an interrupt (Ctrl-C)."""
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.context.addJobTag(tag)
         try:
@@ -203,12 +220,13 @@ class Cluster:
 
 
 class _Built:
-    """What `SparkContext.runJob` takes as an RDD: it maps its function onto it, and runs what comes of that.
+    """A stand-in for an RDD in `SparkContext.runJob`, which maps its function over the RDD and runs the result.
 
-    Spark notes the workers' environment variables when it makes the Java side of an RDD, which runJob would do on its own.
+    PySpark captures the workers' environment variables when it creates the Java object of an RDD. `runJob` would create it
+    too late, so it is created here.
 
     Args:
-        rdd: The RDD; its Java side, with the function of the job, is made here.
+        rdd: The RDD. Its Java object, with the function of the job, is created by the constructor.
     """
 
     def __init__(self, rdd: RDD[Any]) -> None:
@@ -216,13 +234,13 @@ class _Built:
         _ = self._mapped._jrdd
 
     def mapPartitions(self, function: Callable[[Iterable[Any]], Iterable[Any]]) -> RDD[Any]:  # noqa: N802 - an RDD's
-        """The RDD with the function of the job."""
+        """The RDD that the constructor mapped; ``function`` must be the function of the job."""
         assert function is _each
         return self._mapped
 
 
 class SparkRunning(LocalRunning[R]):
-    """A thread whose jobs can be cancelled."""
+    """A call in a background thread, whose Spark jobs can be cancelled."""
 
     def __init__(self, context: SparkContext, call: Callable[[], R]) -> None:
         from pyspark import InheritableThread
@@ -236,7 +254,7 @@ class SparkRunning(LocalRunning[R]):
         super().__init__(tagged, InheritableThread)
 
     def cancel(self) -> None:
-        """As `Running.cancel`: the jobs are cancelled."""
+        """Cancel the jobs of the call. Does not wait."""
         quietly(lambda: self._context.cancelJobsWithTag(self._tag))
 
 
@@ -251,7 +269,7 @@ _settings: weakref.WeakKeyDictionary[SparkContext, _Settings] = weakref.WeakKeyD
 
 
 def _settings_of(context: SparkContext) -> _Settings:
-    """What a context was started with. Reading its configuration takes milliseconds, so it is read once."""
+    """The settings of a context, cached because reading its configuration takes milliseconds."""
     if context not in _settings:
         conf = context.getConf()
         jvm: Any = context._jvm
@@ -267,9 +285,12 @@ def _each(rows: Iterable[R]) -> Iterable[R]:
 
 
 def active_context() -> SparkContext:
-    """The active SparkContext, or a new one on this machine whose workers run this very Python.
+    """The active SparkContext, or a new one on this machine, whose workers run the driver's Python.
 
-    It warns where the person has stopped one: what was configured there may not hold for the new one.
+    Warns if an earlier context of this process was stopped, because its configuration may not apply to the new one.
+
+    Raises:
+        ClusterError: This process uses Spark Connect, which has no SparkContext.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -278,92 +299,94 @@ def active_context() -> SparkContext:
         return active
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
         raise ClusterError(
-            "this needs a SparkContext, and Spark Connect has none: give a DataFrame (to_data_frame makes one of "
-            "arrays), and a path of this machine where a file is meant."
+            "this call needs a SparkContext, which Spark Connect does not have: pass data as a DataFrame (create one from "
+            "arrays with to_data_frame), and a local path for a file."
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
     if conf.get("spark.master", "").startswith("local") and _is_installed(os.environ["PYSPARK_PYTHON"]):
         conf.setIfMissing("spark.python.daemon.module", "sparkkeras.spark.daemon")
-    was_stopped = SparkContext._jvm is not None  # there is a JVM, and no context in it any more
+    was_stopped = SparkContext._jvm is not None  # the JVM remains after its context was stopped
     context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
     if was_stopped:
         warnings.warn(
-            f"the earlier Spark session was stopped, so a new one is started, with the master {context.master!r}. To "
-            "use another one, start it before (SparkSession.builder.master(...).getOrCreate()).",
+            f"the previous Spark session was stopped, so a new one was started with the master {context.master!r}. To "
+            "use another master, start a session first (SparkSession.builder.master(...).getOrCreate()).",
             stacklevel=2,
         )
     return context
 
 
 def _is_installed(python: str) -> bool:
-    """Whether a Python finds this very package by itself: Spark's daemon is there before files come from the driver."""
+    """Whether a Python can import this installation of the package. The daemon starts before Spark ships any files."""
     code = "import sys, importlib.util as util; sys.stdout.write(util.find_spec('sparkkeras').origin)"
     try:
-        said = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), check=False)
-    except OSError:  # there is no such Python: Spark says so
+        process = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), check=False
+        )
+    except OSError:  # no such Python, which Spark reports later
         return False
-    return said.stdout == str(PACKAGE / "__init__.py")
+    return process.stdout == str(PACKAGE / "__init__.py")
 
 
 def check_running(context: SparkContext) -> None:
-    """Refuse a SparkContext that was stopped.
+    """Reject a SparkContext that was stopped.
 
     Raises:
-        ClusterError: It was.
+        ClusterError: The context was stopped.
     """
     if context._jsc is None or context._jsc.sc().isStopped():
         raise ClusterError(STOPPED)
 
 
 def slots_of(context: SparkContext) -> int:
-    """How many tasks can run at the same time now."""
+    """The number of tasks that can currently run at the same time."""
     scala = context._jsc.sc()
     try:
         profile = scala.resourceProfileManager().defaultResourceProfile()
         return max(1, int(scala.maxNumConcurrentTasks(profile)))
-    except Exception:  # internal to Spark, so it may go or move
+    except Exception:  # an internal API of Spark, which may change
         return max(1, context.defaultParallelism)
 
 
 def check_slots(context: SparkContext) -> None:
-    """Refuse a job that this thread would wait for while another one keeps all slots until this thread returns.
+    """Reject a job that would deadlock, because another job holds all slots until this thread returns from a callback.
 
-    The tasks of asynchronous training wait for the driver when a few epochs have ended that its callbacks have not seen, so
-    a callback that waits for a slot would wait for ever.
+    The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, so a callback
+    that waits for a slot would wait forever.
 
     Raises:
-        ConfigurationError: There is no slot for it.
+        ConfigurationError: No slot is available for the job.
     """
     held = held_slots()
     slots = slots_of(context) if held else 0
     if slots > held or not held:
         return
-    fewer = f"num_workers={slots - 1}, or less" if slots > 1 else "fewer workers than slots, on a cluster with more of them"
+    fewer = f"num_workers={slots - 1} or fewer" if slots > 1 else "fewer workers than slots, on a cluster with more slots"
     raise ConfigurationError(
-        f"this call needs a Spark job, and the asynchronous fit whose callback makes it keeps all slots ({slots}) until its "
-        "callbacks return: the two would wait for each other for ever. Within callbacks use the Keras model in the driver's "
+        f"this call starts a Spark job inside a callback of an asynchronous fit, which holds all slots ({slots}) until its "
+        "callbacks return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "
         "process (self.model.predict(...), self.model.evaluate(...)), or leave a slot free: train with "
         f"{fewer}."
     )
 
 
 STOPPED = (
-    "the Spark session has been stopped, and its SparkContext with it. Start a new one "
-    "(SparkSession.builder.getOrCreate()); RDDs, DataFrames, SQL functions and searches of the old one must be made again."
+    "the Spark session has been stopped, together with its SparkContext. Start a new one "
+    "(SparkSession.builder.getOrCreate()), and create RDDs, DataFrames, SQL functions and searches again."
 )
-"""What to say to who uses a session or a SparkContext that was stopped."""
+"""The message for calls that use a stopped session or SparkContext."""
 
 
 _equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
-"""What `sparkkeras.spark.probe` said of each worker."""
+"""The results of `sparkkeras.spark.probe.probe`, one per probed worker."""
 
 
 def _equip(cluster: Cluster) -> None:
-    """Look at what the workers have, once for each context, and ship this package to those that lack it.
+    """Probe the workers, once per context, and ship this package if one lacks it or has another version.
 
     Raises:
-        ClusterError: Workers lack Keras or its backend, or run another Python.
+        ClusterError: Workers lack Keras or its backend, or run another Python version.
     """
     with equipping:
         if cluster.context in _equipped:
@@ -371,14 +394,17 @@ def _equip(cluster: Cluster) -> None:
         found = _probe(cluster)
         check_workers(found)
         if not is_current(found):
-            # In the context's own temporary folder, which Spark removes.
+            # In the temporary folder of the context, which Spark removes.
             folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)  # type: ignore[attr-defined]
             cluster.context.addPyFile(pack_package(folder))
         _equipped[cluster.context] = found
 
 
 def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse workers that cannot do what will be asked of them; ``found`` is what `sparkkeras.spark.probe` says of each.
+    """Reject workers that cannot train.
+
+    Args:
+        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
 
     Raises:
         ClusterError: Workers lack Keras or its backend.
@@ -387,20 +413,20 @@ def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
         if worker["missing"]:
             raise ClusterError(
                 f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
-                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or let the workers "
-                "run a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit also "
+                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or run the workers "
+                "with a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit, also "
                 f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
             )
 
 
 def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str, purpose: str) -> None:
-    """Refuse workers that lack a module which one function needs.
+    """Reject workers that lack an optional module.
 
     Args:
-        found: What `sparkkeras.spark.probe` says of each worker.
+        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
         module: One of `sparkkeras.spark.probe.OPTIONAL`.
-        package: What pip calls it.
-        purpose: What needs it, for the message.
+        package: Its name for pip.
+        purpose: The feature that needs it, in the plural, for the message.
 
     Raises:
         ClusterError: A worker lacks it.
@@ -414,7 +440,7 @@ def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str
 
 
 def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all workers have this very package."""
+    """Whether all workers have this version of the package."""
     ours = probe.package_digest(PACKAGE)
     return all(worker["package"] == ours for worker in found)
 
@@ -434,7 +460,7 @@ def _probe(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def pack_package(folder: str) -> str:
-    """This package as a zip in a folder."""
+    """Write this package as a zip file to a folder; returns its path."""
     target = str(Path(folder) / "sparkkeras.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(PACKAGE.rglob("*")):
@@ -444,16 +470,16 @@ def pack_package(folder: str) -> str:
 
 
 def translated(error: Exception, context: SparkContext | None = None) -> Exception:
-    """An error of Spark in words: ours as it was raised on the worker, else the worker's traceback."""
+    """Translate an error of Spark: to the error of this package that a worker raised, or to one with its traceback."""
     if isinstance(error, SparkKerasError):
         return error
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
         return ClusterError(
-            "Spark's workers run another Python version than the driver, which is "
-            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Set the "
-            "environment variable PYSPARK_PYTHON (with spark-submit also spark.pyspark.python) to a Python of that version "
-            "that has Keras, before the SparkContext starts."
+            "Spark's workers run another Python version than the driver, which runs "
+            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Before the SparkContext starts, set the "
+            "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python of that version "
+            "with Keras installed."
         )
     if "maxResultSize" in text:
         return ClusterError(
@@ -471,15 +497,15 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         if stopped:
             return ClusterError("the SparkContext was stopped while a job was running.")
         if re.search(r"\bJob \d+ cancelled\b", text):
-            return ClusterError("the Spark job was cancelled, by SparkContext.cancelAllJobs or the like, or in Spark's UI.")
+            return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
         if _WORKER_DIED.search(text):
             return WorkerError(_worker_died(text, None if context is None else context.master))
         return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
-            f"Spark's workers lack the Python module {missing[1]!r}: install it where they run (in the Python that "
-            f"PYSPARK_PYTHON names), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
+            f"Spark's workers lack the Python module {missing[1]!r}: install it on the workers (in the Python of "
+            f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
             traceback,
         )
     own = _own_error(traceback)
@@ -487,7 +513,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
 
 
 def worker_traceback(text: str) -> str:
-    """The Python traceback in a message of Spark's, without Spark's own frames; empty where there is none."""
+    """The Python traceback in a message of Spark, without PySpark's frames; empty if there is none."""
     start = text.find(_TRACEBACK)
     if start < 0:
         return ""
@@ -504,29 +530,29 @@ def worker_traceback(text: str) -> str:
 
 
 def _worker_died(text: str, master: str | None) -> str:
-    """What to say of a process that ended without an error of its own.
+    """The message for a worker process that died without a Python error.
 
     Args:
         text: Spark's message.
-        master: Spark's master; ``None`` where it is not known.
+        master: Spark's master; ``None`` if unknown.
     """
     is_local = master is not None and master.startswith("local") and not master.startswith("local-cluster")
     attempts = re.search(r"failed (\d+) times", text)
     times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
-    help_ = ["smaller batches (batch_size=)", "fewer tasks at the same time on a machine"]
+    help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
     if is_local:
         help_[1] += f" (fewer slots than the master {master!r} has, such as local[2])"
     else:
-        help_[1] += " (fewer cores an executor, or a larger spark.task.cpus)"
-        help_.append("more memory for what is not Java's (spark.executor.memoryOverhead)")
+        help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
+        help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")
     retries = ""
     if is_local and attempts is not None and attempts[1] == "1":
-        retries = " Spark tries a task once in local[N]: with the master local[N,4] it tries it four times."
+        retries = " With the master local[N], Spark runs a task only once; with local[N,4], up to four times."
     lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
     return (
-        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the system "
-        f"kills processes (kill -9) when there is none left, and its log (dmesg) says so. What helps: {'; '.join(help_)}."
-        f"{retries} Spark's message: {lost}"
+        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the "
+        "operating system kills processes (kill -9) when memory runs out, and reports it in its log (dmesg). Possible "
+        f"solutions: {'; '.join(help_)}.{retries} Spark's message: {lost}"
     )
 
 
@@ -534,18 +560,18 @@ _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailur
 
 
 def _until_java(text: str, start: int) -> str:
-    """What Python said from a place in a message of Spark's on, without what Java adds behind it."""
+    """The Python part of a message of Spark from ``start``, without the Java stack trace after it."""
     end = re.compile(r"\n\tat |\n\nJVM stacktrace:").search(text, start)
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
 
 
-_OWN_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect puts it into a line
+_OWN_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 def _own_error(traceback: str) -> SparkKerasError | None:
-    """The error that ended a worker's traceback, if it is one of ours."""
+    """The error at the end of a worker's traceback, if it is one of this package."""
     last = traceback.rpartition(_TRACEBACK)[2].splitlines()
     for number, line in enumerate(last):
         if line.startswith("sparkkeras.errors."):
@@ -557,22 +583,22 @@ def _own_error(traceback: str) -> SparkKerasError | None:
 
 
 def quietly(call: Callable[[], Any]) -> None:
-    """Tidy up, even where Spark is gone already. An interrupt comes out of it."""
+    """Call a cleanup function and only log its errors, because Spark may already be stopped. Interrupts are raised."""
     try:
         with interruptible():
             call()
     except Exception:
-        _log.debug("could not tidy up", exc_info=True)
+        _log.debug("cleanup failed", exc_info=True)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Have an interrupt (Ctrl-C) come out as KeyboardInterrupt, also where py4j has made an error of its own of it.
+    """Raise an interrupt (Ctrl-C) as KeyboardInterrupt, even if py4j has replaced it by an error of its own.
 
-    PySpark's handler of SIGINT calls Java, perhaps in the middle of another call to Java, which breaks the connection. py4j
-    then closes that connection while it handles the KeyboardInterrupt, which fails with a ``Py4JError``.
+    PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which breaks the connection. While
+    py4j handles the KeyboardInterrupt, it closes that connection, which fails with a ``Py4JError``.
     """
-    handled = sys.exception()  # an interrupt that was caught before is over
+    handled = sys.exception()  # an interrupt that was already caught does not count
     try:
         yield
     except Exception as error:
@@ -582,7 +608,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
-    """Whether py4j raised an error, or one that this one comes from, while it handled a KeyboardInterrupt."""
+    """Whether py4j raised the error, or one in its chain of contexts, while it handled a KeyboardInterrupt."""
     from py4j.protocol import Py4JError
 
     while error is not None and error is not handled:

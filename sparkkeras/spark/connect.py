@@ -1,7 +1,7 @@
-"""A session of Spark Connect as sparkkeras needs it: checked, equipped, with errors in words.
+"""Spark Connect sessions: checks them, sets up their workers, runs jobs, and translates errors.
 
-There is no SparkContext behind it: no RDDs, no broadcasts, and no environment variables for workers. What tasks need travels
-in their functions, and as files of the session where it is large.
+Spark Connect has no SparkContext: no RDDs, no broadcasts, and no environment variables for workers. Values are sent to tasks
+in their closures or, if they are large, as files of the session.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INLINE_BYTES = 32 * 1024 * 1024
-"""Values up to this size travel in functions, of which Connect takes 128 MiB at most."""
+"""Values up to this size, in bytes, are sent in closures, which Connect limits to 128 MiB."""
 
 RESULT_BYTES = 128 * 1024 * 1024
-"""Half of this may come to the driver from all workers of a round; more is brought together on the cluster."""
+"""The limit on the results of one job, in bytes. Rounds with more than half of it are merged on the cluster first."""
 
 RESULT = "result binary"
-"""The schema of frames of pickled results."""
+"""The schema of DataFrames of pickled results."""
 
 CELL_BYTES = 16 * 1024 * 1024
-"""A result that is larger lies in several rows: a cell of Arrow ends at 2 GB, and goes through the server's heap whole."""
+"""Results of more bytes are split into rows: Arrow limits a cell to 2 GB, and the server holds whole cells in its heap."""
 
 _PROBES = 8
 
 
 class RemoteCluster:
-    """A session of Spark Connect.
+    """A Spark Connect session.
 
     Args:
-        session: The session that the data lives in.
-        environment: Gives the environment variables for workers that train on so many CPU cores.
+        session: The session of the data.
+        environment: Returns the environment variables of training workers for a number of CPU cores per task.
 
     Attributes:
         session: The session.
-        task_cores: CPU cores for each task (``spark.task.cpus``).
-        carried_environment: The environment variables that tasks set for their process.
-        max_result_bytes: What the results of one job may have altogether.
+        task_cores: CPU cores per task (``spark.task.cpus``).
+        carried_environment: The environment variables to send with each task, which sets them in its process.
+        max_result_bytes: The limit on the size of all results of one job, in bytes.
 
     Raises:
-        ClusterError: Workers lack Keras or its backend, or run another Python.
+        ClusterError: Workers lack Keras or its backend, or run another Python version.
     """
 
     max_result_bytes = RESULT_BYTES
@@ -85,15 +85,15 @@ class RemoteCluster:
         _equip(self)
 
     def require(self, module: str, package: str, purpose: str) -> None:
-        """As `Cluster.require`."""
+        """Reject workers that lack an optional module; see `Cluster.require`."""
         check_optional(_equipped[self.session], module, package, purpose)
 
     def training_workers(self) -> AbstractContextManager[None]:
-        """All Python workers are alike here."""
+        """Do nothing: Spark Connect has no separate Python workers for training."""
         return nullcontext()
 
     def keep(self, value: T) -> Shared[T]:
-        """Make a value available to tasks: in their functions, or as a file that goes when the session ends."""
+        """Make a value available to tasks: in their closures or, if it is large, as a file of the session."""
         payload = pickle.dumps(value, 5)
         if len(payload) <= INLINE_BYTES:
             return LocalShared(value)
@@ -109,11 +109,14 @@ class RemoteCluster:
         return FileShared(name)
 
     def collect(self, frame: DataFrame) -> list[Any]:
-        """Run a job over a frame whose column ``result`` has pickled results, and bring these here.
+        """Run a job and collect its results. An interrupt (Ctrl-C) cancels the job.
+
+        Args:
+            frame: A DataFrame whose column ``result`` contains pickled results.
 
         Raises:
-            WorkerError: A task failed; the message has the worker's traceback.
-            SparkKerasError: A task raised one of ours.
+            WorkerError: A task failed; the message contains the worker's traceback.
+            SparkKerasError: A task raised an error of this package.
         """
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.session.addTag(tag)
@@ -144,7 +147,7 @@ class FileShared(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value, read once for each process."""
+        """The value, read once per process."""
         loaded: T = _read(self.name)
         return loaded
 
@@ -158,7 +161,7 @@ def _read(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a task. It travels as a result: Connect cannot carry long messages of errors."""
+    """The error of a task. It is returned as a result, because Connect truncates long error messages."""
 
     kind: str
     message: str
@@ -166,11 +169,11 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The failure behind an exception that is being handled."""
+        """Describe an exception that is being handled."""
         return cls(type(error).__name__, str(error), traceback.format_exc())
 
     def error(self) -> Exception:
-        """The error again, if it is one of ours, else one that reports it."""
+        """The same error, if it is one of this package; otherwise a `WorkerError` with its traceback."""
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, SparkKerasError):
             return kind(self.message)
@@ -179,12 +182,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class CapturesErrors:
-    """Calls a function over a partition, and yields what ends it as a `Failure`."""
+    """Calls a function on a partition, and yields its error, if any, as a `Failure`."""
 
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
-        """What the function yields."""
+        """Yield the results of the function."""
         try:
             yield from self.call(partition, rows)
         except Exception as error:
@@ -193,14 +196,14 @@ class CapturesErrors:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a pickled result that is too large for one cell."""
+    """A part of a pickled result that is too large for one cell."""
 
     data: bytes
     is_last: bool
 
 
 def pack_cells(result: Any, most: int) -> Iterator[bytes]:
-    """A result as the cells that it lies in, with ``most`` bytes of it in each."""
+    """Pickle a result into cells with at most ``most`` bytes of it in each."""
     packed = pickle.dumps(result, 5)
     if len(packed) <= most:
         yield packed
@@ -210,7 +213,7 @@ def pack_cells(result: Any, most: int) -> Iterator[bytes]:
 
 
 def unpack_cells(cells: Iterable[bytes]) -> Iterator[Any]:
-    """The results that lie in cells."""
+    """Unpickle the results in cells; the inverse of `pack_cells`."""
     parts: list[bytes] = []
     for cell in cells:
         found = pickle.loads(cell)
@@ -224,7 +227,7 @@ def unpack_cells(cells: Iterable[bytes]) -> Iterator[Any]:
 
 
 def _equip(cluster: RemoteCluster) -> None:
-    """Look at what the workers have, once for each session, and ship this package to those that lack it."""
+    """Probe the workers, once per session, and ship this package if one lacks it or has another version."""
     with equipping:
         if cluster.session in _equipped:
             return
@@ -249,14 +252,14 @@ def _probe(cluster: RemoteCluster) -> list[dict[str, Any]]:
 
 
 AnyCluster = Cluster | RemoteCluster
-"""Where data lives."""
+"""The cluster of a dataset."""
 
 
 def cluster_of(session: SparkSession, environment: Callable[[int], Mapping[str, str]]) -> AnyCluster:
-    """The cluster behind a session, whichever way this process reaches it.
+    """The cluster of a session, of Spark Connect or not.
 
     Raises:
-        ClusterError: It was stopped, or its workers lack something.
+        ClusterError: The session was stopped, or workers lack Keras or its backend, or run another Python version.
     """
     if is_remote(session):
         check_session(session)
@@ -265,10 +268,10 @@ def cluster_of(session: SparkSession, environment: Callable[[int], Mapping[str, 
 
 
 def check_session(session: SparkSession) -> None:
-    """Refuse a session that was stopped.
+    """Reject a session that was stopped.
 
     Raises:
-        ClusterError: It was.
+        ClusterError: The session was stopped.
     """
     if not is_remote(session):
         check_running(session.sparkContext)
@@ -277,29 +280,31 @@ def check_session(session: SparkSession) -> None:
 
 
 def check_slots_for(session: SparkSession) -> None:
-    """Refuse a job of a session that would never begin; no training keeps slots behind Spark Connect.
+    """Reject a job that would never start; see `sparkkeras.spark.cluster.check_slots`.
+
+    With Spark Connect there is nothing to check, because it does not support asynchronous training, which holds slots.
 
     Raises:
-        ConfigurationError: See `sparkkeras.spark.cluster.check_slots`.
+        ConfigurationError: No slot is available for the job.
     """
     if not is_remote(session):
         check_slots(session.sparkContext)
 
 
 def is_remote(session: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
+    """Whether a session is a Spark Connect session."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def active_session() -> SparkSession:
-    """The active SparkSession, or one on the active SparkContext, or a new one on this machine."""
+    """The active SparkSession, else one for the active SparkContext, else a new one on this machine."""
     from pyspark.sql import SparkSession
 
     return active_remote_session() or SparkSession.getActiveSession() or SparkSession(active_context())
 
 
 def active_remote_session() -> SparkSession | None:
-    """The active session of Spark Connect, where this process works through one."""
+    """The active Spark Connect session; ``None`` if there is none or this process does not use Spark Connect."""
     if "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
         return None
     from pyspark.sql.connect.session import SparkSession

@@ -1,6 +1,6 @@
-"""What a Spark worker can do. Runs on workers that may lack this package, so it imports the standard library only.
+"""A probe of the Python environment of Spark's workers. Imports only the standard library.
 
-It travels by value; see `sparkkeras.spark.cluster`.
+The workers may lack this package, so the module is pickled by value; see `sparkkeras.spark.cluster`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 OPTIONAL = ("google_crc32c",)
-"""Modules that some functions only need on the workers."""
+"""Modules that only some features need on the workers."""
 
 
 def package_digest(folder: Path) -> str:
-    """A digest of the Python sources below a folder."""
+    """A digest of all Python files in a folder and its subfolders."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
@@ -27,7 +27,7 @@ def package_digest(folder: Path) -> str:
 
 
 def probe_batches(backend: str, batches: Iterator[Any]) -> Iterator[Any]:
-    """As `probe`, over Arrow batches of any rows, pickled."""
+    """Run `probe` in ``mapInArrow``: ignores the input, and yields the pickled result as an Arrow batch."""
     import pickle
 
     import pyarrow as pa
@@ -39,7 +39,7 @@ def probe_batches(backend: str, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]:
-    """What this worker's Python has: its path and version, whether there is Keras, a backend, and which sparkkeras."""
+    """Yield the properties of this worker's Python: path, version, missing modules, and a digest of its sparkkeras."""
 
     def has(name: str) -> bool:
         return importlib.util.find_spec(name) is not None

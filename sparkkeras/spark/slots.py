@@ -1,4 +1,4 @@
-"""Slots that are occupied until a callback returns, so that no call made in it waits for them."""
+"""Tracks the slots that Spark jobs hold until a callback returns, so that calls inside the callback do not wait for them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _waiting = threading.local()
-"""``slots``: how many slots are held by the jobs that wait until the thread returns from a callback."""
+"""``slots``: the number of slots held by jobs that wait for this thread to return from a callback."""
 
 
 @contextmanager
 def holding_slots(slots: int) -> Iterator[None]:
-    """Run callbacks while a Spark job that waits for them keeps its slots: a job that they start cannot have these.
+    """Run callbacks for which a Spark job waits and holds its slots, so that jobs started by the callbacks cannot use them.
 
     Args:
-        slots: How many slots the job keeps. Calls within one another add up.
+        slots: The number of slots that the job holds. The slots of nested calls add up.
     """
     before = held_slots()
     _waiting.slots = before + slots
@@ -26,6 +26,6 @@ def holding_slots(slots: int) -> Iterator[None]:
 
 
 def held_slots() -> int:
-    """How many slots are not released before this thread returns from a callback; 0 outside of callbacks."""
+    """The number of slots that are held until this thread returns from a callback; 0 outside of callbacks."""
     slots: int = getattr(_waiting, "slots", 0)
     return slots

@@ -1,7 +1,7 @@
-"""Bytes in and out of any path that Spark can reach, whole or not at all.
+"""Atomic reads and writes of files on any file system that Spark can access.
 
-Paths without a scheme are this machine's. Those with one (``file:``, ``hdfs://``, ``s3a://``) go through the Hadoop file
-system that Spark brings, in the JVM of the driver.
+Paths without a scheme are local. Paths with a scheme (``file:``, ``hdfs://``, ``s3a://``) use Spark's Hadoop file systems,
+in the JVM of the driver.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sparkkeras.errors import StorageError
 
 
 def read_bytes(path: str) -> bytes:
-    """The bytes of a file.
+    """Read a file.
 
     Raises:
-        StorageError: There is no such file, or it cannot be read.
+        StorageError: The file does not exist or cannot be read.
     """
     if not has_scheme(path):
         try:
@@ -37,18 +37,23 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
-    """Write a file: beside the target first, then renamed over it, so that a reader sees the old one or the new one.
+    """Write a file atomically: write a temporary file in the same folder, then rename it, so readers see no partial file.
+
+    Args:
+        path: The path.
+        data: The contents.
+        overwrite: Whether to replace an existing file.
 
     Raises:
-        StorageError: The folder is not there or not writable, the file is there and ``overwrite`` is off, or it is a
-            directory.
+        StorageError: The folder does not exist or is not writable, the file exists and ``overwrite`` is ``False``, or the
+            path is a directory.
     """
     if has_scheme(path):
         _write_hadoop(path, data, overwrite)
         return
     target = Path(path)
     if target.name in ("", ".."):
-        raise StorageError(f"cannot write {path!r}: it is a directory; give the path of a file.")
+        raise StorageError(f"cannot write {path!r}: it is a directory; pass the path of a file.")
     if not overwrite and target.exists():
         raise StorageError(_exists(path))
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
@@ -60,21 +65,21 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
         if overwrite:
             draft.replace(target)
         else:
-            os.link(draft, target)  # fails where another process has written it meanwhile
+            os.link(draft, target)  # fails if another process has written it in the meantime
     except FileExistsError as error:
         raise StorageError(_exists(path)) from error
     except OSError as error:
         raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
     finally:
-        with suppress(OSError):  # where it could not be made, there is nothing to remove
+        with suppress(OSError):  # if it could not be created, there is nothing to remove
             draft.unlink(missing_ok=True)
 
 
 def put_file(path: str, source: Path) -> None:
-    """Write a file of what another one on this machine holds, which may be gone then; whole or not at all.
+    """Move or copy a local file to a path, atomically. The source may be gone afterwards; an existing file is replaced.
 
     Raises:
-        StorageError: The folder is not there or not writable.
+        StorageError: The folder does not exist or is not writable.
     """
     if has_scheme(path):
         _put_hadoop(path, source, overwrite=True)
@@ -94,10 +99,10 @@ def put_file(path: str, source: Path) -> None:
 
 
 def names_in(folder: str) -> list[str]:
-    """The names of the files in a folder, sorted; none where there is no such folder.
+    """The names of the files in a folder, sorted; empty if the folder does not exist.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The folder cannot be read.
     """
     if not has_scheme(folder):
         try:
@@ -114,27 +119,27 @@ def names_in(folder: str) -> list[str]:
 
 
 def make_folder(folder: str) -> None:
-    """Make a folder, and those above it, unless it is there.
+    """Create a folder and its parents, unless it already exists.
 
     Raises:
-        StorageError: It cannot be made.
+        StorageError: The folder cannot be created.
     """
     if not has_scheme(folder):
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"cannot make the folder {folder!r}: {error.strerror or error}.") from error
+            raise StorageError(f"cannot create the folder {folder!r}: {error.strerror or error}.") from error
         return
     hadoop = _Hadoop(folder)
-    with hadoop.errors("make"):
+    with hadoop.errors("create"):
         hadoop.files.mkdirs(hadoop.path(folder))
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there.
+    """Remove a file, if it exists.
 
     Raises:
-        StorageError: It is there, and cannot be removed.
+        StorageError: The file exists and cannot be removed.
     """
     if not has_scheme(path):
         try:
@@ -184,7 +189,7 @@ class _Hadoop:
         self._jvm = jvm
         self._fs = jvm.org.apache.hadoop.fs
         self._conf = context._jsc.hadoopConfiguration()
-        self._told = path
+        self._given = path
         with self.errors("reach"):
             self.files = self.path(path).getFileSystem(self._conf)
 
@@ -192,7 +197,7 @@ class _Hadoop:
         return self._fs.Path(path)
 
     def rename(self, draft: Any, target: Any, overwrite: bool) -> None:
-        """Rename, over the target if need be; in one step where the file system can."""
+        """Rename a file, optionally over the target; atomic if the file system supports it."""
         option = self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
         chosen = self._jvm.java.lang.Enum.valueOf(option, "OVERWRITE" if overwrite else "NONE")
         options = self._jvm.java.lang.reflect.Array.newInstance(option, 1)
@@ -208,10 +213,10 @@ class _Hadoop:
             raise
         except Exception as error:
             java = getattr(error, "java_exception", None)
-            told = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
-            if "FileAlreadyExists" in told:
-                raise StorageError(_exists(self._told)) from error
-            raise StorageError(f"cannot {verb} {self._told!r}: {told}") from error
+            reason = f"{java.getClass().getSimpleName()}: {java.getMessage()}" if java is not None else str(error)
+            if "FileAlreadyExists" in reason:
+                raise StorageError(_exists(self._given)) from error
+            raise StorageError(f"cannot {verb} {self._given!r}: {reason}") from error
 
 
 @contextmanager
@@ -221,4 +226,4 @@ def _temporary() -> Iterator[Path]:
 
 
 def _exists(path: str) -> str:
-    return f"{path!r} is there already: give overwrite=True to replace it, or another path."
+    return f"{path!r} already exists: pass overwrite=True to replace it, or another path."

@@ -457,7 +457,7 @@ def test_an_ensemble_is_saved_and_loaded(members, digits, tmp_path):
         int(model.optimizer.iterations) for model in members
     ]
     loaded.save(str(path))
-    with pytest.raises(StorageError, match="there already: give overwrite=True"):
+    with pytest.raises(StorageError, match="already exists: pass overwrite=True"):
         loaded.save(path, overwrite=False)
 
 

@@ -370,7 +370,7 @@ def test_a_stopped_context_is_refused_and_one_in_its_place_announced(contexts, a
         spark_model.fit(rdd)
     x, _ = arrays
     try:
-        with pytest.warns(UserWarning, match=r"earlier Spark session was stopped, so a new one.*master 'local\["):
+        with pytest.warns(UserWarning, match=r"previous Spark session was stopped, so a new one.*master 'local\["):
             spark_model.predict(x)
         spark_model.predict(x)  # it is told once
     finally:

@@ -57,7 +57,7 @@ def test_overwrite(sc, trained, tmp_path, scheme):
     path = f"{scheme}{tmp_path}/model.keras"
     trained.save(path)
     before = (tmp_path / "model.keras").read_bytes()
-    with pytest.raises(StorageError, match="there already: give overwrite=True"):
+    with pytest.raises(StorageError, match="already exists: pass overwrite=True"):
         trained.save(path, overwrite=False)
     assert (tmp_path / "model.keras").read_bytes() == before
     trained.save(path)

@@ -110,13 +110,13 @@ def test_what_comes_of_such_an_error_is_the_interrupt():
         translates()
 
 
-@pytest.mark.parametrize(("slots", "remedy"), [(3, "num_workers=2, or less"), (1, "on a cluster with more of them")])
+@pytest.mark.parametrize(("slots", "remedy"), [(3, "num_workers=2 or fewer"), (1, "on a cluster with more slots")])
 def test_a_job_that_waits_for_slots_which_wait_for_it_is_refused(cluster, slots, remedy):
     cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), slots
     elsewhere = []
     with holding_slots(slots):
         for call in (lambda: begins(cluster), lambda: cluster.background(list)):
-            with pytest.raises(ConfigurationError, match=rf"keeps all slots \({slots}\).*self\.model\.predict.*{remedy}"):
+            with pytest.raises(ConfigurationError, match=rf"holds all slots \({slots}\).*self\.model\.predict.*{remedy}"):
                 call()
         thread = threading.Thread(target=lambda: elsewhere.append(begins(cluster)))  # it waits, and nothing waits for it
         thread.start()
@@ -129,7 +129,7 @@ def test_slots_that_callbacks_within_callbacks_keep_add_up(cluster):
     cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), 3
     with holding_slots(2):
         assert begins(cluster)
-        with holding_slots(1), pytest.raises(ConfigurationError, match="keeps all slots"):
+        with holding_slots(1), pytest.raises(ConfigurationError, match="holds all slots"):
             begins(cluster)
         with pytest.raises(RuntimeError), holding_slots(1):
             raise RuntimeError

@@ -113,7 +113,7 @@ def test_the_target_is_never_half_written(tmp_path, monkeypatch):
 def test_without_overwrite_a_file_stays(tmp_path):
     path = tmp_path / "model.keras"
     write_bytes(str(path), b"first", overwrite=False)
-    with pytest.raises(StorageError, match=r"is there already: give overwrite=True to replace it, or another path"):
+    with pytest.raises(StorageError, match=r"already exists: pass overwrite=True to replace it, or another path"):
         write_bytes(str(path), b"second", overwrite=False)
     assert path.read_bytes() == b"first"
     assert names(tmp_path) == ["model.keras"]
@@ -128,7 +128,7 @@ def test_without_overwrite_the_first_of_two_writers_wins(tmp_path, monkeypatch):
         path.write_bytes(b"theirs")
 
     monkeypatch.setattr(storage.os, "fsync", other_writer)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         write_bytes(str(path), b"ours", overwrite=False)
     assert path.read_bytes() == b"theirs"
     assert names(tmp_path) == ["model.keras"]
@@ -151,7 +151,7 @@ def test_a_folder_cannot_be_overwritten(tmp_path):
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("path", [".", "/", "..", "./"])
 def test_a_path_without_a_name_is_a_storage_error(path, overwrite):
-    with pytest.raises(StorageError, match=f"cannot write '{path}': it is a directory; give the path of a file"):
+    with pytest.raises(StorageError, match=f"cannot write '{path}': it is a directory; pass the path of a file"):
         write_bytes(path, b"1", overwrite)
 
 
