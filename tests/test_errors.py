@@ -121,7 +121,10 @@ def test_the_death_of_a_worker_process_is_reported_with_remedies():
     from sparkkeras.spark.cluster import translated
 
     for master, attempts, words, absent in (
-        ("local[2]", 1, ["attempts at the task: 1", "'local[2]'", "local[N,4]"], "memoryOverhead"),
+        ("local[2]", 1, ["attempts at the task: 1", "'local[2]' has, such as local[1])", "local[N,4]"], "memoryOverhead"),
+        ("local[8,2]", 2, ["such as local[4])"], "local[N,4]"),
+        ("local[*]", 1, ["such as local[2])"], "memoryOverhead"),
+        ("local", 1, ["local[N,4]"], "fewer slots"),
         ("local[2,4]", 4, ["attempts at the task: 4", "fewer slots"], "local[N,4]"),
         ("yarn", 4, ["spark.executor.memoryOverhead", "spark.task.cpus"], "local["),
         (None, 4, ["spark.executor.memoryOverhead"], "local["),

@@ -253,7 +253,12 @@ class Reader:
             for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
         ]
         leaves = [leaf for leaf, _ in found]
-        for label, leaf in zip(form.labels, leaves, strict=True):
+        for label, (leaf, missing) in zip(form.labels, found, strict=True):
+            if not leaf.ndim and missing is not None:
+                raise DataError(
+                    f"{label} is None; expected an array with one row per sample. For outputs without a loss, leave the "
+                    "labels out: pass those of the outputs that have one."
+                )
             if not leaf.ndim:
                 raise DataError(f"{label} is a single value, {leaf[()]}; expected an array with one row per sample.")
         lengths = {label: len(leaf) for label, leaf in zip(form.labels, leaves, strict=True)}

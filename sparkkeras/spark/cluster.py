@@ -541,7 +541,10 @@ def _worker_died(text: str, master: str | None) -> str:
     times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
     help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
     if is_local:
-        help_[1] += f" (fewer slots than the master {master!r} has, such as local[2])"
+        slots = re.match(r"local\[(\d+|\*)", str(master))
+        fewer = "local[2]" if slots is None or slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
+        if slots is not None and slots[1] != "1":
+            help_[1] += f" (fewer slots than the master {master!r} has, such as {fewer})"
     else:
         help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
         help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from sparkkeras import errors
 from sparkkeras.data.dataset import Shared
 from sparkkeras.data.local import LocalShared
-from sparkkeras.errors import ClusterError, SparkKerasError
+from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import (
     STOPPED,
@@ -272,7 +272,10 @@ def check_session(session: SparkSession) -> None:
 
     Raises:
         ClusterError: The session was stopped.
+        ConfigurationError: It is not a session.
     """
+    if not hasattr(session, "createDataFrame"):
+        raise ConfigurationError(f"spark={session!r}: expected a SparkSession, such as SparkSession.builder.getOrCreate().")
     if not is_remote(session):
         check_running(session.sparkContext)
     elif cast(Any, session).is_stopped:

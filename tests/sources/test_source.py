@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.data.schema import InputSpec, Reader, Schema
 from sparkkeras.errors import DataError
 from sparkkeras.sources.source import as_source
 
@@ -45,3 +45,10 @@ def test_a_tf_dataset_has_a_remedy():
         as_source(dataset, Reader(Schema()))
     x, y = map(np.stack, zip(*dataset.as_numpy_iterator(), strict=True))
     assert as_source(x, Reader(Schema()), y).block.rows == 4
+
+
+@pytest.mark.parametrize("y", [(np.ones(3), None), [np.ones(3), None], {"a": np.ones(3), "b": None}])
+def test_labels_that_are_none_are_left_out(y):
+    schema = Schema(outputs=(InputSpec("a", (1,)), InputSpec("b", (1,))))
+    with pytest.raises(DataError, match=r"^y\[.*\] is None; .* For outputs without a loss, leave the labels out"):
+        as_source(np.eye(3), Reader(schema), y)

@@ -8,7 +8,15 @@ import pytest
 from hyperopt import hp
 from pyspark import SparkContext
 
-from sparkkeras import ClusterError, load_tfrecords, register_keras_udf, to_data_frame, to_labeled_point, to_simple_rdd
+from sparkkeras import (
+    ClusterError,
+    ConfigurationError,
+    load_tfrecords,
+    register_keras_udf,
+    to_data_frame,
+    to_labeled_point,
+    to_simple_rdd,
+)
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.archive import ModelState
 from sparkkeras.sources.connect import InPieces, PicklesResults
@@ -74,6 +82,14 @@ def test_a_session_that_was_stopped_is_refused_at_the_entry():
 
 
 def test_a_session_of_connect_that_was_stopped_is_refused():
-    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "is_stopped": True})()
+    remote = type(
+        "SparkSession", (), {"__module__": "pyspark.sql.connect.session", "is_stopped": True, "createDataFrame": None}
+    )()
     with pytest.raises(ClusterError, match="the Spark session has been stopped"):
         check_session(remote)
+
+
+@pytest.mark.parametrize("spark", [None, SimpleNamespace(parallelize=None)], ids=["None", "SparkContext"])
+def test_what_is_no_session_is_refused(spark):
+    with pytest.raises(ConfigurationError, match="^spark=.*: expected a SparkSession, such as"):
+        register_keras_udf(spark, "classify", None)
