@@ -1,4 +1,4 @@
-"""One Spark at a time: a local one for most tests, two executor processes for those that need them."""
+"""Fixtures: one SparkContext at a time, ``local[2]`` for most tests, two executor processes for tests marked ``cluster``."""
 
 import gc
 import os
@@ -11,9 +11,9 @@ from tests.processes import SHORT_LIVED_JAVA
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)
-os.environ.setdefault("SPARKKERAS_KEPT_MODELS", "16")  # of workers, which see more models than those of a person do
+os.environ.setdefault("SPARKKERAS_KEPT_MODELS", "16")  # in workers, which see more models in tests than in real use
 os.environ["PYSPARK_PYTHON"] = sys.executable
-# Executors of their own import the package from here, as they would an installed one.
+# Executor processes import the package from here, as if it were installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
 )
@@ -21,20 +21,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import numpy as np
 import pytest
 
-gc.set_threshold(20_000, 20, 50)  # a full collection takes half a second with Keras and its traced models in memory
+gc.set_threshold(20_000, 20, 50)  # a full collection takes half a second, with Keras and its traced models in memory
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started by a shell in the background; tests of Ctrl-C need it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a background job of a shell; tests of Ctrl-C need the handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SPARKKERAS_SOAK"))
 
 
 def long(*values):
-    """Values of a parametrized test that only `scripts/soak` runs."""
+    """Parameters of a test that only run in `scripts/soak`."""
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
-# A process cannot hold a SparkContext and a session of Connect: tests/integration/test_connect.py runs these in another one.
+# A process cannot have a SparkContext and a Connect session: tests/integration/test_connect.py runs these in another one.
 collect_ignore = ["connect"]
 
 
@@ -44,11 +44,11 @@ SLOW = (
     "tests/integration/test_ml_pipeline.py",
     "tests/integration/test_deployment.py",
 )
-"""Files of which a test takes a minute: they begin early, so that no process waits for the other one in the end."""
+"""Files with tests that take a minute: they run early, so that with several processes none waits for another at the end."""
 
 
 def pytest_addoption(parser):
-    parser.addoption("--finished", type=Path, help="leave out the tests that this file names, and add those that pass")
+    parser.addoption("--finished", type=Path, help="skip the tests listed in this file, and append those that pass")
 
 
 def pytest_configure(config):
@@ -57,9 +57,9 @@ def pytest_configure(config):
 
 
 class Finished:
-    """Writes down which tests have passed, so that a run that was cut off goes on with the others.
+    """Records the tests that have passed, so that an interrupted run can be resumed.
 
-    A test has passed with its teardown, in which fixtures look for what it has left behind.
+    A test has passed only after its teardown, in which fixtures check for leaks such as remaining threads and files.
     """
 
     def __init__(self, path):
@@ -78,30 +78,30 @@ class Finished:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out long versions; run what needs no Spark first, then what takes long.
+    """Deselect soak tests, and sort the others: tests without Spark, slow files, tests with Spark, those marked ``cluster``.
 
-    What needs executors of its own comes last: one context is started for each kind. With several processes (pytest-xdist)
-    each has its own context, and a file's tests run in one of them.
+    The last ones need executor processes; in this order, each kind of SparkContext starts only once. With several processes
+    (pytest-xdist) each has its own context, and all tests of a file run in the same process.
     """
     path = config.getoption("--finished")
     finished = set(path.read_text().splitlines()) if path and path.exists() else set()
-    left_out = [item for item in items if item.nodeid in finished or (item.get_closest_marker("soak") and not SOAK)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    deselected = [item for item in items if item.nodeid in finished or (item.get_closest_marker("soak") and not SOAK)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in set(deselected)]
 
-    def turn(item):
+    def position(item):
         if item.get_closest_marker("cluster"):
             return 3
         if item.nodeid.split("::")[0] in SLOW:
             return 1
         return 2 if "sc" in getattr(item, "fixturenames", ()) else 0
 
-    items.sort(key=turn)
+    items.sort(key=position)
 
 
 class Contexts:
-    """At most one running SparkContext."""
+    """Starts SparkContexts by master, at most one at a time."""
 
     def __init__(self):
         self._master = None
@@ -118,7 +118,7 @@ class Contexts:
         if self._context is not None:
             from pyspark.sql import SparkSession
 
-            (SparkSession._instantiatedSession or self._context).stop()  # a session left behind would be the next context's
+            (SparkSession._instantiatedSession or self._context).stop()  # else the next context gets this session
         self._context = self._master = None
 
     @staticmethod
@@ -137,34 +137,34 @@ class Contexts:
             "spark.executor.extraJavaOptions": SHORT_LIVED_JAVA,
             "spark.task.maxFailures": "2",
             "spark.sql.shuffle.partitions": "4",
-            "spark.python.daemon.module": "sparkkeras.spark.daemon",  # scripts of test_models do without
+            "spark.python.daemon.module": "sparkkeras.spark.daemon",  # scripts in test_models run without it
         }.items():
             conf.set(key, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             context = SparkContext(conf=conf)
         context.setLogLevel("OFF")
-        # Functions of test modules run in the workers that train: others would load Keras to import such a module.
+        # Run functions of test modules in the workers that train: other workers would load Keras to import such a module.
         context.environment |= device.worker_environment(1) | {"SPARKKERAS_WORKER": "1"}
         return context
 
 
 @pytest.fixture(scope="session")
 def contexts():
-    """The contexts of this run."""
+    """The SparkContexts of this test run."""
     contexts = Contexts()
     yield contexts
     contexts.stop()
 
 
 def settle(sc):
-    """Wait until what has ended no longer stands in Spark's books."""
+    """Wait until Spark has processed the events of all completed jobs and stages."""
     sc._jsc.sc().listenerBus().waitUntilEmpty()
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """The same initial weights in every run, and the same names of layers: workers know such a model and keep it traced."""
+    """Make initial weights and names of layers the same in every test, so that workers can reuse their traced models."""
     if "keras" in sys.modules:
         sys.modules["keras"].backend.clear_session(free_memory=False)
         sys.modules["keras"].utils.set_random_seed(0)
@@ -180,7 +180,7 @@ def sc(request, contexts):
 
 @pytest.fixture
 def spark(sc):
-    """A SparkSession of the test's own, on that context: its settings and views are nobody else's."""
+    """A new SparkSession on the context, with separate settings and views for each test."""
     from pyspark.sql import SparkSession
 
     shared = SparkSession(sc)

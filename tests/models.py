@@ -1,6 +1,6 @@
-"""Small models that several tests use.
+"""Small models for several tests.
 
-Layers have names of their own, so that two of these are one model to the workers, which keep it, traced.
+Layers have explicit names, so that workers recognize two instances as the same model and reuse its traced functions.
 """
 
 import keras
@@ -22,7 +22,7 @@ def classifier(width=64, units=64, classes=10, seed=0, **compiled):
 
 
 def regression(width=3, seed=0, **compiled):
-    """A linear model."""
+    """A linear model on rows of ``width`` values, with one output."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((width,), name="x"), keras.layers.Dense(1, name="y")], name="regression")
     model.compile(**({"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled))

@@ -1,4 +1,4 @@
-"""Scripts that run as a person would run them, one after the other in one process: Keras and Java are loaded once."""
+"""Run scripts like a user, but one after the other in one process, so that Keras and Java are loaded only once."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ SECONDS = 900
 
 @dataclass(frozen=True)
 class Script:
-    """A file, what it is called with, and the folder that it is called in."""
+    """A script, the working folder to run it in, and its command-line arguments."""
 
     path: Path
     folder: Path
@@ -21,7 +21,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a script has printed, and the traceback of what it has raised, or ""."""
+    """The output of a script, and the traceback of its exception; empty if it raised none."""
 
     stdout: str
     stderr: str
@@ -34,9 +34,9 @@ here = sys.path[0]
 for script, folder, *arguments in json.loads(sys.argv[1]):
     os.chdir(folder)
     for descriptor, name in (1, "stdout"), (2, "stderr"):
-        said = os.open(f"{folder}/.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(said, descriptor)
-        os.close(said)
+        output = os.open(f"{folder}/.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, descriptor)
+        os.close(output)
     sys.argv, sys.path[0] = [script, *arguments], os.path.dirname(script)
     try:
         runpy.run_path(script, run_name="__main__")
@@ -44,13 +44,13 @@ for script, folder, *arguments in json.loads(sys.argv[1]):
     except BaseException:
         failure = traceback.format_exc()
     sys.stdout.flush()
-    with open(f"{folder}/.failure", "w") as told:
-        told.write(failure)
+    with open(f"{folder}/.failure", "w") as file:
+        file.write(failure)
 """
 
 
 def run_scripts(scripts: list[Script], environment: dict[str, str]) -> list[Ran]:
-    """Run scripts in one new process. Each has a folder of its own."""
+    """Run scripts in one new process, each in its folder."""
     calls = [[str(script.path), str(script.folder), *script.arguments] for script in scripts]
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(calls)],

@@ -1,11 +1,11 @@
-"""The long versions of the tests, in shards of at most an hour: what `scripts/soak` runs.
+"""Run the soak tests (the long versions of the tests) in shards of at most an hour; `scripts/soak` calls this module.
 
     bash scripts/soak                 # all shards, one after the other
     bash scripts/soak faults search   # some of them
-    bash scripts/soak --list          # which there are, and how much of each is done
+    bash scripts/soak --list          # list the shards, and whether they have passed
 
-A run that is cut off goes on where it stood: tests that have passed are noted in ``artifacts/soak`` and left out as long as
-the sources, pyproject.toml and the backend stay as they are. ``--again`` begins anew.
+An interrupted run can be resumed: tests that have passed are recorded in ``artifacts/soak``, and skipped as long as the
+sources, pyproject.toml and the backend do not change. ``--again`` runs all tests again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DONE = ROOT / "artifacts" / "soak"
 
-OF_OTHER_SHARDS = ["search", "ensembles", "connect", "asynchronous_faults", "recovery"]
+NOT_IN_TRAINING = ["search", "ensembles", "connect", "asynchronous_faults", "recovery"]
 
 SHARDS = {
     "parameter": ["tests/parameter", "tests/rpc"],
@@ -33,15 +33,15 @@ SHARDS = {
         "--ignore=tests/hyperopt",
     ],
     "search": ["tests/hyperopt", "tests/integration/test_search.py", "tests/integration/test_ensembles.py"],
-    "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in OF_OTHER_SHARDS)],
+    "training": ["tests/integration", *(f"--ignore=tests/integration/test_{name}.py" for name in NOT_IN_TRAINING)],
     "faults": ["tests/integration/test_asynchronous_faults.py", "tests/integration/test_recovery.py"],
     "connect": ["tests/integration/test_connect.py"],
 }
-"""Which tests are in a shard: arguments for pytest, of which those marked ``soak`` run."""
+"""The pytest arguments of each shard; only tests marked ``soak`` run."""
 
 
 def sources(root: Path = ROOT) -> str:
-    """A digest of what decides whether tests pass: the package, the tests, their settings and the backend."""
+    """A digest of everything that test results depend on: the package, the tests, their settings and the backend."""
     digest = hashlib.sha256(os.environ.get("KERAS_BACKEND", "").encode())
     settings = [root / "pyproject.toml", root / "tests" / "mutants" / "mutants.toml"]
     for path in [*settings, *(path for folder in ("sparkkeras", "tests") for path in sorted((root / folder).rglob("*.py")))]:
@@ -50,47 +50,47 @@ def sources(root: Path = ROOT) -> str:
 
 
 def command(shard: str, finished: Path) -> list[str]:
-    """What runs a shard."""
+    """The Python arguments that run a shard; ``finished`` is the file that records passed tests."""
     if shard == "mutants":
         return ["-m", "tests.mutants.run", "--resume", str(finished)]
     return ["-m", "pytest", "-m", "soak", "-s", "--timeout=1800", "--finished", str(finished), *SHARDS[shard]]
 
 
 def run(shard: str, folder: Path, extra: list[str]) -> bool:
-    """Run what is left of a shard, and report how it ended."""
-    begun = time.monotonic()
-    words = [sys.executable, *command(shard, folder / shard), *extra]
-    # It is the default suite that has to notice mutants.
+    """Run the remaining tests of a shard, print the outcome, and return whether they passed."""
+    started = time.monotonic()
+    arguments = [sys.executable, *command(shard, folder / shard), *extra]
+    # The default suite must detect mutants, without the soak tests.
     environment = os.environ | ({} if shard == "mutants" else {"SPARKKERAS_SOAK": "1"})
-    code = subprocess.run(words, cwd=ROOT, env=environment).returncode
-    passed = code in (0, NOTHING_LEFT)
-    said = "passed" if passed else f"failed (exit status {code})"
-    sys.stderr.write(f"\nsoak: {shard} {said} after {(time.monotonic() - begun) / 60:.1f} minutes\n\n")
+    code = subprocess.run(arguments, cwd=ROOT, env=environment).returncode
+    passed = code in (0, NO_TESTS_COLLECTED)
+    outcome = "passed" if passed else f"failed (exit status {code})"
+    sys.stderr.write(f"\nsoak: {shard} {outcome} after {(time.monotonic() - started) / 60:.1f} minutes\n\n")
     if passed:
         (folder / f"{shard}.passed").touch()
     return passed
 
 
-NOTHING_LEFT = 5
-"""What pytest returns where no test was left to run."""
+NO_TESTS_COLLECTED = 5
+"""The exit code of pytest if there is no test to run, because all have passed before."""
 
 
 def main() -> int:
     names = [*SHARDS, "mutants"]
-    parser = argparse.ArgumentParser(prog="scripts/soak", description="The long versions of the tests, in shards.")
-    parser.add_argument("shards", nargs="*", metavar="shard", help=f"some of {', '.join(names)}; all of them by default")
-    parser.add_argument("--list", action="store_true", help="only say which have passed")
-    parser.add_argument("--again", action="store_true", help="run also what has passed")
+    parser = argparse.ArgumentParser(prog="scripts/soak", description="Run the soak tests in shards.")
+    parser.add_argument("shards", nargs="*", metavar="shard", help=f"shards to run (default: all): {', '.join(names)}")
+    parser.add_argument("--list", action="store_true", help="list the shards and whether they have passed")
+    parser.add_argument("--again", action="store_true", help="also run tests that have passed before")
     given, extra = parser.parse_known_args()
     unknown = sorted(set(given.shards) - set(names))
     if unknown:
-        parser.error(f"there is no shard {unknown[0]!r}: choose from {', '.join(names)}")
+        parser.error(f"unknown shard {unknown[0]!r}: choose from {', '.join(names)}")
     folder = DONE / sources()
     folder.mkdir(parents=True, exist_ok=True)
     chosen = given.shards or names
     if given.list:
         for shard in chosen:
-            sys.stdout.write(f"{shard:12} {'passed' if (folder / f'{shard}.passed').exists() else 'to be run'}\n")
+            sys.stdout.write(f"{shard:12} {'passed' if (folder / f'{shard}.passed').exists() else 'not passed'}\n")
         return 0
     failed = []
     for shard in chosen:

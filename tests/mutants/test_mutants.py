@@ -1,4 +1,4 @@
-"""The list of mutants is in step with the code: see tests/mutants/run.py, which runs them."""
+"""The list of mutants matches the code; tests/mutants/run.py runs the mutants."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from tests.mutants.run import ROOT, load
 MUTANTS = load()
 
 
-def test_there_are_enough_in_every_package():
+def test_every_package_has_mutants():
     assert len(MUTANTS) >= 80
     assert sum(mutant.spark for mutant in MUTANTS) >= 12
     packages = {path.parent.name for path in (ROOT / "sparkkeras").rglob("__init__.py")}
@@ -23,7 +23,7 @@ def test_names_are_unique_and_in_kebab_case():
 
 
 def test_every_mutant_applies():
-    """Its old text is there once, and what comes of it compiles."""
+    """The old text occurs once in the file, and the file with the new text is valid Python."""
     texts = {mutant.file: (ROOT / mutant.file).read_text() for mutant in MUTANTS}
     for mutant in MUTANTS:
         mutated = mutant.apply(texts[mutant.file])
@@ -31,7 +31,7 @@ def test_every_mutant_applies():
         ast.parse(mutated, f"{mutant.file} with {mutant.name}")
 
 
-def test_the_tests_that_should_notice_are_there():
+def test_the_tests_of_every_mutant_exist():
     for mutant in MUTANTS:
         assert mutant.tests, mutant.name
         for named in mutant.tests:
@@ -41,5 +41,5 @@ def test_the_tests_that_should_notice_are_there():
                 assert re.search(rf"^ *(def|class) {part}\b", text, re.MULTILINE), f"{mutant.name}: {named}"
 
 
-def test_a_mutant_that_survives_says_why():
+def test_a_surviving_mutant_has_a_reason():
     assert [mutant.name for mutant in MUTANTS if mutant.killed == bool(mutant.reason)] == []
