@@ -348,7 +348,7 @@ def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model
         ) from error.__cause__
     except ModelError as error:
         message = str(error).replace(
-            "load it with safe_mode=False if", "call keras.config.enable_unsafe_deserialization() before, if"
+            "pass safe_mode=False if", "call keras.config.enable_unsafe_deserialization() before, if"
         )
         raise ModelError(f"{path!r}: {message}") from error.__cause__
 

@@ -560,7 +560,7 @@ class TestBadInput:
             ((x, y[:5]), "same number of rows"),
             ((x, None), "no labels"),
             ({"x": x, "labels": y}, "the key 'labels'"),
-            ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or leave such rows out.$"),
+            ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or drop such rows.$"),
             ((np.array([[None] * 64] * 80), y), "is or holds None: fill it in or drop the row.$"),
             ((x[:0], y[:0]), "no rows"),
         ]:

@@ -188,7 +188,7 @@ def test_a_folder_cannot_make_keras_call_arbitrary_functions(tmp_path, where, fu
     KerasTransformer(model=model).save(str(path))
     assert KerasTransformer.load(str(path)).get_model().layers[-1].function is parts.piped
     changed(path, lambda metadata: metadata["sparkkeras"].update({"code": {}, where: {"piped": function}}))
-    with pytest.raises(CustomObjectError, match=r"may only name a function, defined with def|is not defined there"):
+    with pytest.raises(CustomObjectError, match=r"may only name a function defined with def|is not defined there"):
         KerasTransformer.load(str(path))
     assert not ran.exists()
     with keras.saving.custom_object_scope({"piped": parts.piped}):  # the caller's scope takes precedence

@@ -637,7 +637,7 @@ def test_a_port_that_is_taken_or_free(linear, transport):
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_an_address_of_another_machine_is_refused(linear, transport):
-    words = "cannot listen on 192.0.2.1: .*The address must be one of this machine"
+    words = "cannot listen on 192.0.2.1: .*The address has to be one of this machine"
     with pytest.raises(ConfigurationError, match=words):
         train(linear, partitions(8), transport=transport, options={"host": "192.0.2.1"})
     with pytest.raises(ConfigurationError, match=words):
