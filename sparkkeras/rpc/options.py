@@ -25,8 +25,7 @@ class ServerOptions:
             set, else ``host``.
         encrypt: Whether bodies (weights, updates, metric states) are encrypted in transit. All other fields of a call are
             always encrypted, and everything is authenticated.
-        lease_seconds: Seconds without a heartbeat after which another worker that asks for a worker's partition or trial
-            takes it over.
+        lease_seconds: Seconds without a heartbeat after which another worker may take over the worker's partition or trial.
         timeout: Seconds that a worker retries a call before its task fails, and that the server waits for the rest of a
             message.
 
