@@ -33,7 +33,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("arrays", ARRAYS.values(), ids=ARRAYS)
-def test_unpacked_arrays_are_those_that_were_packed(arrays):
+def test_unpack_inverts_pack(arrays):
     layout = Layout.of(arrays)
     unpacked = layout.unpack(layout.pack(arrays))
     assert len(unpacked) == len(arrays)
@@ -52,7 +52,7 @@ def test_unpacked_arrays_are_those_that_were_packed(arrays):
     ),
     st.integers(0, 99),
 )
-def test_any_list_of_arrays_makes_the_round_trip(kinds, seed):
+def test_any_list_of_arrays_survives_the_round_trip(kinds, seed):
     draw = np.random.default_rng(seed)
     arrays = [draw.normal(0, 3, shape).astype(np.dtype(name)) for shape, name in kinds]
     layout = Layout.of(arrays)
@@ -93,7 +93,7 @@ def test_unpacking_floats_of_the_vectors_dtype_copies_nothing():
     assert all(np.shares_memory(array, packed.vector) for array in layout.unpack(packed))
 
 
-def test_unpack_refuses_a_vector_that_is_too_short():
+def test_unpacking_a_vector_that_is_too_short_raises_an_error():
     layout = Layout.of([np.ones((2, 2), np.float32)])
     with pytest.raises(ValueError):
         layout.unpack(flat(1, 2, 3))
@@ -128,38 +128,38 @@ def test_the_mean_of_three_by_rows():
     assert mean.vector.tolist() == [1, 4]  # (80 + 0 - 40) / 40, (0 + 80 + 80) / 40
 
 
-def test_a_replica_without_weight_has_no_vote():
+def test_a_replica_with_weight_zero_does_not_count():
     assert average([(flat(1, 2), 4), (flat(100, 100), 0)]).vector.tolist() == [1, 2]
     assert average([(flat(100, 100), 0), (flat(1, 2), 4)]).vector.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weight", [1, 3, 7, 49, 60_000])
-def test_one_replica_is_its_own_mean_to_the_last_bit(dtype, weight):
+def test_the_mean_of_one_replica_is_exact(dtype, weight):
     replica = np.random.default_rng(weight).normal(size=2000).astype(dtype)
     assert same(average([(Flat(replica), weight)]).vector, replica)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weights", [(1, 1), (3, 5), (7, 11, 13), (100, 99, 99, 1)])
-def test_the_mean_of_equal_replicas_is_that_replica_to_the_last_bit(dtype, weights):
+def test_the_mean_of_equal_replicas_is_exact(dtype, weights):
     replica = np.random.default_rng(0).normal(size=2000).astype(dtype)
     assert same(average([(Flat(replica), weight) for weight in weights]).vector, replica)
 
 
-def test_float64_stays_float64():
+def test_float64_remains_float64():
     mean = average([(flat(1 / 3, dtype=np.float64), 1), (flat(2 / 3, dtype=np.float64), 1)])
     assert mean.vector.dtype == np.float64
     assert mean.vector[0] == pytest.approx(0.5, abs=1e-16)
 
 
-def test_sums_are_formed_in_float64():
+def test_sums_are_computed_in_float64():
     # In float32, 2**24 + 1 is 2**24 again.
     replicas = [(flat(2.0**24), 1), (flat(1.0), 1), (flat(1.0), 1)]
     assert average(replicas).vector.tolist() == [(2.0**24 + 2) / 3]
 
 
-def test_sums_are_formed_in_the_order_given():
+def test_sums_are_computed_in_the_given_order():
     draw = np.random.default_rng(1)
     replicas = [(Flat(draw.normal(size=500) * 10.0 ** draw.integers(-8, 8, 500)), int(w)) for w in draw.integers(1, 9, 7)]
     expected = np.zeros(500)
@@ -176,7 +176,7 @@ def test_of_counters_the_largest_is_taken_one_by_one():
     assert mean.counters[1].tolist() == [4, 9]
 
 
-def test_replicas_stay_as_they_are():
+def test_averaging_does_not_change_the_replicas():
     replicas = [(flat(1, 2, counters=[1]), 1), (flat(3, 4, counters=[2]), 1)]
     average(replicas)
     assert replicas[0][0].vector.tolist() == [1, 2]
@@ -184,6 +184,6 @@ def test_replicas_stay_as_they_are():
 
 
 @pytest.mark.parametrize("replicas", [[], [(flat(1), 0)], [(flat(1), 0), (flat(2), 0)]])
-def test_there_is_no_mean_of_nothing(replicas):
+def test_the_mean_of_no_replicas_raises_an_error(replicas):
     with pytest.raises(ValueError, match="at least one replica"):
         average(replicas)

@@ -49,7 +49,7 @@ class ByValue(Generic[T]):
         """
         from pyspark import cloudpickle
 
-        with _lock, _own_modules_by_value():
+        with _lock, _user_modules_by_value():
             try:
                 return cls(cloudpickle.dumps(value))
             except Exception as error:
@@ -93,7 +93,7 @@ def _culprit(value: Any, name: str) -> str:
 
 
 @contextmanager
-def _own_modules_by_value() -> Iterator[None]:
+def _user_modules_by_value() -> Iterator[None]:
     from pyspark import cloudpickle
 
     known = set(cloudpickle.list_registry_pickle_by_value())
@@ -129,7 +129,7 @@ def _installed_folders() -> tuple[str, ...]:
 # Custom code for loading a model from a file
 
 
-def may_be_named(value: Any, own: bool) -> bool:
+def may_be_named(value: Any, is_user_code: bool) -> bool:
     """Whether a file may refer to a class or function as custom code of its model.
 
     Keras calls custom objects with arguments from the file, without the checks of safe mode. So only subclasses of Keras's
@@ -137,13 +137,13 @@ def may_be_named(value: Any, own: bool) -> bool:
 
     Args:
         value: The class or function.
-        own: Whether it belongs to ``__main__``, or to a module outside installed packages.
+        is_user_code: Whether it belongs to ``__main__``, or to a module outside installed packages.
     """
     if isinstance(value, type):
         import keras
 
         return issubclass(value, _keras_kinds(keras)) and not is_builtin(value)
-    return own and isinstance(value, types.FunctionType)
+    return is_user_code and isinstance(value, types.FunctionType)
 
 
 def already_loaded(config: Any) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def already_loaded(config: Any) -> dict[str, Any]:
         Classes and functions by the names under which Keras looks them up, without ambiguous names.
     """
     found: dict[str, dict[int, Any]] = {}
-    own = [module for module in list(sys.modules.values()) if is_own(module) or module is sys.modules["__main__"]]
+    user_modules = [module for module in list(sys.modules.values()) if is_own(module) or module is sys.modules["__main__"]]
     modules: list[types.ModuleType | None]
     for place in _places(config):
         if place["class_name"] == "function":  # Keras saves no module for functions
             name = key = place["config"]
-            modules = [] if _is_keras_name(name) else [*own]
+            modules = [] if _is_keras_name(name) else [*user_modules]
         else:
             name, key = place["class_name"], place["registered_name"]
             modules = [sys.modules.get(place.get("module") or "__main__")]  # Keras saves none for classes of a script
@@ -172,7 +172,7 @@ def already_loaded(config: Any) -> dict[str, Any]:
             if value is None or isinstance(value, type) is (place["class_name"] == "function"):
                 continue
             at_home = (getattr(value, "__module__", None), getattr(value, "__qualname__", None)) == (module.__name__, name)
-            if at_home and may_be_named(value, module in own):
+            if at_home and may_be_named(value, module in user_modules):
                 found.setdefault(key, {})[id(value)] = value
     return {key: next(iter(values.values())) for key, values in found.items() if len(values) == 1}
 
@@ -321,10 +321,10 @@ def _walk(value: Any, path: str, found: dict[str, Any], seen: set[int]) -> None:
             _walk(member, f"{path}[{index}]", found, seen)
     elif isinstance(value, _keras_kinds(keras)):
         found[f"{path}.__class__"] = type(value)
-        own = not is_builtin(type(value))
+        is_custom = not is_builtin(type(value))
         for name, member in list(vars(value).items()):
             # A lambda in an attribute of a custom class is created by its constructor, also on the workers.
-            if name not in _SKIPPED and not (own and _is_lambda(member)):
+            if name not in _SKIPPED and not (is_custom and _is_lambda(member)):
                 _walk(member, f"{path}.{name}", found, seen)
 
 

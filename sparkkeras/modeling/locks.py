@@ -51,7 +51,7 @@ def training(models: Sequence[Any]) -> Iterator[None]:
     with _registry:
         for key, model in claimed.items():
             if key in _training:
-                raise ModelError(_refusal(model, _training[key] == mine))
+                raise ModelError(_conflict_message(model, _training[key] == mine))
         _training.update(dict.fromkeys(claimed, mine))
     try:
         yield
@@ -61,7 +61,7 @@ def training(models: Sequence[Any]) -> Iterator[None]:
                 del _training[key]
 
 
-def _refusal(model: Any, is_nested: bool) -> str:
+def _conflict_message(model: Any, is_nested: bool) -> str:
     if is_nested:
         return (
             f"fit was called from a callback of a fit that is training the same model {model.name!r}: the outer call would "

@@ -488,11 +488,11 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         )
     traceback = worker_traceback(text)
     if not traceback:
-        alone = _OWN_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
+        alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
         if alone:
-            own = _own_error(_until_java(text, alone.start(1)))
-            if own:
-                return own
+            raised = _package_error(_until_java(text, alone.start(1)))
+            if raised:
+                return raised
         stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
         if stopped:
             return ClusterError("the SparkContext was stopped while a job was running.")
@@ -508,8 +508,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
             traceback,
         )
-    own = _own_error(traceback)
-    return own or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
+    raised = _package_error(traceback)
+    return raised or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
 
 
 def worker_traceback(text: str) -> str:
@@ -568,12 +568,12 @@ def _until_java(text: str, start: int) -> str:
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
 
 
-_OWN_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
+_PACKAGE_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
-def _own_error(traceback: str) -> SparkKerasError | None:
+def _package_error(traceback: str) -> SparkKerasError | None:
     """The error at the end of a worker's traceback, if it is one of this package."""
     last = traceback.rpartition(_TRACEBACK)[2].splitlines()
     for number, line in enumerate(last):

@@ -25,7 +25,7 @@ ONE, PAIR, NAMED = Structure(), Structure(2, bare=False), Structure(2, ("a", "b"
 
 
 def numbered(rows, width=2):
-    """A block whose features and labels tell the row."""
+    """A block whose values encode the row index."""
     x = np.repeat(np.arange(rows, dtype=np.float32)[:, None], width, axis=1)
     return from_arrays(x, np.arange(rows), np.arange(rows, dtype=np.float32) / 2)
 
@@ -58,12 +58,12 @@ def numbered(rows, width=2):
         ({"a": 1.0}, 1, Structure(1, ("a",), bare=False)),
     ],
 )
-def test_the_structure_of_a_value(value, expected, structure):
+def test_structures_are_inferred_from_values(value, expected, structure):
     assert Structure.of(value, expected) == structure
 
 
 @pytest.mark.parametrize("value", [A, (A, B), {"a": A, "b": B}, (A,), {"only": B}])
-def test_build_gives_back_what_flatten_took_apart(value):
+def test_build_inverts_flatten(value):
     structure = Structure.of(value, None)
     leaves = structure.flatten(value)
     assert len(leaves) == structure.count
@@ -92,7 +92,7 @@ def test_a_dict_is_flattened_by_name_and_not_by_order():
         (PAIR, A, r"expected a tuple of 2 values, received an array of shape \(3, 2\) and dtype float64"),
     ],
 )
-def test_another_structure_is_refused(structure, value, words):
+def test_a_value_of_another_structure_raises_an_error(structure, value, words):
     with pytest.raises(ValueError, match=words):
         structure.flatten(value)
 
@@ -106,7 +106,7 @@ def test_labels_of_leaves():
 # Forms
 
 
-def test_spans_of_sides():
+def test_span_selects_the_arrays_of_x_y_and_sample_weight():
     form = Form(PAIR, ONE, NAMED)
     assert [form.span(side) for side in ("x", "y", "sample_weight")] == [slice(0, 2), slice(2, 3), slice(3, 5)]
     assert form.labels == ["x[0]", "x[1]", "y", "sample_weight['a']", "sample_weight['b']"]
@@ -120,7 +120,7 @@ def test_spans_of_sides():
         (Form(PAIR, None, ONE), ["x[0]", "x[1]", "sample_weight"], ["y"]),
     ],
 )
-def test_a_side_that_is_not_there_has_an_empty_span(form, labels, empty):
+def test_absent_labels_or_weights_have_an_empty_span(form, labels, empty):
     assert form.labels == labels
     leaves = list(range(len(labels)))
     assert [leaves[form.span(side)] for side in empty] == [[]] * len(empty)
@@ -130,7 +130,7 @@ def test_a_side_that_is_not_there_has_an_empty_span(form, labels, empty):
 # Blocks
 
 
-def test_the_sides_of_a_block():
+def test_x_y_and_sample_weight_of_a_block():
     block = from_arrays((A, B), {"a": B, "b": A}, B)
     assert block.rows == 3
     assert block.x[0] is A
@@ -141,7 +141,7 @@ def test_the_sides_of_a_block():
     assert block.nbytes == 2 * A.nbytes + 3 * B.nbytes
 
 
-def test_sides_that_are_not_there_are_none():
+def test_absent_labels_and_weights_are_none():
     block = from_arrays(A, None, None)
     assert block.x is A
     assert block.y is None
@@ -163,7 +163,7 @@ def test_zeros_of_a_spec():
     assert from_arrays(A, B, None).spec.zeros().rows == 1
 
 
-def test_a_slice_is_a_view_and_numbers_are_a_copy():
+def test_a_slice_is_a_view_and_an_index_array_makes_a_copy():
     block = numbered(10)
     view, copy = block[2:5], block[np.array([7, 1, 1])]
     assert view.y.tolist() == [2, 3, 4]
@@ -183,12 +183,12 @@ def test_batches():
     ("row_bytes", "max_bytes", "multiple", "rows"),
     [(10, 100, 1, 10), (10, 100, 4, 8), (10, 100, 16, 16), (1000, 100, 1, 1), (0, 100, 3, 99), (10, 0, 5, 5)],
 )
-def test_how_many_rows_fit(row_bytes, max_bytes, multiple, rows):
+def test_piece_rows_is_the_number_of_rows_that_fit(row_bytes, max_bytes, multiple, rows):
     assert piece_rows(row_bytes, max_bytes, multiple) == rows
 
 
 def test_pieces_are_whole_batches_of_bounded_size():
-    block = numbered(23)  # 2 * 4 + 8 + 4 = 20 bytes a row
+    block = numbered(23)  # 2 * 4 + 8 + 4 = 20 bytes per row
     pieces = list(block.pieces(100, multiple=2))
     assert [piece.rows for piece in pieces] == [4, 4, 4, 4, 4, 3]
     assert all(piece.nbytes <= 100 for piece in pieces)
@@ -204,7 +204,7 @@ def test_blocks_are_concatenated():
     assert concatenate([block]) is block
 
 
-def test_floats_change_and_integers_do_not():
+def test_with_floats_casts_only_floating_arrays():
     block = from_arrays((A, B), A.astype(np.float32), None).with_floats("float32")
     assert [array.dtype.name for array in block.arrays] == ["float32", "int64", "float32"]
     half = block.with_floats("bfloat16")
@@ -215,7 +215,7 @@ def test_floats_change_and_integers_do_not():
 # Transforms
 
 
-def test_a_transform_sees_batches_and_leaves_weights_alone():
+def test_a_transform_is_applied_to_batches_without_weights():
     seen = []
 
     def transform(x, y):
@@ -243,7 +243,7 @@ def test_a_transform_may_return_several_inputs_and_outputs_as_tuple_or_list(kind
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after.arrays, block.arrays, strict=True))
 
 
-def test_without_a_transform_nothing_changes():
+def test_without_a_transform_the_block_is_unchanged():
     block = numbered(3)
     assert block.transformed(None, 2) is block
     empty = numbered(0)
@@ -251,13 +251,13 @@ def test_without_a_transform_nothing_changes():
 
 
 @pytest.mark.parametrize("transform", [lambda x, y: x + 1, lambda x, y: (x + 1, None)])
-def test_without_labels_a_transform_may_return_features_alone(transform):
+def test_without_labels_a_transform_may_return_only_features(transform):
     block = from_arrays(A, None, None).transformed(transform, 2)
     assert np.array_equal(block.x, A + 1)
     assert block.y is None
 
 
-def test_without_labels_two_inputs_are_not_taken_for_features_and_labels():
+def test_without_labels_two_inputs_are_not_mistaken_for_features_and_labels():
     block = from_arrays((A, B), None, None).transformed(lambda x, y: (x[0] + 1, x[1]), 2)
     assert block.y is None
     assert np.array_equal(block.x[0], A + 1)
@@ -267,7 +267,7 @@ def test_without_labels_two_inputs_are_not_taken_for_features_and_labels():
 @pytest.mark.parametrize(
     ("returned", "words"), [(None, "NoneType None"), (A[:2], r"an array of shape \(2, 2\)"), ((1, 2, 3), "a tuple of 3")]
 )
-def test_a_transform_that_returns_something_else_is_told(returned, words):
+def test_an_invalid_return_value_of_a_transform_raises_an_error(returned, words):
     with pytest.raises(ValueError, match=rf"transform must return \(x, y\); it returned {words}"):
         from_arrays(A, B, None).transformed(lambda x, y: returned, 2)
 
@@ -293,12 +293,12 @@ def test_python_objects_that_a_transform_returns_are_converted():
         (np.array(["a", "b"]), "x has dtype <U1; expected numbers or booleans. Encode text first"),
     ],
 )
-def test_what_is_no_number_of_a_transform_is_refused(value, words):
+def test_non_numeric_values_of_a_transform_raise_an_error(value, words):
     with pytest.raises(ValueError, match=f"transform must return arrays of numbers; {words}"):
         from_arrays(A[:2], None, None).transformed(lambda x, y: value, 2)
 
 
-# Words
+# Messages
 
 
 @pytest.mark.parametrize(
@@ -313,16 +313,16 @@ def test_what_is_no_number_of_a_transform_is_refused(value, words):
         (None, "NoneType None"),
     ],
 )
-def test_values_in_a_few_words(value, words):
+def test_describe_is_short(value, words):
     assert describe(value) == words
 
 
-def test_long_values_are_cut():
+def test_describe_truncates_long_values():
     assert len(describe("x" * 500)) < 70
     assert describe("x" * 500).endswith("...")
 
 
-def test_a_block_is_equal_to_what_pickle_makes_of_it():
+def test_a_block_can_be_pickled():
     block = numbered(3)
     copy = pickle.loads(pickle.dumps(block))
     assert isinstance(copy, Block)
@@ -339,7 +339,7 @@ def test_a_block_is_equal_to_what_pickle_makes_of_it():
         (lambda x, y: (x[1:], y[1:]), np.ones(4), "sample_weight has 4. Sample weights are not transformed"),
     ],
 )
-def test_a_transform_that_returns_arrays_of_unlike_lengths_is_refused(transform, weight, received):
+def test_a_transform_that_returns_arrays_of_different_lengths_raises_an_error(transform, weight, received):
     rows = from_arrays(np.ones((4, 2), np.float32), np.ones(4, np.float32), weight)
     with pytest.raises(DataError, match=rf"^transform must return arrays with the same number of rows; .*{received}"):
         rows.transformed(transform, 4)

@@ -1,4 +1,4 @@
-"""Arrow columns become arrays, and arrays become Arrow columns; what cannot is told by name."""
+"""Conversion between Arrow columns and arrays; errors name the column."""
 
 import re
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def test_a_column_of_every_kind_becomes_an_array(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_a_part_of_a_column_only_that_part_is_read(kind):
+def test_a_slice_of_a_column_is_read_alone(kind):
     column, expected, _ = KINDS[kind]
     for start in range(len(expected)):
         np.testing.assert_array_equal(read(column[start:], "c")[0], np.array(expected)[start:])
@@ -83,7 +83,7 @@ def test_of_a_part_of_a_column_only_that_part_is_read(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_null_are_told_from_the_others(kind):
+def test_null_rows_are_masked(kind):
     column, expected, _ = KINDS[kind]
     rows = column.to_pylist()
     with_nulls = pa.array([None, *rows, None], column.type)
@@ -112,7 +112,7 @@ def test_numbers_and_arrays_are_not_copied():
     ],
     ids=["array", "fixed array", "nested", "an array of a nested", "both", "vectors"],
 )
-def test_rows_with_nulls_inside_are_told_from_the_others(column, good, first):
+def test_rows_with_nulls_inside_are_masked(column, good, first):
     values, found = read(column, "c")
     assert found.tolist() == good
     expected = [row for row, whole in zip(column.to_pylist(), good, strict=True) if whole]
@@ -136,7 +136,7 @@ def test_rows_with_nulls_inside_are_told_from_the_others(column, good, first):
     ],
     ids=["text", "texts", "struct", "lengths", "nested", "dense", "sparse", "bytes"],
 )
-def test_what_cannot_become_an_array_is_told_by_name(column, words):
+def test_an_unsupported_column_is_named_in_the_error(column, words):
     with pytest.raises(DataError, match=words):
         read(column, "c")
 
@@ -146,7 +146,7 @@ def test_what_cannot_become_an_array_is_told_by_name(column, words):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "uint8"])
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
-def test_bytes_are_tensors_of_the_models_shape(dtype, kind):
+def test_bytes_are_read_as_tensors_of_the_models_shape(dtype, kind):
     tensors = np.arange(24).reshape(4, 2, 3).astype(dtype)
     column = pa.array([tensor.tobytes() for tensor in tensors], kind)
     values, good = read(column, "c", (2, 3), floating=True)
@@ -156,14 +156,14 @@ def test_bytes_are_tensors_of_the_models_shape(dtype, kind):
     np.testing.assert_array_equal(read(column[1:3], "c", (2, 3), floating=True)[0], tensors[1:3])
 
 
-def test_bytes_for_an_input_of_whole_numbers_are_whole_numbers():
+def test_bytes_for_an_integer_input_are_integers():
     tokens = np.array([[1, 2], [3, 70_000]], np.int32)
     values, _ = read(pa.array([row.tobytes() for row in tokens]), "c", (2,), floating=False)
     assert values.dtype == np.int32
     np.testing.assert_array_equal(values, tokens)
 
 
-def test_tensors_may_be_missing():
+def test_tensors_may_be_null():
     values, good = read(pa.array([None, np.float32([1, 2]).tobytes()]), "c", (2,), floating=True)
     assert good.tolist() == [False, True]
     np.testing.assert_array_equal(values, [[0, 0], [1, 2]])
@@ -177,11 +177,11 @@ def test_tensors_may_be_missing():
             r"column 'c' has 5 bytes per row; expected 2 values of 1, 2, 4 or 8 bytes each for rows of shape \(2,\)",
         ),
         ([b""], "has 0 bytes per row"),
-        ([b"123456"], "has 6 bytes per row"),  # 3 bytes a value
+        ([b"123456"], "has 6 bytes per row"),  # 3 bytes per value
         ([b"12345678", b"1234"], r"byte strings of different lengths \(8 and 4\)"),
     ],
 )
-def test_bytes_of_another_size_are_refused(rows, words):
+def test_bytes_of_an_unexpected_size_raise_an_error(rows, words):
     with pytest.raises(DataError, match=words):
         read(pa.array(rows, pa.binary()), "c", (2,))
 
@@ -206,7 +206,7 @@ def test_encoded_images_need_a_loader(shape, head):
         read(images, "c", shape)
 
 
-def test_tensors_that_begin_as_an_image_does_are_tensors():
+def test_tensors_that_begin_like_an_image_are_tensors():
     tensor = np.frombuffer(b"\xff\xd8\xff", np.uint8)
     np.testing.assert_array_equal(read(pa.array([tensor.tobytes()]), "c", (3,), floating=True)[0], [tensor])
 
@@ -221,7 +221,7 @@ def test_paths_of_images_need_a_loader():
 # Columns of one input
 
 
-def test_columns_lie_side_by_side():
+def test_columns_are_concatenated():
     leaf = Leaf(("age", "paid", "scores", "v"), together=True, input=InputSpec("x", (6,), floating=True))
     columns = [
         pa.array([30, 40]),
@@ -239,7 +239,7 @@ def test_columns_lie_side_by_side():
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
-def test_a_null_among_whole_numbers_takes_no_others_with_it(kind):
+def test_a_null_among_integers_does_not_affect_other_columns(kind):
     spec = InputSpec("x", (3,), floating=True)
     found = Leaf(("a",), input=spec).read([pa.array([[1, None, 3], [4, 5, 6]], pa.list_(kind))])
     np.testing.assert_array_equal(found.values, [[1, np.nan, 3], [4, 5, 6]])
@@ -249,15 +249,15 @@ def test_a_null_among_whole_numbers_takes_no_others_with_it(kind):
     np.testing.assert_array_equal(found.values, [[7, 1, np.nan], [8, 4, 5]])
 
 
-def test_arrays_that_are_nulls_only_take_no_others_with_them():
-    """How long they are is not known from a batch of them, but what lies beside them is."""
+def test_an_array_column_of_nulls_only_does_not_affect_other_columns():
+    """Their width is unknown, but follows from the widths of the input and of the other columns."""
     leaf = Leaf(("b", "a"), together=True, input=InputSpec("x", (3,), floating=True))
     found = leaf.read([pa.array([7.0, 8.0]), pa.nulls(2, pa.list_(pa.float32()))])
     np.testing.assert_array_equal(found.values, [[7, np.nan, np.nan], [8, np.nan, np.nan]])
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.list_(pa.bool_())], ids=str)
-def test_small_values_have_one_type_with_and_without_nulls(kind):
+def test_small_integers_have_the_same_dtype_with_and_without_nulls(kind):
     value = [True, False] if pa.types.is_list(kind) else True if kind == pa.bool_() else 1
     leaf = Leaf(("a",), input=InputSpec("x", (2,) if pa.types.is_list(kind) else (1,), floating=True))
     kinds = {leaf.read([pa.array(rows, kind)]).values.dtype.name for rows in ([value, value], [value, None])}
@@ -265,14 +265,14 @@ def test_small_values_have_one_type_with_and_without_nulls(kind):
 
 
 @pytest.mark.parametrize(("floating", "dtype"), [(True, "float32"), (False, "int32")])
-def test_whole_numbers_side_by_side_are_what_the_input_takes(floating, dtype):
+def test_concatenated_integers_get_the_dtype_of_the_input(floating, dtype):
     leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (2,), floating=floating))
     values = leaf.read([pa.array([1], pa.int32()), pa.array([2], pa.int16())]).values
     assert values.dtype == dtype
     assert values.tolist() == [[1, 2]]
 
 
-def test_a_row_is_whole_where_all_of_its_columns_are():
+def test_a_row_is_valid_if_all_of_its_columns_are():
     leaf = Leaf(("a", "b"), together=True, input=InputSpec("x", (3,), floating=True))
     found = leaf.read([pa.array([1.0, None, 3.0, 4.0]), pa.array([[1.0, 2.0], [1.0, 2.0], [None, 2.0], None])])
     assert found.good.tolist() == [True, False, False, False]
@@ -289,7 +289,7 @@ UNSAID = [pa.nulls(2, LISTS), pa.nulls(2, NESTED), pa.nulls(2, VECTOR), pa.array
     [((1,), SCALARS + UNSAID), ((4,), UNSAID), ((None,), SCALARS + UNSAID), ((2, 2), UNSAID), ((None, 2), UNSAID)],
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
-def test_a_batch_of_nulls_only_has_rows_that_fit_and_are_not_whole(shape, columns):
+def test_a_batch_of_nulls_only_has_invalid_rows_of_the_right_shape(shape, columns):
     spec = InputSpec("x", shape, floating=True)
     for column in columns:
         found = Leaf(("a",), input=spec).read([column])
@@ -306,12 +306,12 @@ def test_a_batch_of_nulls_in_one_of_several_columns(kind):
     assert found.values.shape == (2, 3)
 
 
-def test_empty_arrays_are_no_nulls():
+def test_empty_arrays_are_not_nulls():
     with pytest.raises(DataError, match=r"received rows of shape \(0,\)"):
         Leaf(("a",), input=InputSpec("x", (3,))).read([pa.array([[], None], LISTS)])
 
 
-def test_nulls_are_nan_in_their_own_places():
+def test_only_null_values_become_nan():
     leaf = Leaf(("a", "b", "c"), together=True, input=InputSpec("x", (4,), floating=True))
     columns = [
         pa.array([1, None, 3, 4]),
@@ -326,7 +326,7 @@ def test_nulls_are_nan_in_their_own_places():
     assert whole_numbers.read([pa.array([1, None]), pa.array([2, 3])]).values.tolist() == [[1, 2], [0, 3]]
 
 
-def test_flat_rows_get_the_inputs_shape():
+def test_flat_rows_are_reshaped_for_the_input():
     leaf = Leaf(("image",), input=InputSpec("x", (2, 3)))
     assert leaf.read([pa.array([list(range(6))] * 2)]).values.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
     side_by_side = Leaf(("a", "b"), together=True, input=InputSpec("x", (1, 2)))
@@ -334,12 +334,12 @@ def test_flat_rows_get_the_inputs_shape():
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((1,), [1.0, 2.0]), ((), [[1.0], [2.0]]), ((2, 1), [[1.0, 2.0]])])
-def test_a_last_axis_of_one_may_be_there_or_not(shape, rows):
+def test_a_trailing_axis_of_size_one_is_optional(shape, rows):
     assert Leaf(("a",), input=InputSpec("x", shape)).read([pa.array(rows)]).values.shape[1:] in (shape, np.shape(rows)[1:])
 
 
 @pytest.mark.parametrize(("shape", "given"), [((3,), "(2,)"), ((2, 2), "(2,)"), ((None, 2), "(2,)")], ids=str)
-def test_what_does_not_fit_is_told_with_the_models_expectation(shape, given):
+def test_the_error_for_a_wrong_shape_names_the_expected_shape(shape, given):
     leaf = Leaf(("image",), input=InputSpec("pixels", shape))
     with pytest.raises(DataError) as caught:
         leaf.read([pa.array([[1.0, 2.0]])])
@@ -349,14 +349,14 @@ def test_what_does_not_fit_is_told_with_the_models_expectation(shape, given):
     assert free.read([pa.array([[1.0, 2.0]])]).values.shape == (1, 2)
 
 
-def test_nested_arrays_are_laid_beside_nothing():
+def test_nested_arrays_cannot_be_combined_with_other_columns():
     with pytest.raises(DataError, match=r"column 'b' has rows of shape \(1, 2\), which cannot be combined.*flatten"):
         Leaf(("a", "b"), together=True).read([pa.array([1.0]), pa.array([[[1.0, 2.0]]])])
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Loads the length of a text; an empty one cannot be loaded."""
+    """Loads the length of a string; empty strings cannot be loaded."""
 
     shape: tuple[int, ...] = ()
     on_error: str = "null"
@@ -369,7 +369,7 @@ class Lengths:
         return lengths, lengths > 0
 
 
-def test_a_loader_makes_an_array_of_anything():
+def test_a_loader_converts_any_column():
     leaf = Leaf(("text",), input=InputSpec("x", (1,)), loader=Lengths())
     found = leaf.read([pa.array(["abc", "", "a"])])
     assert found.values.tolist() == [3, 0, 1]
@@ -378,7 +378,7 @@ def test_a_loader_makes_an_array_of_anything():
     assert leaf.read([pa.array(["abc"])]).good is None
 
 
-# Arrays as columns
+# Arrays to columns
 
 
 @settings(deadline=None, max_examples=60)
@@ -389,7 +389,7 @@ def test_a_loader_makes_an_array_of_anything():
     ),
     data=st.data(),
 )
-def test_an_array_there_and_back(array, data):
+def test_an_array_survives_the_round_trip(array, data):
     good = np.array(data.draw(st.lists(st.booleans(), min_size=len(array), max_size=len(array))))
     column = to_column(array, good)
     column.validate(full=True)
@@ -399,14 +399,14 @@ def test_an_array_there_and_back(array, data):
     assert found is None if good.all() else found.tolist() == good.tolist()
 
 
-def test_a_column_is_none_of_the_arrays_order():
+def test_a_column_does_not_depend_on_the_memory_order():
     array = np.asfortranarray(np.arange(12.0).reshape(2, 3, 2))
     assert to_column(array).to_pylist() == array.tolist()
     assert to_column(array.transpose(1, 0, 2)).to_pylist() == array.transpose(1, 0, 2).tolist()
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (2, 3, 0)], ids=str)
-def test_arrays_without_values_are_columns_too(shape):
+def test_empty_arrays_become_columns(shape):
     assert to_column(np.zeros(shape)).to_pylist() == np.zeros(shape).tolist()
 
 
@@ -425,13 +425,13 @@ def test_arrays_without_values_are_columns_too(shape):
         ("int64", "int64", "bigint"),
     ],
 )
-def test_spark_has_a_type_that_holds_every_value(dtype, stored, name):
+def test_every_dtype_has_a_spark_type(dtype, stored, name):
     assert stored_as(dtype) == stored
     assert type_name(stored, 0) == name
     assert type_name(stored, 2) == f"array<array<{name}>>"
 
 
-def test_values_of_other_types_keep_their_value():
+def test_values_survive_the_conversion_to_another_dtype():
     import ml_dtypes
 
     assert to_column(np.array([200, 255], np.uint8)).to_pylist() == [200, 255]
@@ -439,7 +439,7 @@ def test_values_of_other_types_keep_their_value():
     assert to_column(np.array([[0.5], [1.5]], np.float16)).type == pa.list_(pa.float32())
 
 
-def test_numbers_that_spark_has_not_are_refused():
+def test_integers_that_spark_cannot_store_raise_an_error():
     assert to_column(np.array([2**63 - 1], np.uint64)).to_pylist() == [2**63 - 1]
     with pytest.raises(
         DataError, match="the uint64 values, up to 18446744073709551615, do not fit Spark's largest integer type, bigint"
@@ -448,12 +448,12 @@ def test_numbers_that_spark_has_not_are_refused():
 
 
 class Lexicon(Lengths):
-    """Has a method ``load`` with a meaning of its own."""
+    """Has a method ``load`` with another meaning."""
 
     def load(self, path):
         raise AssertionError("not to be called with a column")
 
 
-def test_a_loader_may_have_a_method_called_load():
+def test_an_unrelated_method_load_of_a_loader_is_not_called():
     leaf = Leaf(("text",), input=InputSpec("x", (1,)), loader=Lexicon())
     assert leaf.read([pa.array(["one", "three"])]).values.tolist() == [3.0, 5.0]

@@ -1,4 +1,4 @@
-"""A partition on disk: written once, memory-mapped again and again."""
+"""A partition on disk: written once, then memory-mapped."""
 
 import pickle
 import shutil
@@ -25,7 +25,7 @@ def equal(one, other):
     return all(np.array_equal(mine, theirs) for mine, theirs in zip(one.arrays, other.arrays, strict=True))
 
 
-def test_what_was_written_is_opened(tmp_path):
+def test_a_written_partition_can_be_opened(tmp_path):
     block = numbered(7)
     handle = files.write([block], 3, tmp_path / "data")
     assert (handle.partition, handle.rows, handle.spec) == (3, 7, block.spec)
@@ -34,7 +34,7 @@ def test_what_was_written_is_opened(tmp_path):
     assert Path(handle.directory).parent == tmp_path / "data"
 
 
-def test_blocks_are_written_one_behind_the_other(tmp_path):
+def test_blocks_are_appended(tmp_path):
     whole = numbered(10)
     handle = files.write(iter([whole[:1], whole[1:1], whole[1:8], whole[8:]]), 0, tmp_path)
     assert handle.rows == 10
@@ -78,7 +78,7 @@ def test_zero_rows(tmp_path):
         assert handle.open() is None
 
 
-def test_arrays_of_no_width(tmp_path):
+def test_arrays_of_width_zero(tmp_path):
     block = from_arrays((np.zeros((4, 0), np.float32), np.arange(4)), np.arange(4), None)
     opened = files.write([block[:1], block[1:]], 0, tmp_path).open()
     assert opened.x[0].shape == (4, 0)
@@ -112,14 +112,14 @@ def test_a_handle_is_small(tmp_path):
         ),
     ],
 )
-def test_blocks_that_differ_are_refused_and_leave_nothing(tmp_path, second, words):
+def test_blocks_of_different_specs_raise_an_error_and_leave_no_files(tmp_path, second, words):
     first = from_arrays(np.ones((3, 3), np.float32), np.ones(3, np.int64), None)
     with pytest.raises(DataError, match=words):
         files.write([first, second], 5, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_source_that_fails_leaves_nothing(tmp_path):
+def test_a_failing_source_leaves_no_files(tmp_path):
     def blocks():
         yield numbered(3)
         raise KeyError("the source broke")
@@ -129,7 +129,7 @@ def test_a_source_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_attempts_do_not_get_in_each_others_way(tmp_path):
+def test_concurrent_attempts_do_not_interfere(tmp_path):
     first = files.write([numbered(4)], 0, tmp_path)
     second = files.write([numbered(6, start=100)], 0, tmp_path)
     assert equal(first.open(), numbered(4))
@@ -137,13 +137,13 @@ def test_attempts_do_not_get_in_each_others_way(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {Path(handle.directory).name for handle in (first, second)}
 
 
-def test_partitions_stand_side_by_side(tmp_path):
+def test_partitions_share_a_folder(tmp_path):
     handles = [files.write([numbered(3, start=10 * number)], number, tmp_path) for number in range(3)]
     assert len({handle.directory for handle in handles}) == 3
     assert all(equal(handle.open(), numbered(3, start=10 * handle.partition)) for handle in handles)
 
 
-def test_files_that_are_not_here_are_missed(tmp_path, monkeypatch):
+def test_files_on_another_machine_raise_file_not_found(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "here"))
     handle = files.write([numbered(3)], 0, tmp_path / "data")
     shutil.rmtree(handle.directory)
@@ -154,8 +154,8 @@ def test_files_that_are_not_here_are_missed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [4, 6])
-def test_files_of_another_size_are_missed(tmp_path, rows):
-    """They are there, but hold other rows than the handle knows: the source was read again and gave others."""
+def test_files_of_another_size_raise_file_not_found(tmp_path, rows):
+    """The source returned different rows when it was read again, so the files do not match the handle."""
     handle = files.write([numbered(5)], 0, tmp_path)
     other = files.write([numbered(rows)], 0, tmp_path)
     shutil.rmtree(handle.directory)
@@ -164,8 +164,8 @@ def test_files_of_another_size_are_missed(tmp_path, rows):
         handle.open()
 
 
-def test_files_in_this_executors_own_folder_count(tmp_path, monkeypatch):
-    """Written by one executor, read by another, which has written the same partition into a folder of its own."""
+def test_files_in_the_executors_temporary_folder_are_found(tmp_path, monkeypatch):
+    """One executor wrote the partition; another one, with its own copy of the partition, opens the handle."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'one'},{tmp_path / 'more'}")
     assert files.home("data") == tmp_path / "one" / "data"
     handle = files.write([numbered(3)], 4, files.home("data"))

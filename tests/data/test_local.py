@@ -1,4 +1,4 @@
-"""The plain twin of every dataset: it keeps to the protocol without Spark."""
+"""The in-memory implementation of the dataset protocols."""
 
 import threading
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def numbered(start, stop):
 
 @dataclass(frozen=True)
 class Labels:
-    """Yields (worker, labels) for every block, with an offset that was shared."""
+    """Yields (worker, labels) for every block, plus a shared offset."""
 
     offset: object = None
 
@@ -31,7 +31,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts how often this very copy was called."""
+    """Counts the calls of this copy."""
 
     calls: list
 
@@ -43,7 +43,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Fails:
-    """Does not run."""
+    """Fails if it runs."""
 
     def __call__(self, context, blocks):
         raise AssertionError("it ran")
@@ -62,7 +62,7 @@ def dataset():
     return LocalDataset((numbered(0, 2), None, numbered(2, 5), numbered(5, 5)))
 
 
-def test_what_is_known_of_each_partition():
+def test_handles_describe_each_partition():
     assert dataset().num_partitions == 4
     handles = dataset().handles
     assert [handle.partition for handle in handles] == [0, 1, 2, 3]
@@ -80,19 +80,19 @@ def test_results_come_in_the_order_of_the_partitions():
     assert list(dataset().run(Several()).lazy()) == [0, 1, 2, 3, 4]
 
 
-def test_a_task_is_told_where_it_runs():
+def test_a_task_gets_its_context():
     calls = dataset().run(Counts([])).collect()
-    assert calls == [1, 1, 1, 1]  # every partition has a copy of its own, as on a cluster
+    assert calls == [1, 1, 1, 1]  # every partition has its own copy, as on a cluster
     assert TaskContext(2) == TaskContext(2, attempt=0, cores=1, accelerators=())
 
 
-def test_nothing_runs_before_results_are_asked_for():
+def test_results_are_lazy():
     results = dataset().run(Fails())
     with pytest.raises(AssertionError, match="it ran"):
         results.collect()
 
 
-def test_a_task_that_cannot_travel_is_noticed_here_too():
+def test_a_task_that_cannot_be_pickled_raises_an_error():
     with pytest.raises(TypeError, match="pickle"):
         dataset().run(Counts([threading.Lock()])).collect()
 
@@ -105,24 +105,24 @@ def test_a_value_is_shared():
 @pytest.mark.parametrize(
     ("groups", "expected"), [(1, [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (3, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])]
 )
-def test_neighbouring_partitions_are_reduced_together(groups, expected):
+def test_adjacent_partitions_are_reduced_in_groups(groups, expected):
     full = LocalDataset(tuple(numbered(number, number + 1) for number in range(4)))
     assert full.run(Several()).reduce(list, groups) == expected
 
 
-def test_a_group_without_results_is_left_out():
-    """As on a cluster, where a combine that sees nothing has nothing to give."""
+def test_a_group_without_results_is_skipped():
+    """As on a cluster, where combining no results yields none."""
     some = LocalDataset((numbered(0, 2), None, None, None, numbered(2, 4), None))
     assert some.run(Several()).reduce(sum, 3) == [1, 5]
 
 
-def test_it_is_stored_from_the_start():
+def test_a_local_dataset_is_a_stored_dataset():
     given = dataset()
     with given.stored() as stored:
         assert stored is given
 
 
-def test_partitions_that_differ_are_told():
+def test_partitions_of_different_specs_raise_an_error():
     wide = from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.int64), None)
     with pytest.raises(DataError) as caught:
         common_spec(LocalDataset((None, numbered(0, 2), wide)).handles)
@@ -130,6 +130,6 @@ def test_partitions_that_differ_are_told():
     assert "x has shape (3,), float32, y has shape (), int64 in partition 2" in str(caught.value)
 
 
-def test_no_rows_anywhere_have_no_spec():
+def test_empty_partitions_have_no_common_spec():
     assert common_spec(LocalDataset((None, numbered(0, 0))).handles) is None
     assert all_labels(LocalDataset((None,)).handles) == ()

@@ -1,4 +1,4 @@
-"""Which rows a batch holds: every row once, in an order that is a function of the seed alone, in little memory."""
+"""The order of rows: each row once, in an order that depends only on the seed, with bounded memory."""
 
 import tracemalloc
 
@@ -15,14 +15,14 @@ orders = st.fixed_dictionaries(
         "row_bytes": st.sampled_from([0, 1, 3, 8, 40]),
         "batch_size": st.integers(1, 50),
         "seed": st.none() | st.tuples(st.integers(0, 99), st.integers(0, 3)),
-        # Down to a batch in a window: most partitions here are larger than one.
+        # As little as one batch per window: most partitions here have several windows.
         "shuffle_bytes": st.sampled_from([1, 50, 200, 1000, 4000, 100_000]),
     }
 )
 
 
 def numbers(order, first=0, last=None, max_bytes=1 << 20):
-    """The row numbers of the batches in [first, last)."""
+    """The row indices of the batches in [first, last)."""
     pieces = order.pieces(first, order.batches if last is None else last, max_bytes)
     rows = np.arange(order.rows)
     return np.concatenate([np.zeros(0, int), *(rows[piece] for piece in pieces)])
@@ -43,16 +43,16 @@ def test_any_split_of_the_batches_gives_the_same_rows(arguments, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, order.batches), max_size=4)))
     cuts = [0, *cuts, order.batches]
     sizes = [data.draw(st.integers(1, 5000)) for _ in cuts]
-    stretches = list(zip(cuts, cuts[1:], sizes, strict=False))
-    # Asked in any order, by a process that has been asked before or by a fresh one.
+    ranges = list(zip(cuts, cuts[1:], sizes, strict=False))
+    # Requested in any order, from the same object or a new one.
     answers = {}
-    for index in data.draw(st.permutations(range(len(stretches)))):
-        first, last, size = stretches[index]
+    for index in data.draw(st.permutations(range(len(ranges)))):
+        first, last, size = ranges[index]
         asked = order if data.draw(st.booleans()) else RowOrder(**arguments)
         answers[index] = numbers(asked, first, last, size)
         batch = arguments["batch_size"]
         assert np.array_equal(answers[index], whole[first * batch : last * batch])
-    assert np.array_equal(np.concatenate([answers[index] for index in range(len(stretches))]), whole)
+    assert np.array_equal(np.concatenate([answers[index] for index in range(len(ranges))]), whole)
 
 
 @settings(deadline=None, max_examples=200)
@@ -80,7 +80,7 @@ SHAPES = {"as a whole": {"rows": 500, "row_bytes": 4}, "in windows": {"rows": 50
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_seed_decides(shape):
+def test_the_order_depends_on_the_seed(shape):
     seeds = [(7, 1, 2), (7, 1, 2), (7, 1, 3), (7, 2, 2), (8, 1, 2), (7, 2, 1)]
     one, same, *others = (numbers(RowOrder(**shape, batch_size=10, seed=seed)).tolist() for seed in seeds)
     assert one == same
@@ -88,7 +88,7 @@ def test_the_seed_decides(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_global_generators_neither_enter_nor_change(shape):
+def test_the_order_is_independent_of_global_generators(shape):
     np.random.seed(1)
     one = numbers(RowOrder(**shape, batch_size=10, seed=(1, 2)))
     drawn = np.random.random()
@@ -100,13 +100,13 @@ def test_global_generators_neither_enter_nor_change(shape):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_rows_are_shuffled_well(shape):
-    """A row's place before tells nothing of its place after."""
+    """A row's position after shuffling is uncorrelated with its position before."""
     order = numbers(RowOrder(**shape, batch_size=10, seed=(0, 0)))
     assert abs(np.corrcoef(np.arange(500), order)[0, 1]) < 0.3
     assert np.count_nonzero(np.diff(order) == 1) < 25
 
 
-def test_without_a_seed_rows_come_as_they_are():
+def test_without_a_seed_rows_keep_their_order():
     order = RowOrder(rows=23, row_bytes=4, batch_size=5, seed=None, shuffle_bytes=8)
     assert list(order.pieces(0, 5, 40)) == [slice(0, 10), slice(10, 20), slice(20, 23)]
     assert list(order.pieces(2, 4, 1)) == [slice(10, 15), slice(15, 20)]
@@ -119,7 +119,7 @@ def test_no_rows():
 
 
 def large(rows=100_000, row_bytes=1024, window=1000):
-    """A partition that is much larger than what is shuffled as a whole; a run is 62 rows."""
+    """A partition much larger than the shuffle window; a run has 62 rows."""
     return RowOrder(rows, row_bytes, batch_size=10, seed=(3,), shuffle_bytes=window * row_bytes)
 
 
@@ -129,20 +129,20 @@ def test_a_large_partition_is_read_in_runs():
     assert breaks <= 1000 // 62 + 1
 
 
-def test_a_window_of_a_large_partition_comes_from_all_over_it_and_is_mixed():
+def test_a_window_of_a_large_partition_is_shuffled_rows_from_all_over_it():
     window = numbers(large(), 0, 100)
     assert window.min() < 30_000
     assert window.max() > 70_000
     assert np.count_nonzero(np.abs(np.diff(window)) <= 1) < 50
 
 
-def test_no_two_windows_are_mixed_alike():
+def test_no_two_windows_have_the_same_order():
     one, other = (np.argsort(np.argsort(numbers(large(), first, first + 100))) for first in (0, 100))
     assert np.count_nonzero(one == other) < 20
 
 
-def test_a_run_is_no_larger_than_it_should_be():
-    """Wide rows: a window has many runs all the same."""
+def test_the_size_of_a_run_is_bounded():
+    """With wide rows, a window still has many runs."""
     window = np.sort(numbers(RowOrder(20_000, RUN_BYTES // 2, 10, (3,), shuffle_bytes=RUN_BYTES * 500), 0, 100))
     breaks = np.count_nonzero(np.diff(window) != 1)
     assert breaks > 300

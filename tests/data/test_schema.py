@@ -1,4 +1,4 @@
-"""Rows and arrays become checked blocks; what is wrong with them is told in words, with partition and row."""
+"""Rows and arrays become validated blocks; errors name partition and row."""
 
 import datetime
 import re
@@ -22,7 +22,7 @@ ROW = [1.0, 2.0, 3.0]
 
 
 class Sparse:
-    """As Spark's vectors are."""
+    """Like Spark's vectors."""
 
     def __init__(self, *values):
         self.values = np.array(values)
@@ -35,7 +35,7 @@ def read(rows, reader=Reader(ONE), partition=2, first=10):  # noqa: B008
     return reader.read_rows(rows, reader.form_of(rows[0], partition), partition, first)
 
 
-def refusal(rows, **given):
+def error_of(rows, **given):
     with pytest.raises(DataError) as caught:
         read(rows, **given)
     return str(caught.value)
@@ -53,19 +53,19 @@ def test_pairs_of_lists_become_arrays():
     assert block.y.dtype == np.int64
 
 
-def test_triples_have_sample_weights():
+def test_triples_contain_sample_weights():
     block = read([(ROW, 1, 0.5), (ROW, 0, 2)])
     assert block.sample_weight.tolist() == [0.5, 2]
     assert block.sample_weight.dtype == np.float32
 
 
-def test_a_weight_of_none_is_no_weight():
+def test_a_sample_weight_of_none_is_ignored():
     assert read([(ROW, 1, None), (ROW, 0)]).sample_weight is None
 
 
 @pytest.mark.parametrize("rows", [[(ROW, 1, 0.5), (ROW, 1)], [(ROW, 1), (ROW, 1, 0.5)], [(ROW, 1, 0.5), (ROW, 1, None)]])
-def test_weights_for_some_rows_only_are_refused(rows):
-    assert refusal(rows) == "row 11 of partition 2: some rows have a sample weight and others have none."
+def test_sample_weights_for_only_some_rows_raise_an_error(rows):
+    assert error_of(rows) == "row 11 of partition 2: some rows have a sample weight and others have none."
 
 
 def test_pairs_may_be_lists():
@@ -83,11 +83,11 @@ def test_pairs_may_be_lists():
         ([1, 2, 3], "int64"),
     ],
 )
-def test_floats_get_keras_dtype_and_all_else_keeps_its_own(given, expected):
+def test_floats_are_cast_to_floatx_and_other_dtypes_are_kept(given, expected):
     assert read([(given, 1), (given, 0)]).x.dtype.name == expected
 
 
-def test_floats_get_the_dtype_that_the_model_says():
+def test_floats_are_cast_to_the_floatx_of_the_schema():
     reader = Reader(Schema(floatx="float64"))
     assert read([(np.ones(3, np.float32), 1.5)], reader).x.dtype == np.float64
 
@@ -104,7 +104,7 @@ def test_several_inputs_as_tuples_and_dicts():
 
 
 @pytest.mark.parametrize("vector", [Sparse(1.0, 0.0, 3.0), "dense", "sparse"])
-def test_sparks_vectors(vector):
+def test_spark_vectors(vector):
     if isinstance(vector, str):
         from pyspark.ml.linalg import Vectors
 
@@ -114,13 +114,13 @@ def test_sparks_vectors(vector):
     assert block.x.dtype == np.float32
 
 
-def test_sparks_vectors_beside_arrays():
+def test_spark_vectors_with_arrays():
     block = read([(Sparse(1.0, 0.0, 3.0), 1), (np.array([1.0, 2.0, 3.0]), 0), ([4.0, 5.0, 6.0], 0)])
     assert block.x.tolist() == [[1, 0, 3], [1, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("row", [5, None, "text", (), (1,), (1, 2, 3, 4), {"x": 1, "y": 2}, np.ones(2)])
-def test_what_is_no_pair_is_described(row):
+def test_an_error_describes_a_first_row_that_is_not_a_pair(row):
     with pytest.raises(DataError) as caught:
         Reader(ONE).form_of(row, 3)
     assert str(caught.value).startswith("row 0 of partition 3 is ")
@@ -128,18 +128,18 @@ def test_what_is_no_pair_is_described(row):
     assert "to_simple_rdd" in str(caught.value)
 
 
-def test_what_is_no_pair_further_down_is_described_too():
-    assert refusal([(ROW, 1), (ROW, 1), 5]) == (
+def test_an_error_describes_a_later_row_that_is_not_a_pair():
+    assert error_of([(ROW, 1), (ROW, 1), 5]) == (
         "row 12 of partition 2: expected a pair (x, y) or a triple (x, y, sample_weight), received int 5."
     )
 
 
 def test_rows_of_another_structure():
     rows = [({"age": 1.0, "image": np.ones((2, 2))}, (0, np.zeros(4))), ((1.0, np.ones((2, 2))), (0, np.zeros(4)))]
-    assert refusal(rows, reader=Reader(TWO)) == (
+    assert error_of(rows, reader=Reader(TWO)) == (
         "row 11 of partition 2: expected a dict with the keys ['age', 'image'], received a tuple of 2."
     )
-    assert "expected a tuple of 2 values, received int 3" in refusal(
+    assert "expected a tuple of 2 values, received int 3" in error_of(
         [((1.0, np.ones((2, 2))), (0, np.zeros(4))), (3, (0, np.zeros(4)))], reader=Reader(TWO)
     )
 
@@ -157,31 +157,31 @@ NONE = {
 
 
 @pytest.mark.parametrize("rows", NONE.values(), ids=NONE)
-def test_none_is_told_with_its_row(rows):
-    message = refusal(rows)
+def test_an_error_names_the_row_that_contains_none(rows):
+    message = error_of(rows)
     assert "row 11 of partition 2 is or holds None" in message
     assert "fill it in or drop the row" in message
 
 
 def test_none_in_the_first_row():
-    assert refusal([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 is or holds None")
-    assert refusal([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 is or holds None")
+    assert error_of([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 is or holds None")
+    assert error_of([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 is or holds None")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("side", ["x", "y", "sample_weight"])
-def test_what_is_not_finite_is_told_with_its_row(value, side):
+def test_an_error_names_the_row_that_is_not_finite(value, side):
     good = {"x": ROW, "y": 0.5, "sample_weight": 1.0}
     bad = good | {side: [1.0, value, 2.0] if side == "x" else value}
-    message = refusal([tuple(good.values()), tuple(bad.values()), tuple(bad.values())])
+    message = error_of([tuple(good.values()), tuple(bad.values()), tuple(bad.values())])
     assert message.startswith(f"{side} holds NaN or an infinite value in row 11 of partition 2.")
     assert 'on_invalid="drop"' in message
     assert 'on_invalid="allow"' in message
 
 
-def test_infinities_of_both_signs_do_not_hide_one_another():
-    assert "row 10 of partition 2" in refusal([([np.inf, -np.inf, 1.0], 1)])
-    assert "row 11 of partition 2" in refusal([(ROW, 1), ([np.inf, 0.0, 1.0], 1), ([-np.inf, 0.0, 1.0], 1)])
+def test_infinities_of_both_signs_are_detected():
+    assert "row 10 of partition 2" in error_of([([np.inf, -np.inf, 1.0], 1)])
+    assert "row 11 of partition 2" in error_of([(ROW, 1), ([np.inf, 0.0, 1.0], 1), ([-np.inf, 0.0, 1.0], 1)])
 
 
 def test_large_finite_values_are_finite():
@@ -189,7 +189,7 @@ def test_large_finite_values_are_finite():
     assert read([(large, 1)] * 4).rows == 4
 
 
-def test_rows_that_are_not_finite_are_dropped_whole():
+def test_rows_that_are_not_finite_are_dropped():
     rows = [(ROW, 0, 1.0), ([np.nan] * 3, 1, 1.0), (ROW, 2, 1.0), (ROW, 3, np.inf), (ROW, np.nan, 1.0), (ROW, 5, 1.0)]
     block = read(rows, Reader(ONE, on_invalid="drop"))
     assert block.y.tolist() == [0, 2, 5]
@@ -219,21 +219,21 @@ RAGGED = {
 
 
 @pytest.mark.parametrize("rows", RAGGED.values(), ids=RAGGED)
-def test_ragged_rows_are_told_with_their_row(rows):
-    message = refusal(rows)
+def test_an_error_names_the_ragged_row(rows):
+    message = error_of(rows)
     assert message.startswith("x of row 11 of partition 2 has another shape than row 10")
     assert "keras.utils.pad_sequences" in message
 
 
-def test_a_first_row_that_is_ragged_in_itself():
-    message = refusal([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
+def test_a_first_row_that_is_a_ragged_list():
+    message = error_of([([[1, 2], [3]], 0), ([[1, 2], [3]], 0)])
     assert "row 10 of partition 2" in message
     assert "shape" in message
-    assert refusal([([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)]).startswith("x of row 11 of partition 2 is a ragged list")
+    assert error_of([([[1, 2], [3, 4]], 0), ([[1, 2], [3]], 0)]).startswith("x of row 11 of partition 2 is a ragged list")
 
 
 def test_ragged_labels():
-    assert refusal([(ROW, [0, 1]), (ROW, [0])]).startswith("y of row 11 of partition 2 has another shape")
+    assert error_of([(ROW, [0, 1]), (ROW, [0])]).startswith("y of row 11 of partition 2 has another shape")
 
 
 @pytest.mark.parametrize(
@@ -248,18 +248,18 @@ def test_ragged_labels():
         ((np.array([3], "timedelta64[s]"), 1), "timedelta64[s]", "Convert durations to numbers .* seconds"),
     ],
 )
-def test_what_is_no_number_is_told(row, dtype, advice):
-    message = refusal([row, row])
+def test_non_numeric_rows_raise_an_error_with_advice(row, dtype, advice):
+    message = error_of([row, row])
     assert f"of partition 2 has dtype {dtype}; expected numbers or booleans" in message
     assert re.search(advice, message)
     assert ("StringLookup" in message) == (advice == "StringLookup")
 
 
-def test_objects_are_told():
-    assert refusal([(object(), 1), (object(), 1)]).startswith("x of row 10 of partition 2 is object <object")
+def test_an_object_raises_an_error():
+    assert error_of([(object(), 1), (object(), 1)]).startswith("x of row 10 of partition 2 is object <object")
 
 
-# Rows to predict
+# Rows in prediction
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_objects_are_told():
         (Sparse(*ROW), ROW),
     ],
 )
-def test_labels_are_left_aside(row, values):
+def test_labels_are_ignored_in_prediction(row, values):
     block = read([row, row], Reader(ONE, labelled=False))
     assert block.x.tolist() == [values, values]
     assert block.y is None
@@ -283,7 +283,7 @@ def test_labels_are_left_aside(row, values):
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_tuple_of_numbers_is_features(width):
+def test_a_tuple_of_numbers_is_read_as_features(width):
     block = read([tuple(range(width))] * 2, Reader(Schema((InputSpec("in", (width,)),)), labelled=False))
     assert block.x.tolist() == [list(range(width))] * 2
 
@@ -303,7 +303,7 @@ def test_features_of_several_inputs(row):
     assert [array.shape for array in block.arrays] == [(2,), (2, 2, 2)]
 
 
-def test_sparks_vectors_with_labels_left_aside():
+def test_spark_vectors_with_ignored_labels():
     from pyspark.ml.linalg import Vectors
 
     for vector in (Vectors.dense(ROW), Vectors.sparse(3, {0: 1.0, 1: 2.0, 2: 3.0})):
@@ -312,13 +312,15 @@ def test_sparks_vectors_with_labels_left_aside():
 
 
 @pytest.mark.parametrize("row", [([[1.0], [2.0, 3.0]], 1), [[1.0], [2.0, 3.0]]])
-def test_features_that_are_ragged_in_themselves_are_told(row):
-    assert "row 10 of partition 2" in refusal([row, row], reader=Reader(ONE, labelled=False))
+def test_ragged_features_raise_an_error(row):
+    assert "row 10 of partition 2" in error_of([row, row], reader=Reader(ONE, labelled=False))
 
 
-def test_features_of_none_are_told():
-    assert refusal([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
-    assert refusal([(None, 1)], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
+def test_features_of_none_raise_an_error():
+    assert error_of([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
+    assert error_of([(None, 1)], reader=Reader(ONE, labelled=False)).startswith(
+        "x of row 10 of partition 2 is or holds None"
+    )
 
 
 # Arrays
@@ -348,46 +350,46 @@ def test_nested_lists_are_one_array():
     assert Reader(ONE).read_arrays([[1, 2, 3], [4, 5, 6]], [0, 1], None).x.shape == (2, 3)
 
 
-def test_labels_are_left_aside_to_predict():
+def test_label_arrays_are_ignored_in_prediction():
     block = Reader(ONE, labelled=False).read_arrays(np.ones((4, 3)), np.ones(4), np.ones(4))
     assert block.y is None
     assert block.sample_weight is None
 
 
-def test_no_rows_to_predict_are_no_rows():
+def test_prediction_accepts_zero_rows():
     assert Reader(ONE, labelled=False).read_arrays(np.ones((0, 3)), None, None).rows == 0
 
 
-def arrays_refusal(*given, reader=Reader(ONE)):  # noqa: B008
+def error_of_arrays(*given, reader=Reader(ONE)):  # noqa: B008
     with pytest.raises(DataError) as caught:
         reader.read_arrays(*given)
     return str(caught.value)
 
 
-def test_missing_labels_are_told():
-    message = arrays_refusal(np.ones((4, 3)), None, None)
+def test_missing_labels_raise_an_error():
+    message = error_of_arrays(np.ones((4, 3)), None, None)
     assert "labels are missing" in message
     assert "y=" in message
 
 
-def test_lengths_that_differ_are_told():
-    assert arrays_refusal(np.ones((4, 3)), np.ones(3), np.ones(2)) == (
+def test_different_lengths_raise_an_error():
+    assert error_of_arrays(np.ones((4, 3)), np.ones(3), np.ones(2)) == (
         "arrays must have the same number of rows: x has 4 rows, y has 3 rows, sample_weight has 2 rows."
     )
-    assert "x[1] has 4 rows" in arrays_refusal((np.ones(5), np.ones(4)), (np.ones(5), np.ones(5)), None, reader=Reader(TWO))
+    assert "x[1] has 4 rows" in error_of_arrays((np.ones(5), np.ones(4)), (np.ones(5), np.ones(5)), None, reader=Reader(TWO))
 
 
 @pytest.mark.parametrize("x", [3, 2.5, "text"])
-def test_a_single_value_is_no_array(x):
-    assert arrays_refusal(x, np.ones(3), None).startswith(f"x is {type(x).__name__} {x!r}; expected an array")
+def test_a_single_value_raises_an_error(x):
+    assert error_of_arrays(x, np.ones(3), None).startswith(f"x is {type(x).__name__} {x!r}; expected an array")
 
 
-def test_an_array_of_no_axis_has_no_rows():
-    assert "x is a single value, 3.0" in arrays_refusal(np.array(3.0), np.ones(3), None)
+def test_an_array_without_axes_raises_an_error():
+    assert "x is a single value, 3.0" in error_of_arrays(np.array(3.0), np.ones(3), None)
 
 
-def test_ragged_arrays_are_told():
-    message = arrays_refusal([[1, 2, 3], [4, 5]], [0, 1], None)
+def test_ragged_arrays_raise_an_error():
+    message = error_of_arrays([[1, 2, 3], [4, 5]], [0, 1], None)
     assert message.startswith("x of row 1 of the arrays has another shape than row 0: (2,) instead of (3,)")
     assert "pad_sequences" in message
 
@@ -396,25 +398,25 @@ def test_ragged_arrays_are_told():
     ("y", "dtype"),
     [(["a", "b"], "<U1"), (np.array(["a", "b"], object)[:, None].astype("S1"), "|S1"), ([1, 2j], "complex128")],
 )
-def test_arrays_of_no_numbers_are_told(y, dtype):
-    message = arrays_refusal(np.ones((2, 3)), y, None)
+def test_non_numeric_arrays_raise_an_error(y, dtype):
+    message = error_of_arrays(np.ones((2, 3)), y, None)
     assert message.startswith(f"y of the arrays has dtype {dtype}; expected numbers or booleans")
 
 
-def test_what_is_not_finite_in_arrays_is_told_with_its_row():
+def test_an_error_names_the_row_of_an_array_that_is_not_finite():
     x = np.ones((6, 2, 3))
     x[4, 1, 2] = np.nan
-    assert arrays_refusal(x, np.ones(6), None).startswith("x holds NaN or an infinite value in row 4 of the arrays.")
+    assert error_of_arrays(x, np.ones(6), None).startswith("x holds NaN or an infinite value in row 4 of the arrays.")
     assert Reader(ONE, on_invalid="drop").read_arrays(x, np.arange(6), None).y.tolist() == [0, 1, 2, 3, 5]
     assert Reader(ONE, on_invalid="allow").read_arrays(x, np.arange(6), None).rows == 6
 
 
-def test_dicts_with_names_that_are_no_strings_are_told():
+def test_dicts_with_keys_that_are_not_strings_raise_an_error():
     with pytest.raises(DataError, match="keys"):
         Reader(ONE).read_arrays({0: np.ones((2, 3))}, np.ones(2), None)
 
 
-# What the model expects
+# Inputs of the model
 
 
 def spec(*shapes, names=None):
@@ -443,7 +445,7 @@ def spec(*shapes, names=None):
         (None, (8, 8), True),
     ],
 )
-def test_whether_rows_of_a_shape_fit(wanted, given, fits):
+def test_takes_compares_shapes(wanted, given, fits):
     assert InputSpec("in", wanted).takes(given) is fits
     schema = Schema((InputSpec("in", wanted),))
     if fits:
@@ -455,7 +457,7 @@ def test_whether_rows_of_a_shape_fit(wanted, given, fits):
         assert f"received rows of shape {given}" in str(caught.value)
 
 
-def test_a_model_that_does_not_say_takes_anything():
+def test_an_unknown_shape_accepts_anything():
     UNSAID.check_features(spec((5,), (6, 7)))
     assert (UNSAID.expected_x, UNSAID.expected_y) == (None, None)
     assert (TWO.expected_x, TWO.expected_y) == (2, 2)
@@ -472,21 +474,21 @@ def test_several_inputs_are_matched_in_order_or_by_name():
 
 
 @pytest.mark.parametrize("names", [("image", "weight"), ("image",), ("image", "age", "more")])
-def test_other_names_are_told(names):
+def test_unknown_input_names_raise_an_error(names):
     with pytest.raises(DataError) as caught:
         TWO.check_features(spec(*[(1,)] * len(names), names=names))
     assert f"features have the keys {sorted(names)}" in str(caught.value)
     assert "the model's inputs are ['age', 'image']" in str(caught.value)
 
 
-def test_another_number_of_inputs_is_told():
+def test_a_wrong_number_of_inputs_raises_an_error():
     with pytest.raises(DataError, match=r"the model has 2 inputs \(age, image\), but the features are 1 array"):
         TWO.check_features(spec((1,)))
     with pytest.raises(DataError, match="the model has 1 inputs"):
         ONE.check_features(spec((3,), (3,)))
 
 
-def test_one_input_may_go_by_any_name():
+def test_a_single_input_accepts_any_name():
     ONE.check_features(spec((3,), names=("features",)))
     with pytest.raises(DataError, match=r"x\['features'\] does not fit"):
         ONE.check_features(spec((4,), names=("features",)))
@@ -531,7 +533,7 @@ def test_the_ranges_of_a_block():
 
 
 def objects(*values):
-    """An object array of one axis, whatever the values are."""
+    """A one-dimensional object array of any values."""
     made = np.empty(len(values), object)
     made[:] = values if values and not hasattr(values[0], "__len__") else list(values)
     return made
@@ -562,12 +564,12 @@ def test_objects_that_are_numbers_are_read_as_numbers(y, expected):
 
 
 @pytest.mark.parametrize("missing", [None, pd.NA])
-def test_none_in_arrays_is_a_null_that_on_invalid_decides_on(missing):
+def test_none_in_arrays_is_handled_by_on_invalid(missing):
     x = np.array([[1] * 3, [2, missing, 2], [3.5] * 3], object)
     rows = list(zip(x, [0, 1, 2], strict=True))
     given = x, np.arange(3), None
-    assert "x of row 1 of the arrays is or holds None: fill it in" in arrays_refusal(*given)
-    assert 'on_invalid="drop" drops such rows, and on_invalid="allow" replaces None by NaN' in arrays_refusal(*given)
+    assert "x of row 1 of the arrays is or holds None: fill it in" in error_of_arrays(*given)
+    assert 'on_invalid="drop" drops such rows, and on_invalid="allow" replaces None by NaN' in error_of_arrays(*given)
     drop, allow = Reader(ONE, on_invalid="drop"), Reader(ONE, on_invalid="allow")
     for block in (drop.read_arrays(*given), read(rows, drop)):
         assert block.x.tolist() == [[1] * 3, [3.5] * 3]
@@ -579,16 +581,16 @@ def test_none_in_arrays_is_a_null_that_on_invalid_decides_on(missing):
     assert np.isnan(Reader(ONE, False, "allow").read_arrays(x, None, None).x[1]).any()
 
 
-def test_whole_numbers_stay_whole_beside_none():
+def test_integers_remain_integers_next_to_none():
     labels = Reader(ONE, on_invalid="drop").read_arrays(np.ones((3, 3)), [7, None, 8], None).y
     assert (labels.tolist(), labels.dtype) == ([7, 8], np.dtype(np.int64))
     rows = [(ROW, 7), (ROW, None), (None, 9), (ROW, 8)]
     assert read(rows, Reader(ONE, on_invalid="drop")).y.tolist() == [7, 8]
 
 
-def test_none_cannot_be_nan_in_an_input_of_whole_numbers():
+def test_none_cannot_become_nan_in_an_integer_input():
     schema = Schema((InputSpec("ids", (2,)),), (InputSpec("out", (1,)),))
-    message = arrays_refusal([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_invalid="allow"))
+    message = error_of_arrays([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_invalid="allow"))
     assert message == (
         'x of row 0 of the arrays is or holds None: fill it in or drop the row; on_invalid="drop" drops such rows.'
     )
@@ -606,14 +608,14 @@ def test_none_cannot_be_nan_in_an_input_of_whole_numbers():
         pytest.param(10**400, "too large for float64", id="too large"),
     ],
 )
-def test_an_object_that_is_no_number_is_told_with_its_row_and_a_reason(value, advice):
-    message = refusal([(ROW, objects(1, value)), (ROW, objects(1, 2.5))])
+def test_an_error_names_the_row_and_reason_of_a_non_numeric_object(value, advice):
+    message = error_of([(ROW, objects(1, value)), (ROW, objects(1, 2.5))])
     assert re.match(f"y of (row 10 of )?partition 2 .*{advice}", message)
-    message = arrays_refusal(np.ones((3, 3)), objects(1, 2.5, value), None)
+    message = error_of_arrays(np.ones((3, 3)), objects(1, 2.5, value), None)
     assert re.match(f"y of (row 2 of )?the arrays .*{advice}", message)
 
 
-def test_a_row_is_whole_where_no_column_lacks_its_values():
+def test_a_row_is_valid_if_no_column_is_null():
     one = ColumnValues(np.arange(4.0), np.array([True, False, True, True]), "column 'a'")
     other = ColumnValues(np.arange(4.0), np.array([False, True, True, True]), "column 'b'")
     form = Form(Structure(2, bare=False))
@@ -623,12 +625,12 @@ def test_a_row_is_whole_where_no_column_lacks_its_values():
     assert (block.arrays[0].tolist(), whole) == ([2.0, 3.0], None)
 
 
-def test_durations_among_objects_are_no_whole_numbers():
-    """NumPy calls their type an integer."""
-    assert "Convert durations to numbers" in arrays_refusal(np.ones((2, 3)), objects(*[np.timedelta64(1, "s")] * 2), None)
+def test_timedeltas_in_object_arrays_are_not_integers():
+    """timedelta64 is a subclass of NumPy's signed integer."""
+    assert "Convert durations to numbers" in error_of_arrays(np.ones((2, 3)), objects(*[np.timedelta64(1, "s")] * 2), None)
 
 
-def test_masked_values_are_refused_with_what_to_do():
+def test_masked_values_raise_an_error_with_advice():
     masked = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 0], [0, 1, 1]])
     whole = np.ma.masked_array(np.ones((2, 3)), mask=False)
     reader = Reader(ONE)
@@ -645,7 +647,7 @@ def test_masked_values_are_refused_with_what_to_do():
     assert reader.read_rows([(masked[0], 1.0)], form, 0, 0).x.shape == (1, 3)
 
 
-def test_a_pair_of_arrays_to_predict_is_refused_as_such():
+def test_a_pair_of_arrays_in_prediction_raises_an_error():
     reader = Reader(ONE, labelled=False)
     for y in (np.ones(4), np.ones((4, 1)), [0.0] * 4):
         with pytest.raises(DataError, match=r"^x is a tuple of 2 arrays, like \(x, y\), .* pass only the features"):
@@ -654,12 +656,12 @@ def test_a_pair_of_arrays_to_predict_is_refused_as_such():
     assert reader.read_arrays((np.ones((4, 3)),), None, None).rows == 4
 
 
-def test_arrays_without_an_axis_are_single_values():
+def test_arrays_without_axes_are_single_values():
     with pytest.raises(DataError, match=r"^x is a single value, 3\.0; expected an array with one row per sample\.$"):
         Reader(ONE).read_arrays(np.array(3.0), np.array(1.0), None)
 
 
-def test_negative_sample_weights_are_refused():
+def test_negative_sample_weights_raise_an_error():
     reader, x, y = Reader(ONE), np.ones((2, 3)), np.ones(2)
     with pytest.raises(DataError, match=r"^sample_weight of the arrays holds negative sample weights, down to -2: expected"):
         reader.read_arrays(x, y, np.array([1.0, -2.0]))
@@ -670,7 +672,7 @@ def test_negative_sample_weights_are_refused():
         reader.read_columns(columns, form, "partition 3", 0)
 
 
-def test_indices_that_an_embedding_does_not_have():
+def test_out_of_range_indices_of_an_embedding_raise_an_error():
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False)
     good, bad = np.array([[0, 4], [1, 2]]), np.array([[0, 4], [5, 2]])
     assert reader.read_arrays(good, None, None).rows == 2
@@ -691,7 +693,7 @@ def test_indices_that_an_embedding_does_not_have():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_nan_hides_no_index_that_an_embedding_does_not_have(dtype):
+def test_nan_does_not_hide_an_out_of_range_index(dtype):
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_invalid="allow")
     for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
         with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):

@@ -1,4 +1,4 @@
-"""Workers forked from a daemon that has Keras loaded."""
+"""Workers forked from a daemon that has imported Keras."""
 
 import os
 import subprocess
@@ -32,9 +32,9 @@ def used(_):
 
 
 def run(sc, function):
-    """What a function of a row says in each of two workers that train, once both are there."""
+    """The results of a function in two training workers that run at the same time."""
 
-    def together(number):  # travels by value
+    def together(number):  # pickled by value
         import time
 
         Path(folder, str(number)).touch()
@@ -50,14 +50,14 @@ needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 @needs_proc
-def test_workers_that_train_begin_with_keras_and_others_do_not(sc, monkeypatch):
-    monkeypatch.setitem(sc.environment, "SPARKKERAS_WORKER", "")  # as where this is not a test; see conftest.py
+def test_training_workers_start_with_keras_and_others_do_not(sc, monkeypatch):
+    monkeypatch.setitem(sc.environment, "SPARKKERAS_WORKER", "")  # as outside tests; see conftest.py
     assert [each[:2] for each in run(sc, looks)] == [(True, True)] * 2
     assert [each[:2] for each in sc.parallelize(range(2), 2).map(looks).collect()] == [(False, True)] * 2
 
 
 def test_the_driver_may_ship_another_version_of_this_package(sc):
-    def ours(_):  # travels by value, and imports nothing of ours
+    def ours(_):  # pickled by value, and imports nothing of this package
         import sys
 
         return [name for name in sys.modules if name.startswith("sparkkeras.")]
@@ -68,7 +68,7 @@ def test_the_driver_may_ship_another_version_of_this_package(sc):
 
 
 @needs_proc
-def test_after_a_worker_is_lost_the_next_one_is_of_the_same_daemon(sc):
+def test_a_lost_worker_is_replaced_by_a_fork_of_the_same_daemon(sc):
     before = run(sc, looks)
     with pytest.raises(Exception, match="crashed"):
         run(sc, lambda _: os._exit(1))
@@ -88,18 +88,18 @@ def test_every_fork_can_use_the_backend(sc):
     assert [each[:2] for each in run(sc, used)] == [(True, False)] * 2
 
 
-def test_a_backend_that_cannot_be_loaded_is_left_to_the_workers_to_tell_of():
+def test_a_backend_that_cannot_be_loaded_is_reported_by_the_workers():
     environment = {**os.environ, "SPARKKERAS_WORKER": "1", "KERAS_BACKEND": "nonsense"}
     command = [sys.executable, "-m", "sparkkeras.spark.daemon", "pyspark.worker"]
     daemon = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
-    assert len(daemon.stdout) == 4, daemon.stdout  # the port, and nothing else
+    assert len(daemon.stdout) == 4, daemon.stdout  # only the port
     assert daemon.stderr == b""
 
 
-def test_our_own_context_has_it_where_its_workers_can(monkeypatch):
+def test_a_new_context_uses_the_daemon_if_its_workers_can(monkeypatch):
     given = []
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
-    monkeypatch.setattr(pyspark.SparkContext, "_jvm", None)  # a running one has settings of its own
+    monkeypatch.setattr(pyspark.SparkContext, "_jvm", None)  # a running JVM has settings of its own
     monkeypatch.setattr(pyspark.SparkContext, "getOrCreate", lambda conf: given.append(conf))
     monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
 
@@ -111,5 +111,5 @@ def test_our_own_context_has_it_where_its_workers_can(monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     assert module() is None
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setattr(cluster, "PACKAGE", Path("/another/copy/sparkkeras"))  # which Python does not find by itself
+    monkeypatch.setattr(cluster, "PACKAGE", Path("/another/copy/sparkkeras"))  # which Python cannot import
     assert module() is None

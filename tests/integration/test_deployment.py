@@ -1,4 +1,4 @@
-"""Executors whose Python is not quite the driver's."""
+"""Executors whose Python differs from the driver's."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 SCRIPT = """
 import os, sys
-sys.path.insert(0, os.environ["SPARKKERAS_ROOT"])  # as an editable install would: executors do not see it
+sys.path.insert(0, os.environ["SPARKKERAS_ROOT"])  # like an editable install, which executors do not see
 import numpy as np
 from pyspark import SparkConf, SparkContext
 import keras
@@ -35,7 +35,7 @@ for python, driver in (bare, version), (sys.executable, "3.9"), (lacking, versio
         print("trained with", sc.parallelize([0], 1).mapPartitions(where).first())
     except Exception as error:
         print(type(error).__name__, str(error).replace(chr(10), " "))
-sc.stop()  # the next one is started for the arrays
+sc.stop()  # a new one is started for the arrays
 print(SparkModel(model, num_workers=1).fit(x, x[:, 0], verbose=0).history)
 """
 
@@ -46,17 +46,17 @@ def environment(**named):
 
 
 def python_without(path, *, site_packages):
-    """A Python that does not see what is installed beside it, save for the given folders."""
+    """A Python that cannot import its installed packages, except for those in the given folder."""
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site_packages}" exec {sys.executable} -S "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What a driver says that trains with three kinds of Python: without Keras, of another version, without sparkkeras.
+def output(tmp_path_factory):
+    """The output of a driver that trains with three kinds of Python: without Keras, another version, without sparkkeras.
 
-    In the end it has Spark started for it, where python3 on PATH is another one.
+    At the end, sparkkeras starts Spark itself, with another python3 on the PATH.
     """
     folder = tmp_path_factory.mktemp("deployment")
     wrong = folder / "bin" / "python3"
@@ -73,7 +73,7 @@ def told(tmp_path_factory):
     script.write_text(SCRIPT)
     pythons = [
         python_without(folder / "bare-python", site_packages=numpy),
-        # Site-packages without the editable install's hook: Keras is there, sparkkeras is not.
+        # Site-packages without the editable install's hook: Keras is installed, sparkkeras is not.
         python_without(folder / "lacking-python", site_packages=sysconfig.get_paths()["purelib"]),
     ]
     command = [sys.executable, str(script), *pythons]
@@ -84,25 +84,25 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.programs
-def test_workers_without_keras_are_named(told):
-    assert "ClusterError" in told[0]
-    assert "lack keras and tensorflow" in told[0]
-    assert "PYSPARK_PYTHON" in told[0]
+def test_an_error_names_workers_without_keras(output):
+    assert "ClusterError" in output[0]
+    assert "lack keras and tensorflow" in output[0]
+    assert "PYSPARK_PYTHON" in output[0]
 
 
 @pytest.mark.programs
-def test_workers_of_another_python_are_told_apart(told):
-    """The driver claims another version, so that the workers refuse it as they would a real one."""
-    assert "ClusterError Spark's workers run another Python version" in told[1]
-    assert "PYSPARK_PYTHON" in told[1]
+def test_workers_with_another_python_version_raise_an_error(output):
+    """The driver reports another version, so that the workers reject it like a real one."""
+    assert "ClusterError Spark's workers run another Python version" in output[1]
+    assert "PYSPARK_PYTHON" in output[1]
 
 
 @pytest.mark.programs
-def test_the_package_is_shipped_where_it_lacks(told):
-    assert "trained with" in told[2]
-    assert "sparkkeras.zip" in told[2]
+def test_the_package_is_shipped_to_workers_that_lack_it(output):
+    assert "trained with" in output[2]
+    assert "sparkkeras.zip" in output[2]
 
 
 @pytest.mark.programs
-def test_spark_is_started_for_arrays_with_this_python(told):
-    assert told[3].startswith("{'loss'")
+def test_spark_is_started_for_arrays_with_this_python(output):
+    assert output[3].startswith("{'loss'")

@@ -1,4 +1,4 @@
-"""Where a worker could quietly do something else than plain Keras would."""
+"""Cases in which a worker could silently differ from plain Keras."""
 
 import threading
 
@@ -18,15 +18,15 @@ def arrays():
     return x, x.sum(1, keepdims=True)
 
 
-def test_whole_numbers_in_the_first_rows_do_not_round_the_rest(sc):
+def test_integers_in_the_first_rows_do_not_round_the_rest(sc):
     rows = [[0, 1, 2]] * 20 + [[0.5, 1.7, 2.9]] * 3
     model = regression()
     spark_model = SparkModel(model)
     expected = model.predict(np.array(rows, np.float32), verbose=0)
     np.testing.assert_allclose(spark_model.predict(sc.parallelize(rows, 1)), expected, rtol=1e-5)
     labelled = sc.parallelize([(row, 1.0) for row in rows], 1)
-    figures = spark_model.evaluate(labelled)
-    np.testing.assert_allclose(figures, model.evaluate(np.array(rows, np.float32), np.ones(23), verbose=0), rtol=1e-5)
+    values = spark_model.evaluate(labelled)
+    np.testing.assert_allclose(values, model.evaluate(np.array(rows, np.float32), np.ones(23), verbose=0), rtol=1e-5)
     mixed = sc.parallelize([(row, 1 if i < 20 else 0.5) for i, row in enumerate(rows)], 1)
     with pytest.raises(DataError, match="y changes from shape .., int64 to shape .., float32.*Convert it"):
         spark_model.evaluate(mixed)
@@ -45,7 +45,7 @@ def test_mixed_precision(sc, arrays):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-def test_a_layer_frozen_after_compile_says_so(sc, arrays):
+def test_a_layer_frozen_after_compile_raises_an_error(sc, arrays):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     spark_model = SparkModel(model, num_workers=2)
@@ -66,7 +66,7 @@ def scaled(y_true, y_pred):
     return SCALE * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
 
-def test_a_changed_global_of_custom_code_travels(sc, arrays):
+def test_a_changed_global_of_custom_code_is_sent_again(sc, arrays):
     global SCALE
     model = regression(loss=scaled)
     first = SparkModel(model).evaluate(*arrays)
@@ -77,7 +77,7 @@ def test_a_changed_global_of_custom_code_travels(sc, arrays):
         SCALE = 1.0
 
 
-def test_what_is_left_out_of_weight_decay(sc, arrays):
+def test_weights_excluded_from_weight_decay(sc, arrays):
     weights = []
     for spark in (True, False):
         optimizer = keras.optimizers.SGD(0.05, weight_decay=0.5)
@@ -91,7 +91,7 @@ def test_what_is_left_out_of_weight_decay(sc, arrays):
     np.testing.assert_allclose(*weights, rtol=1e-5)
 
 
-def test_worker_callbacks_hear_of_every_batch(sc, arrays, tmp_path):
+def test_worker_callbacks_are_called_for_every_batch(sc, arrays, tmp_path):
     class Note(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             (tmp_path / str(batch)).touch()
@@ -116,14 +116,14 @@ def test_a_transform_may_work_in_place(sc, arrays):
     np.testing.assert_array_equal(arrays[0], before)
 
 
-def test_a_learning_rate_is_no_other_model(arrays):
+def test_a_changed_learning_rate_does_not_change_the_archive(arrays):
     model = regression()
     digest = ModelArchive.pack(model).digest
     model.optimizer.learning_rate = 0.001
     assert ModelArchive.pack(model).digest == digest
 
 
-def test_rules_are_held_to_their_word(sc, arrays):
+def test_invalid_results_of_update_rules_raise_an_error(sc, arrays):
     class Poison:
         modes = frozenset({"synchronous"})
 
@@ -147,7 +147,7 @@ def test_rules_are_held_to_their_word(sc, arrays):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_a_rule_begins_anew_where_other_weights_train(sc, arrays):
+def test_a_rule_restarts_when_other_weights_are_trainable(sc, arrays):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     spark_model = SparkModel(model, num_workers=2, rule="slowmo")
@@ -157,8 +157,8 @@ def test_a_rule_begins_anew_where_other_weights_train(sc, arrays):
     spark_model.fit(*arrays, verbose=0)
 
 
-def test_fits_in_threads_leave_the_environment_alone(sc, arrays, monkeypatch):
-    monkeypatch.setattr(sc, "environment", {})  # that of the other tests has already what workers get
+def test_concurrent_fits_restore_the_environment(sc, arrays, monkeypatch):
+    monkeypatch.setattr(sc, "environment", {})  # other tests have already added variables to it
     failures = []
 
     def fit():
@@ -176,7 +176,7 @@ def test_fits_in_threads_leave_the_environment_alone(sc, arrays, monkeypatch):
     assert sc.environment == {}
 
 
-def test_large_functions_leave_no_files(sc, arrays):
+def test_large_closures_leave_no_files(sc, arrays):
     from pathlib import Path
 
     table = np.zeros(800_000)
@@ -192,18 +192,20 @@ def test_large_functions_leave_no_files(sc, arrays):
     assert sorted(path.name for path in Path(sc._temp_dir).iterdir()) == before
 
 
-def test_validation_tells_the_callbacks(sc, arrays):
-    heard = []
+def test_callbacks_get_validation_metrics(sc, arrays):
+    events = []
 
-    class Listen(keras.callbacks.Callback):
+    class RecordEvents(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
-            heard.append("begin")
+            events.append("begin")
 
         def on_test_end(self, logs=None):
-            heard.append(sorted(logs))
+            events.append(sorted(logs))
 
-    SparkModel(classifier(width=3)).fit(arrays[0], np.zeros(96, int), validation_split=0.2, callbacks=Listen(), verbose=0)
-    assert heard == ["begin", ["accuracy", "loss"]]
+    SparkModel(classifier(width=3)).fit(
+        arrays[0], np.zeros(96, int), validation_split=0.2, callbacks=RecordEvents(), verbose=0
+    )
+    assert events == ["begin", ["accuracy", "loss"]]
 
 
 def test_recompiling_with_fewer_metrics(sc, arrays):
@@ -226,7 +228,7 @@ def test_labels_of_another_rank(sc, arrays):
         SparkModel(model).predict(x)
 
 
-def test_slips_of_the_pen(sc, arrays):
+def test_common_mistakes_raise_clear_errors(sc, arrays):
     from sparkkeras import SlowMo
 
     x, y = arrays

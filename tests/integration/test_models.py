@@ -39,7 +39,7 @@ def test_several_inputs_and_outputs_by_name(sc, generator):
         history = spark_model.fit(*data, epochs=3, validation_split=0.1, verbose=0)
         assert history.history["loss"][-1] < history.history["loss"][0]
         assert {"amount_loss", "kind_loss", "kind_accuracy", "val_amount_root_mean_squared_error"} <= set(history.history)
-        # The loss of each output is a mean over batches in Keras, so batches must be full to give the same figure.
+        # In Keras, the loss of each output is a mean over batches, so it is the same only if all batches are full.
         expected = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
         found = spark_model.evaluate(*data, batch_size=20, return_dict=True)
         assert found.keys() == expected.keys()
@@ -100,7 +100,7 @@ def test_batch_norm_statistics_are_averaged_by_rows(sc):
     np.testing.assert_allclose(moving_mean, (2 * 0.5 * 1 + 4 * 0.5 * 5) / 6, rtol=1e-5)
 
 
-def test_what_preprocessing_layers_adapted_to_travels(sc, generator):
+def test_adapted_preprocessing_layers_work_on_workers(sc, generator):
     x = (generator.random((100, 3)) * 50 + 100).astype(np.float32)
     normalize = keras.layers.Normalization()
     normalize.adapt(x)
@@ -113,7 +113,7 @@ def test_what_preprocessing_layers_adapted_to_travels(sc, generator):
     np.testing.assert_allclose(spark_model.predict(x), model.predict(x, verbose=0), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.soak  # a daemon of its own, as mixed precision needs one
+@pytest.mark.soak  # needs separate workers, like mixed precision
 def test_float64_models(sc, generator):
     keras.config.set_floatx("float64")
     try:
@@ -200,12 +200,12 @@ TRAIN = """
 
 
 @pytest.mark.programs
-def test_custom_code_of_a_script_and_of_modules_beside_it(tmp_path):
+def test_custom_code_of_a_script_and_of_local_modules(tmp_path):
     alone, beside = tmp_path / "alone", tmp_path / "beside"
     for folder in (alone, beside):
         folder.mkdir()
     (alone / "script.py").write_text(START + textwrap.dedent(CUSTOM) + textwrap.dedent(TRAIN))
-    # Executors start in a folder of their own and cannot import either module.
+    # Executors start in another folder and cannot import either module.
     (beside / "helper.py").write_text("FACTOR = 1.0\ndef one(): return FACTOR\n")
     (beside / "mine.py").write_text("import helper\n" + textwrap.dedent(CUSTOM))
     train = textwrap.dedent(TRAIN).replace("epochs=2", "epochs=2, transform=transform")

@@ -1,4 +1,4 @@
-"""A compiled model packed, unpacked, and still itself; or refused by the name of what would be lost."""
+"""Packing and unpacking of models; errors name the parts that would be lost."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ X = RNG.normal(size=(12, 3)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
 
 
-# The person's own code
+# Custom code
 
 
 def tilted(x):
@@ -34,12 +34,12 @@ def tilted(x):
 
 
 def relu(x):
-    """Not Keras's."""
+    """Differs from Keras's."""
     return 2 * keras.ops.maximum(x, 0)
 
 
 def mse(y, prediction):
-    """Not Keras's: absolute, and not squared."""
+    """Differs from Keras's: absolute instead of squared."""
     return keras.ops.mean(keras.ops.abs(y - prediction), axis=-1)
 
 
@@ -88,7 +88,7 @@ class Falling(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Eager(keras.optimizers.SGD):
-    """An optimizer of one's own."""
+    """A custom optimizer."""
 
 
 class Sums(keras.regularizers.Regularizer):
@@ -263,42 +263,42 @@ MODELS = {
 
 
 WHOLE = {"sequential", "subclassed", "frozen layer", "batch normalization", "recurrent"}
-"""Models whose whole archive is tried by default; an emptied one has all that can go wrong in a whole one."""
+"""Models whose full archive is tested by default; the test of an emptied archive covers the same failures."""
 
 
 @pytest.mark.parametrize(
     ("build", "x", "y"), [case if name in WHOLE else long(*case) for name, case in MODELS.items()], ids=MODELS
 )
-def test_a_model_makes_the_round_trip(build, x, y):
+def test_a_model_survives_the_round_trip(build, x, y):
     makes_the_round_trip(build(), x, y)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
 @pytest.mark.parametrize("build", [looked_up, vectorized])
-def test_a_model_that_reads_text_makes_the_round_trip(build):
+def test_a_text_model_survives_the_round_trip(build):
     makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
 
 
 @pytest.fixture
 def emptied(monkeypatch):
-    """Archives lose what travels apart from them, also small ones."""
+    """Also empty small archives, which usually keep their weights."""
     monkeypatch.setattr(models, "FULL_BYTES", 0)
     monkeypatch.setattr(models, "_packed", OrderedDict())
 
 
 @pytest.mark.parametrize(("build", "x", "y"), MODELS.values(), ids=MODELS)
-def test_a_model_whose_archive_is_emptied_makes_the_round_trip(emptied, build, x, y):
+def test_a_model_in_an_emptied_archive_survives_the_round_trip(emptied, build, x, y):
     makes_the_round_trip(build(), x, y)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
 @pytest.mark.parametrize("build", [looked_up, vectorized])
-def test_a_model_that_reads_text_and_is_emptied_makes_the_round_trip(emptied, build):
+def test_a_text_model_in_an_emptied_archive_survives_the_round_trip(emptied, build):
     makes_the_round_trip(build(), keras.ops.convert_to_tensor(WORDS, dtype="string"), Y[:4])
 
 
 def test_the_archive_of_a_large_model_is_small():
-    """What travels apart from it would have 60 MB."""
+    """The weights and optimizer variables, which are sent separately, have 60 MB."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 10)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
     layers = [
@@ -325,7 +325,7 @@ def scaled_and_cut():
     return model
 
 
-def test_what_layers_adapted_to_stays_in_an_emptied_archive(emptied):
+def test_adapted_state_remains_in_an_emptied_archive(emptied):
     model = scaled_and_cut()
     model.train_on_batch(X, Y)
     loaded = ModelArchive.pack(model).unpack()
@@ -337,7 +337,7 @@ def test_what_layers_adapted_to_stays_in_an_emptied_archive(emptied):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no other backend has text in its tensors")
-def test_a_vocabulary_stays_in_an_emptied_archive(emptied):
+def test_a_vocabulary_remains_in_an_emptied_archive(emptied):
     words = keras.ops.convert_to_tensor(WORDS, dtype="string")
     for build in (looked_up, vectorized):
         model = build()
@@ -349,7 +349,7 @@ def test_a_vocabulary_stays_in_an_emptied_archive(emptied):
 
 
 class Fixed(keras.layers.Layer):
-    """Makes a constant of its weight when it is loaded, as Keras's preprocessing layers do."""
+    """Turns its weight into a constant when it is loaded, as Keras's preprocessing layers do."""
 
     def build(self, shape):
         self.kept = self.add_weight(shape=shape[1:], initializer="ones", trainable=False, name="kept")
@@ -371,7 +371,7 @@ def test_a_layer_that_loads_its_weights_itself_keeps_them(emptied):
     makes_the_round_trip(model, X, Y)
 
 
-def test_emptying_changes_no_digest(monkeypatch):
+def test_emptying_an_archive_does_not_change_the_digest(monkeypatch):
     model = normalized()
     full = ModelArchive.pack(model)
     monkeypatch.setattr(models, "FULL_BYTES", 0)
@@ -391,7 +391,7 @@ def makes_the_round_trip(model, x, y):
     model.reset_metrics()
     expected, found = (one.test_on_batch(x, y, return_dict=True) for one in (model, loaded))
     assert {name: float(value) for name, value in expected.items()} == pytest.approx(found, rel=1e-6)
-    # Trained on, they stay together: optimizer, schedule, loss weights and what is trainable have come along.
+    # Further training gives equal weights: optimizer, schedule, loss weights and trainable flags were packed.
     for one in (model, loaded):
         reseed(one, (5,))
         one.train_on_batch(x, y)
@@ -409,18 +409,18 @@ def makes_the_round_trip(model, x, y):
         ({"jit_compile": False, "run_eagerly": False}, "jit_compile", False),
     ],
 )
-def test_compile_arguments_come_along(compiled, name, expected):
+def test_compile_arguments_are_packed(compiled, name, expected):
     assert getattr(ModelArchive.pack(dense(**compiled)).unpack(), name) == expected
 
 
-def test_custom_objects_travel_along():
+def test_custom_objects_are_packed():
     archive = ModelArchive.pack(dense(), {"extra": tilted})
     assert set(archive.custom.load()) == {"extra"}
     assert set(ModelArchive.pack(dense(activation=tilted)).custom.load()) == {"tilted"}
     assert ModelArchive.pack(dense()).custom.load() == {}
 
 
-def test_packing_changes_nothing():
+def test_packing_does_not_change_the_model():
     model = dense(metrics=["mae"])
     before = ModelState.take(model)
     names = [metric.name for metric in model.metrics]
@@ -430,30 +430,30 @@ def test_packing_changes_nothing():
     assert model.run_eagerly
 
 
-# Refused, by name
+# Errors
 
 
-def refusal(kind, model):
+def error_of(kind, model):
     with pytest.raises(kind) as caught:
         ModelArchive.pack(model)
     return str(caught.value)
 
 
-def test_two_closures_of_one_name():
-    message = refusal(CustomObjectError, dense(loss=weighted_error(2), metrics=[weighted_error(3)]))
+def test_two_closures_with_the_same_name():
+    message = error_of(CustomObjectError, dense(loss=weighted_error(2), metrics=[weighted_error(3)]))
     assert message.startswith("two different objects of the model have the name 'error': ")
     assert "loss" in message
     assert "metrics[0]" in message
 
 
-def test_two_closures_of_one_name_as_activations():
+def test_two_closures_with_the_same_name_as_activations():
     def by(factor):
         def times(x):
             return factor * x
 
         return times
 
-    message = refusal(CustomObjectError, dense(keras.layers.Dense(2, activation=by(2)), activation=by(3)))
+    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation=by(2)), activation=by(3)))
     assert "'times'" in message
     assert "_layers[1].activation and model._layers[2].activation" in message
 
@@ -461,15 +461,15 @@ def test_two_closures_of_one_name_as_activations():
 @pytest.mark.parametrize("argument", ["loss", "metrics"])
 def test_a_lambda_in_the_compile_arguments(argument):
     function = lambda y, prediction: keras.ops.mean(y - prediction)  # noqa: E731
-    message = refusal(CustomObjectError, dense(**{argument: function if argument == "loss" else [function]}))
+    message = error_of(CustomObjectError, dense(**{argument: function if argument == "loss" else [function]}))
     assert message.startswith(f"compiled {argument}")
     assert "is a lambda" in message
     assert "Define it with def" in message
 
 
 @pytest.mark.parametrize("extra", [(), (keras.layers.Dense(2, activation="relu", name="first"),)])
-def test_an_own_function_that_is_named_like_keras_own(extra):
-    message = refusal(CustomObjectError, dense(*extra, activation=relu))
+def test_a_custom_function_with_the_name_of_a_keras_function(extra):
+    message = error_of(CustomObjectError, dense(*extra, activation=relu))
     assert f"activation is {__name__}.relu, but a saved copy of the model loads with keras" in message
     assert "Give yours a unique name" in message
 
@@ -480,20 +480,20 @@ def test_an_own_function_that_is_named_like_keras_own(extra):
     ids=["loss", "metric", "weighted metric"],
 )
 @pytest.mark.parametrize("trained", [False, True])
-def test_an_own_function_that_is_named_like_one_of_keras_that_is_used_by_name(compiled, trained):
-    """The copy would use one function for both: its figures, or even its training, would be others."""
+def test_a_custom_function_with_the_name_of_a_keras_function_that_is_used_as_a_string(compiled, trained):
+    """A copy would use one function for both, with other metrics or even other training."""
     model = dense(**compiled)
     if trained:
         model.fit(X, Y, verbose=0)
-    assert "mse" in refusal(CustomObjectError, model)
+    assert "mse" in error_of(CustomObjectError, model)
 
 
 def test_a_layer_without_a_configuration():
-    assert "get_config" in refusal(ModelError, dense(WithoutConfig(2.0)))
+    assert "get_config" in error_of(ModelError, dense(WithoutConfig(2.0)))
 
 
-def test_a_layer_whose_configuration_is_not_complete():
-    assert "get_config" in refusal(ModelError, dense(Forgetful(units=3)))
+def test_a_layer_with_an_incomplete_configuration():
+    assert "get_config" in error_of(ModelError, dense(Forgetful(units=3)))
 
 
 LOCK = threading.Lock()
@@ -504,8 +504,8 @@ def locked(x):
         return x
 
 
-def test_code_that_cannot_travel():
-    message = refusal(CustomObjectError, dense(keras.layers.Dense(2, activation=tilted), activation=locked))
+def test_code_that_cannot_be_pickled():
+    message = error_of(CustomObjectError, dense(keras.layers.Dense(2, activation=tilted), activation=locked))
     assert "pickling locked" in message
     assert "_thread.lock" in message
 
@@ -523,17 +523,17 @@ def test_a_lambda_layer_that_uses_globals(functional, code):
         model.compile(optimizer="sgd", loss="mse")
     else:
         model = dense(keras.layers.Lambda(code))
-    assert "def" in refusal(ModelError, model)
+    assert "def" in error_of(ModelError, model)
 
 
-def test_a_lambda_layer_that_uses_a_variable_around_it():
+def test_a_lambda_layer_that_uses_a_closure_variable():
     factor = 3.0
     model = dense(keras.layers.Lambda(lambda x: x * factor))
     assert np.array_equal(ModelArchive.pack(model).unpack().predict(X, verbose=0), model.predict(X, verbose=0))
 
 
 class Softened(keras.layers.Layer):
-    """Makes a lambda of its own, anew wherever it is made."""
+    """Creates a lambda in its constructor."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -580,8 +580,8 @@ class Negated(Largest):
     ],
     ids=["layer", "schedule", "loss", "metric"],
 )
-def test_a_class_may_keep_a_lambda_that_it_makes_itself(build):
-    """It is not saved but made anew, with all that it uses."""
+def test_a_class_may_create_a_lambda_in_its_constructor(build):
+    """The lambda is not saved: the constructor creates it, with everything that it uses."""
     makes_the_round_trip(build(), X, Y)
 
 
@@ -599,11 +599,11 @@ class Called:
     "loss", [Called(), Called().error, functools.partial(mse)], ids=["callable object", "method", "partial"]
 )
 def test_a_loss_that_keras_cannot_save(loss):
-    assert refusal(ModelError, dense(loss=loss))
+    assert error_of(ModelError, dense(loss=loss))
 
 
 def test_an_activation_that_is_a_lambda():
-    assert "def" in refusal(ModelError, dense(activation=lambda x: 2 * x))
+    assert "def" in error_of(ModelError, dense(activation=lambda x: 2 * x))
 
 
 # The digest
@@ -628,7 +628,7 @@ def test_training_does_not_change_the_digest(ready, extra):
     assert ModelArchive.pack(model).digest == archive.digest
 
 
-def test_packing_again_costs_nothing(monkeypatch):
+def test_packing_again_uses_the_cache(monkeypatch):
     model = prepared(dense())
     archive = ModelArchive.pack(model)
     monkeypatch.setattr(models, "save_bytes", None)
@@ -647,7 +647,7 @@ def test_packing_again_costs_nothing(monkeypatch):
     ],
     ids=["loss", "optimizer", "metrics", "own loss", "steps"],
 )
-def test_compiling_anew_changes_the_digest(compiled):
+def test_compiling_again_changes_the_digest(compiled):
     model = prepared(dense())
     before = ModelArchive.pack(model).digest
     model.compile(**({"optimizer": "adam", "loss": "mse", "run_eagerly": True} | compiled))
@@ -655,7 +655,7 @@ def test_compiling_anew_changes_the_digest(compiled):
 
 
 def test_another_learning_rate_does_not_change_the_digest():
-    """It is a variable, and travels with the state."""
+    """It is a variable, which is part of the state."""
     model, digests = dense(), set()
     for rate in (0.1, 0.5):
         model.compile(keras.optimizers.Adam(rate, name="adam"), "mse")
@@ -663,8 +663,8 @@ def test_another_learning_rate_does_not_change_the_digest():
     assert len(digests) == 1
 
 
-def test_other_code_of_one_name_changes_the_digest():
-    """All that the two configurations say is the same."""
+def test_other_code_with_the_same_name_changes_the_digest():
+    """The two configurations are equal."""
     model = dense()
     found = []
     for factor in (2.0, 3.0):
@@ -677,7 +677,7 @@ def test_other_code_of_one_name_changes_the_digest():
     assert ratio == pytest.approx(1.5, rel=1e-5)
 
 
-def test_adapting_anew_changes_the_digest():
+def test_adapting_again_changes_the_digest():
     model = normalized()
     before = ModelArchive.pack(model).digest
     model.layers[0].adapt(5 * X)
@@ -699,7 +699,7 @@ def test_another_vocabulary_changes_the_digest():
     assert ModelArchive.pack(model).digest != before
 
 
-def test_a_process_keeps_the_last_models(monkeypatch):
+def test_a_process_caches_the_most_recent_models(monkeypatch):
     monkeypatch.setattr(models, "KEPT_MODELS", 2)
     monkeypatch.setattr(models, "_kept", OrderedDict())
     one, two, three = (ModelArchive.pack(dense(loss=loss)) for loss in ("mse", "mae", "msle"))
@@ -715,7 +715,7 @@ def test_a_process_keeps_the_last_models(monkeypatch):
     assert one.cached() is not kept
 
 
-# What cannot be trained
+# Models that cannot be trained
 
 
 def test_a_model_that_can_be_trained():
@@ -727,7 +727,7 @@ def test_a_model_that_can_be_trained():
     [None, "model.keras", keras.layers.Dense(1), keras.Model, object()],
     ids=["none", "path", "layer", "class", "object"],
 )
-def test_what_is_no_model(given):
+def test_an_object_that_is_not_a_model(given):
     with pytest.raises(ModelError) as caught:
         check_trainable(given)
     assert str(caught.value).startswith("expected a keras.Model, received ")
@@ -749,7 +749,7 @@ def test_a_model_that_is_not_built():
 # State
 
 
-def test_state_goes_out_and_in():
+def test_state_is_taken_and_put():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, epochs=2, batch_size=4, verbose=0)
     state = pickle.loads(pickle.dumps(ModelState.take(model)))
@@ -773,7 +773,7 @@ def test_state_is_a_copy():
     assert np.array_equal(state.weights.vector, before)
 
 
-def test_what_is_trained_comes_first():
+def test_trainable_weights_come_first():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, verbose=0)
     vector = ModelState.take(model).weights.vector
@@ -783,7 +783,7 @@ def test_what_is_trained_comes_first():
     assert np.array_equal(vector[size:], np.concatenate([w.numpy().ravel() for w in model.non_trainable_weights]))
 
 
-def test_state_has_the_learning_rate_and_the_size_of_it_all():
+def test_state_contains_the_learning_rate_and_its_size():
     model = dense(optimizer=keras.optimizers.SGD(0.5))
     state = ModelState.take(model)
     assert state.optimizer.vector.tolist() == [0.5]
@@ -796,7 +796,7 @@ def test_state_has_the_learning_rate_and_the_size_of_it_all():
 )
 def test_state_of_other_dtypes(policy, vector):
     if policy == "float64" and keras.backend.backend() == "jax":
-        pytest.skip("JAX has no float64 unless it is told to")
+        pytest.skip("JAX has float64 only if it is enabled")
     keras.config.set_dtype_policy(policy)
     try:
         model = dense()
@@ -811,7 +811,7 @@ def test_state_of_other_dtypes(policy, vector):
     assert models.trainable_size(model) == 21
 
 
-def test_the_learning_rate_of_a_schedule_is_that_of_the_step():
+def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step():
     model = dense(optimizer=keras.optimizers.SGD(Falling(0.5)))
     assert models.learning_rate(model) == 0.5
     model.fit(X, Y, batch_size=12, epochs=4, verbose=0)
@@ -838,7 +838,7 @@ def test_seed_generators_are_set_from_the_seed():
     reseed(model, (1, 2, 3))
     one = seeds(model)
     assert len(one) == 3
-    assert len(set(one)) == 3  # no two layers have the same masks
+    assert len(set(one)) == 3  # all layers have different masks
     model(X, training=True)
     assert seeds(model) != one
     reseed(model, (1, 2, 3))
@@ -851,7 +851,7 @@ def test_seed_generators_are_set_from_the_seed():
         assert not set(seeds(model)) & set(one)
 
 
-def test_seeds_decide_the_masks():
+def test_dropout_masks_depend_on_the_seed():
     model = dropping()
 
     def drawn(seed):
@@ -862,14 +862,14 @@ def test_seeds_decide_the_masks():
     assert drawn((1, 2)) != drawn((1, 3))
 
 
-def test_a_model_without_seeds_is_left_alone():
+def test_a_model_without_seed_generators_is_unchanged():
     model = dense(keras.layers.BatchNormalization())
     before = model.get_weights()
     reseed(model, (1,))
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), before, strict=True))
 
 
-# What it expects of data
+# Schema
 
 
 def test_the_schema_of_a_model():
@@ -885,12 +885,12 @@ def test_the_schema_of_a_model():
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive"])
-def test_bytes_that_are_no_model_are_told(damage):
+def test_bytes_that_are_not_a_model_raise_an_error(damage):
     with pytest.raises(ModelError, match="cannot be loaded"):
         models.load_bytes(damage, {}, safe_mode=True)
 
 
-def test_custom_code_that_is_missing_is_named(monkeypatch):
+def test_an_error_names_missing_custom_code(monkeypatch):
     data = models.save_bytes(dense(activation=tilted, optimizer="sgd"))
     monkeypatch.setattr(models.custom_code, "already_loaded", lambda config: {})
     with pytest.raises(CustomObjectError, match=r"the model needs the custom .*tilted.*pass custom_objects"):
@@ -908,7 +908,7 @@ def test_whether_the_learning_rate_can_be_set(wrapped, settable):
     assert models.has_settable_rate(model) == settable
 
 
-def test_who_goes_on_for_another_counts_its_steps_and_averages_anew():
+def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1, use_ema=True), "mse")
     begun = ModelState.take(model)
@@ -920,7 +920,7 @@ def test_who_goes_on_for_another_counts_its_steps_and_averages_anew():
     np.testing.assert_array_equal(state.weights.vector, begun.weights.vector)
 
 
-# Models that only predict
+# Packing for prediction
 
 
 class Adversarial(keras.Model):
@@ -948,7 +948,7 @@ class Adversarial(keras.Model):
 
 
 class Stepping(keras.Sequential):
-    """Overrides compile, and not what Keras would compile a loaded model with."""
+    """Overrides compile without compile_from_config."""
 
     def compile(self, factor, **options):
         super().compile(**options)
@@ -999,7 +999,7 @@ PREDICTING = {
 
 @pytest.mark.parametrize("full_bytes", [long(models.FULL_BYTES), 0], ids=["whole", "emptied"])
 @pytest.mark.parametrize("build", PREDICTING.values(), ids=PREDICTING)
-def test_a_model_that_only_predicts_makes_the_round_trip(build, full_bytes, monkeypatch):
+def test_a_model_packed_for_prediction_survives_the_round_trip(build, full_bytes, monkeypatch):
     monkeypatch.setattr(models, "FULL_BYTES", full_bytes)
     monkeypatch.setattr(models, "_packed", OrderedDict())
     model = build()
@@ -1012,7 +1012,7 @@ def test_a_model_that_only_predicts_makes_the_round_trip(build, full_bytes, monk
     assert np.array_equal(keras.ops.convert_to_numpy(models.copy_of(model)(X)), expected)
 
 
-def test_an_archive_to_predict_holds_nothing_of_compile():
+def test_an_archive_for_prediction_has_no_compile_arguments():
     model = trained(loss=distance, metrics=[Largest()])
     archive = ModelArchive.pack_to_predict(model)
     with zipfile.ZipFile(io.BytesIO(archive.data)) as members:
@@ -1024,7 +1024,7 @@ def test_an_archive_to_predict_holds_nothing_of_compile():
     assert not unused.optimizer.built
 
 
-def test_what_has_trained_predicts_with_the_same_archive(monkeypatch):
+def test_prediction_after_training_reuses_the_archive(monkeypatch):
     monkeypatch.setattr(models, "_packed", OrderedDict())
     model = trained(metrics=["mae"])
     archive = ModelArchive.pack(model)
@@ -1036,7 +1036,7 @@ def test_what_has_trained_predicts_with_the_same_archive(monkeypatch):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_model_that_runs_eagerly_predicts_so(compiled):
+def test_run_eagerly_is_kept_in_prediction(compiled):
     model = dense() if compiled else not_compiled()
     model.run_eagerly = True
     assert ModelArchive.pack_to_predict(model).unpack().run_eagerly
@@ -1044,7 +1044,7 @@ def test_a_model_that_runs_eagerly_predicts_so(compiled):
 
 
 @pytest.mark.parametrize("build", [frozen_after_fit, lambda: quantized("int8", trained())], ids=["frozen", "quantized"])
-def test_an_optimizer_that_was_made_for_other_weights(build):
+def test_an_optimizer_that_was_built_for_other_weights(build):
     model = build()
     check_compiled(model)
     assert ModelArchive.pack(model).unpack().evaluate(X, Y, verbose=0) >= 0
@@ -1054,14 +1054,14 @@ def test_an_optimizer_that_was_made_for_other_weights(build):
         check_trainable(model)
 
 
-def test_several_optimizers_are_named():
+def test_an_error_names_additional_optimizers():
     with pytest.raises(
         ModelError, match=r"'gan' has additional optimizers, d_optimizer, g_optimizer: SparkModel.fit supports"
     ):
         check_trainable(adversarial())
 
 
-def test_a_compile_that_the_workers_cannot_repeat():
+def test_an_overridden_compile_that_workers_cannot_repeat():
     model = Stepping([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(2.0, optimizer="sgd", loss="mse")
     for check in (check_trainable, check_compiled):
@@ -1069,7 +1069,7 @@ def test_a_compile_that_the_workers_cannot_repeat():
             check(model)
 
 
-def test_an_optimizer_that_loads_as_another_one():
+def test_an_optimizer_that_loads_with_other_variables():
     class Forgetful(keras.optimizers.SGD):
         def get_config(self):
             return {**super().get_config(), "momentum": 0.0}
@@ -1078,7 +1078,7 @@ def test_an_optimizer_that_loads_as_another_one():
         ModelArchive.pack(dense(optimizer=Forgetful(0.1, momentum=0.9)))
 
 
-def test_metrics_where_compile_takes_loss_weights():
+def test_metrics_passed_as_loss_weights():
     model = not_compiled()
     model.compile("sgd", "mse", ["acc"])
     for check in (check_trainable, check_compiled):
@@ -1124,7 +1124,7 @@ class Renamed(Unnamed):
 
 
 class Broken(Unnamed):
-    """Its constructor fails when it gets what get_config returns."""
+    """Its constructor fails on the result of get_config."""
 
     def __init__(self, units, **options):
         super().__init__(units["first"])
@@ -1149,7 +1149,7 @@ class Broken(Unnamed):
     ],
     ids=["model", "layer", "other name", "fails"],
 )
-def test_why_a_custom_class_does_not_load(build, reason):
+def test_the_error_explains_why_a_custom_class_does_not_load(build, reason):
     model = build()
     model.compile("sgd", "mse")
     model(X)
@@ -1159,7 +1159,7 @@ def test_why_a_custom_class_does_not_load(build, reason):
     assert caught.value.__cause__.__cause__ is caught.value.__cause__.__context__ is None
 
 
-def test_who_goes_on_for_another_in_a_later_fit_counts_on():
+def test_a_worker_that_takes_over_in_a_later_fit_continues_the_count():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     models.set_iterations(model, 5)
@@ -1167,12 +1167,12 @@ def test_who_goes_on_for_another_in_a_later_fit_counts_on():
     assert models.iterations(model) == 12
 
 
-def test_how_a_model_that_is_not_compiled_is_to_run_comes_along(monkeypatch):
+def test_run_eagerly_and_jit_compile_of_an_uncompiled_model_are_packed(monkeypatch):
     monkeypatch.setattr(models, "_packed", OrderedDict())
     model = not_compiled()
     archive = ModelArchive.pack_to_predict(model)
-    assert not archive.settings  # a worker's Keras chooses for its own machine
-    chosen = model.jit_compile  # Keras chooses when it is asked first, as by predict
+    assert not archive.settings  # workers resolve it for their machine
+    chosen = model.jit_compile  # Keras resolves it with the first call, for instance of predict
     assert ModelArchive.pack_to_predict(model) is archive
     model.jit_compile = not chosen
     assert ModelArchive.pack_to_predict(model).unpack().jit_compile is not chosen
@@ -1180,7 +1180,7 @@ def test_how_a_model_that_is_not_compiled_is_to_run_comes_along(monkeypatch):
 
 
 class Narrow(keras.layers.Layer):
-    """Keeps its weight in the dtype of its own."""
+    """Creates its weight in its own dtype."""
 
     def __init__(self, kept="float8_e5m2", **kwargs):
         super().__init__(**kwargs)
@@ -1222,7 +1222,7 @@ def test_a_model_quantized_to_float8_has_to_be_saved_and_loaded(tmp_path):
         ({"loss": {"out": "mse"}, "weighted_metrics": {"out": ["hing"]}}, "weighted_metrics=.*Did you mean 'hinge'"),
     ],
 )
-def test_names_that_keras_does_not_know_are_a_fault_of_compile(compiled, words):
+def test_unknown_names_of_losses_and_metrics_raise_an_error(compiled, words):
     model = not_compiled()
     model.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
     for check in (check_trainable, check_compiled):
@@ -1230,14 +1230,14 @@ def test_names_that_keras_does_not_know_are_a_fault_of_compile(compiled, words):
             check(model)
 
 
-def test_names_that_keras_knows_pass():
+def test_known_names_of_losses_and_metrics_are_accepted():
     model = not_compiled()
     known = ["Accuracy", "acc", "mae", keras.metrics.MeanSquaredError(), lambda y, p: p]
     model.compile("sgd", "crossentropy", metrics=known, weighted_metrics=["mse"])
     check_trainable(model)
 
 
-def test_a_model_that_trains_by_itself_may_read_names_as_it_likes():
+def test_a_model_with_a_custom_train_step_may_interpret_names_itself():
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
@@ -1255,7 +1255,7 @@ def test_a_model_that_trains_by_itself_may_read_names_as_it_likes():
     check_trainable(model)
 
 
-def test_inputs_that_go_straight_into_an_embedding_are_indices():
+def test_direct_inputs_of_an_embedding_are_indices():
     words, sizes = keras.Input((4,), dtype="int32"), keras.Input((2,))
     shared = keras.layers.Embedding(7, 3)
     outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
@@ -1276,7 +1276,7 @@ def test_inputs_that_go_straight_into_an_embedding_are_indices():
 
 
 class Unloadable(keras.layers.Layer):
-    """Is saved, and fails when it is made from what was saved."""
+    """Can be saved, but not restored from its configuration."""
 
     def call(self, x):
         return x
@@ -1303,7 +1303,7 @@ def call_while_handling(error, call):
 
 
 @pytest.mark.parametrize("handled", [None, FileNotFoundError("no model"), zipfile.BadZipFile("other file")], ids=str)
-def test_an_exception_that_the_caller_handles_is_not_why_a_model_does_not_load(handled):
+def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled):
     data = models.save_bytes(keras.Sequential([keras.Input((3,)), Unloadable()]))
     loss = {"loss": keras.saving.serialize_keras_object(Unloadable())}
     for call in (
@@ -1316,7 +1316,7 @@ def test_an_exception_that_the_caller_handles_is_not_why_a_model_does_not_load(h
 
 
 class KeepsOptimizer(keras.Model):
-    """Has the optimizer that it is compiled with as an attribute too."""
+    """Also stores the compiled optimizer in an attribute of its own."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -1328,11 +1328,11 @@ class KeepsOptimizer(keras.Model):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_an_optimizer_that_the_model_keeps_is_not_a_second_one(policy):
+def test_the_compiled_optimizer_in_another_attribute_is_accepted(policy):
     model = KeepsOptimizer(dtype=policy)
     model(X)
     model.compile(model.opt, "mse")
-    assert (model.optimizer is model.opt) == (policy == "float32")  # else Keras has wrapped it
+    assert (model.optimizer is model.opt) == (policy == "float32")  # otherwise Keras has wrapped it
     check_trainable(model)
     assert type(ModelArchive.pack(model).unpack().optimizer) is type(model.optimizer)
     model.other = keras.optimizers.SGD()
@@ -1342,7 +1342,7 @@ def test_an_optimizer_that_the_model_keeps_is_not_a_second_one(policy):
 
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
-    """Keras takes it out of the arguments of compile then."""
+    """Keras removes the optimizer from the compile arguments when it saves HDF5."""
     model = dense(optimizer=keras.optimizers.Adam(0.003))
     model.save(tmp_path / "model.h5")
     loaded = ModelArchive.pack(model).unpack()

@@ -1,4 +1,4 @@
-"""The person's own code: found in a model, and sent to workers that cannot import it."""
+"""Custom code: found in a model, and sent to workers that cannot import it."""
 
 import functools
 import importlib
@@ -100,7 +100,7 @@ def network(activation="relu", extra=(), **compiled):
 @pytest.mark.parametrize(
     "value", [tripled, functools.partial(tripled), lambda x: x * FACTOR], ids=["function", "partial", "lambda"]
 )
-def test_what_was_dumped_is_loaded(value):
+def test_load_inverts_dump(value):
     packed = ByValue.dump(value, "it")
     assert packed.load()(2) == 6
     assert packed.load() is packed.load()
@@ -112,7 +112,7 @@ def test_the_same_value_has_the_same_payload():
     assert ByValue.dump(scaled_loss(2), "it") != ByValue.dump(scaled_loss(3), "it")
 
 
-def test_a_fresh_copy_starts_anew():
+def test_fresh_returns_a_new_object():
     packed = ByValue.dump([], "it")
     packed.fresh().append(1)
     assert packed.fresh() == []
@@ -135,7 +135,7 @@ def locked(x):
         (locked, "it"),
     ],
 )
-def test_what_cannot_travel_is_named(value, culprit):
+def test_an_error_names_the_part_that_cannot_be_pickled(value, culprit):
     with pytest.raises(CustomObjectError) as caught:
         ByValue.dump(value, "callbacks")
     message = str(caught.value)
@@ -145,7 +145,7 @@ def test_what_cannot_travel_is_named(value, culprit):
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-# A module beside the script
+# A local module
 
 HELPER = """
 SHIFT = 1
@@ -201,7 +201,7 @@ print(json.dumps([
 
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
-    """A module that lies beside the person's script, with another one that it imports."""
+    """A local module, and another one that it imports."""
     folder = tmp_path / "beside"
     folder.mkdir()
     (folder / "helper_of_it.py").write_text(HELPER)
@@ -213,7 +213,7 @@ def beside(tmp_path, monkeypatch):
 
 
 @pytest.mark.programs
-def test_a_module_beside_the_script_travels_to_a_process_that_lacks_it(beside, tmp_path):
+def test_a_local_module_is_sent_to_a_process_that_lacks_it(beside, tmp_path):
     import pickle
 
     model = keras.Sequential([keras.Input((3,)), beside.Scaled(2.0), keras.layers.Dense(1)])
@@ -236,7 +236,7 @@ def test_a_module_beside_the_script_travels_to_a_process_that_lacks_it(beside, t
     assert np.allclose(predicted, model.predict(np.ones((2, 3), np.float32), verbose=0), atol=1e-6)
 
 
-def test_the_registry_of_modules_is_left_as_it_was(beside):
+def test_the_registry_of_modules_is_restored(beside):
     from pyspark import cloudpickle
 
     before = set(cloudpickle.list_registry_pickle_by_value())
@@ -254,7 +254,7 @@ def test_the_registry_of_modules_is_left_as_it_was(beside):
     assert set(cloudpickle.list_registry_pickle_by_value()) == before
 
 
-def test_whose_a_module_is(beside):
+def test_is_own_distinguishes_local_from_installed_modules(beside):
     assert is_own(beside)
     assert is_own(sys.modules[__name__])
     assert not any(is_own(module) for module in (np, keras, sparkkeras, json, os, sys, pytest, functools))
@@ -265,7 +265,7 @@ def test_whose_a_module_is(beside):
 # Finding code in a model
 
 
-def test_a_model_is_walked():
+def test_code_of_finds_all_code_of_a_model():
     code = code_of(
         network(
             activation=soft,
@@ -291,7 +291,7 @@ def test_code_in_dicts_lists_and_nested_models():
     assert {Doubled, own_loss, Counter} <= set(code_of(model).values())
 
 
-def test_walking_ends_where_objects_refer_to_each_other():
+def test_cyclic_references_are_handled():
     loss = keras.losses.Huber()
     loss.also = [loss, {"again": loss}, soft]
     assert soft in code_of(network(loss=loss)).values()
@@ -312,7 +312,7 @@ def needed(model):
     return custom_objects(code_of(model), names_in(model))
 
 
-def test_only_custom_code_is_needed():
+def test_only_custom_code_is_sent():
     assert needed(network()) == {}
     assert needed(network(activation=soft, extra=[Doubled()], loss=own_loss)) == {
         "soft": soft,
@@ -321,16 +321,16 @@ def test_only_custom_code_is_needed():
     }
 
 
-def test_one_function_in_two_places_is_fine():
+def test_one_function_in_two_places_is_accepted():
     assert needed(network(loss=own_loss, metrics=[own_loss])) == {"own_loss": own_loss}
 
 
-def test_registered_code_goes_by_its_registered_name():
+def test_registered_code_has_its_registered_name():
     assert lookup_names(registered) == ["tests>registered", "registered"]
     assert needed(network(activation=registered)) == {"tests>registered": registered}
 
 
-def test_two_functions_of_one_name_are_refused_with_both_places():
+def test_two_functions_with_the_same_name_raise_an_error_with_both_places():
     with pytest.raises(CustomObjectError) as caught:
         needed(network(loss=scaled_loss(2), metrics=[scaled_loss(3)]))
     message = str(caught.value)
@@ -340,7 +340,7 @@ def test_two_functions_of_one_name_are_refused_with_both_places():
     assert "__name__" in message
 
 
-def test_two_functions_with_names_of_their_own_are_fine():
+def test_two_functions_with_different_names_are_accepted():
     two, three = scaled_loss(2), scaled_loss(3)
     two.__name__, three.__name__ = "two", "three"
     assert needed(network(loss=two, metrics=[three])) == {"two": two, "three": three}
@@ -353,7 +353,7 @@ def test_two_functions_with_names_of_their_own_are_fine():
         ({"metrics": [lambda y, prediction: own_loss(y, prediction)]}, "compiled metrics"),
     ],
 )
-def test_a_lambda_in_the_compile_arguments_is_refused(compiled, place):
+def test_a_lambda_in_the_compile_arguments_raises_an_error(compiled, place):
     with pytest.raises(CustomObjectError) as caught:
         custom_objects(code_of(network(**compiled)), set())
     assert str(caught.value).startswith(place)
@@ -362,21 +362,21 @@ def test_a_lambda_in_the_compile_arguments_is_refused(compiled, place):
 
 
 @pytest.mark.parametrize("value", [keras.layers.Dense, keras.activations.relu, np.mean, len, dict, functools.partial])
-def test_what_is_built_in(value):
+def test_code_of_keras_is_builtin(value):
     assert is_builtin(value)
 
 
 @pytest.mark.parametrize("value", [soft, Doubled, ByValue, pytest.raises])
-def test_what_is_not_built_in(value):
+def test_custom_code_is_not_builtin(value):
     assert not is_builtin(value)
 
 
-def test_the_same_code_is_the_same():
+def test_the_same_code_passes_the_check():
     check_same_code({"a": soft, "b": keras.layers.Dense}, {"a": soft, "b": keras.layers.Dense, "c": tripled})
     check_same_code({"a": soft}, {})
 
 
-def test_other_code_is_refused_with_both():
+def test_other_code_raises_an_error_with_both_names():
     with pytest.raises(CustomObjectError) as caught:
         check_same_code({"model._layers[1].activation": soft}, {"model._layers[1].activation": keras.activations.relu})
     message = str(caught.value)
@@ -387,7 +387,7 @@ def test_other_code_is_refused_with_both():
         check_same_code({"layers[0].__class__": Doubled}, {"layers[0].__class__": keras.layers.Dense})
 
 
-# Custom code that a file names
+# Custom code in files
 
 
 class Quadrupled(keras.layers.Layer):
@@ -407,13 +407,13 @@ def _function(name, module="builtins"):
     return {"module": module, "class_name": "function", "config": name, "registered_name": "function"}
 
 
-def test_what_the_process_has_is_found_in_a_configuration():
+def test_already_imported_code_is_found():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation=slanted), Quadrupled()])
     config = keras.saving.serialize_keras_object(model)
     assert already_loaded(config) == {"slanted": slanted, "Quadrupled": Quadrupled}
 
 
-def test_the_script_has_no_module_in_a_configuration(monkeypatch):
+def test_code_of_the_script_is_found(monkeypatch):
     class Scripted(keras.layers.Layer):
         pass
 
@@ -450,18 +450,18 @@ def test_the_script_has_no_module_in_a_configuration(monkeypatch):
     ],
     ids=str,
 )
-def test_a_file_may_name_nothing_else(config):
+def test_a_file_cannot_refer_to_other_code(config):
     assert already_loaded({"config": {"layers": [config]}}) == {}
 
 
-def test_a_file_has_no_module_imported(tmp_path, monkeypatch):
+def test_a_file_causes_no_import(tmp_path, monkeypatch):
     (tmp_path / "never_imported_by_a_file.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     assert already_loaded(_class("Own", "never_imported_by_a_file")) == {}
     assert "never_imported_by_a_file" not in sys.modules
 
 
-def test_two_of_one_name_are_left_to_the_person(monkeypatch):
+def test_ambiguous_names_are_left_to_the_user(monkeypatch):
     other = types.ModuleType("tests.other_code")
     other.__file__ = __file__
     other.Quadrupled = type("Quadrupled", (keras.layers.Layer,), {"__module__": other.__name__})

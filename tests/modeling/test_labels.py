@@ -1,4 +1,4 @@
-"""Labels that the loss would take for something else are refused before anything starts."""
+"""Labels that the loss would misinterpret raise an error before training starts."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def check(model, labels, loss):
     check_labels(model, block.spec, label_ranges(block))
 
 
-def refusal(*given):
+def error_of(*given):
     with pytest.raises(DataError) as caught:
         check(*given)
     return str(caught.value)
@@ -68,19 +68,19 @@ SPARSE = [
     ("labels", "low", "high"),
     [([0, 1, 3], 0, 3), ([1, 2, 3], 1, 3), ([-1, 0, 1], -1, 1), ([0.0, 0.5, 1.0], 0, 1), ([[0], [7], [1]], 0, 7)],
 )
-def test_class_numbers_must_be_below_the_number_of_outputs(three, loss, labels, low, high):
-    message = refusal(three, np.array(labels), loss)
+def test_class_indices_must_be_below_the_number_of_units(three, loss, labels, low, high):
+    message = error_of(three, np.array(labels), loss)
     assert message.startswith("y does not fit the loss sparse_categorical_crossentropy: the model's output has 3 units")
     assert f"integers from 0 to 2, but they range from {low} to {high}" in message
 
 
 @pytest.mark.parametrize("loss", SPARSE, ids=named)
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0.0, 2.0, 1.0], [[0], [1], [2]], [False, True, True]])
-def test_class_numbers_that_fit(three, loss, labels):
+def test_class_indices_that_fit(three, loss, labels):
     check(three, np.array(labels), loss)
 
 
-def test_an_ignored_class_may_lie_outside(three):
+def test_an_ignored_class_may_be_out_of_range(three):
     check(three, np.array([0, 1, -1]), keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
 
 
@@ -90,7 +90,7 @@ CATEGORICAL = ["categorical_crossentropy", "CategoricalCrossentropy", keras.loss
 @pytest.mark.parametrize("loss", CATEGORICAL, ids=named)
 @pytest.mark.parametrize(("labels", "shape"), [([0, 1, 2], "()"), ([[0], [1]], "(1,)"), (np.eye(4), "(4,)")])
 def test_one_hot_rows_must_be_as_wide_as_the_model(three, loss, labels, shape):
-    message = refusal(three, np.array(labels), loss)
+    message = error_of(three, np.array(labels), loss)
     assert message.startswith("y does not fit the loss categorical_crossentropy: it expects one-hot rows of 3 values")
     assert f"received rows of shape {shape}" in message
     assert "to_categorical" in message
@@ -107,7 +107,7 @@ BINARY = ["binary_crossentropy", "bce", keras.losses.binary_crossentropy, keras.
 @pytest.mark.parametrize("loss", BINARY, ids=named)
 @pytest.mark.parametrize(("labels", "low", "high"), [([-1, 1], -1, 1), ([1, 2], 1, 2), ([[0.5], [1.5]], 0.5, 1.5)])
 def test_binary_labels_must_lie_between_0_and_1(one, loss, labels, low, high):
-    message = refusal(one, np.array(labels), loss)
+    message = error_of(one, np.array(labels), loss)
     assert message.startswith("y does not fit the loss binary_crossentropy: labels must lie between 0 and 1")
     assert f"they range from {low:g} to {high:g}" in message
 
@@ -119,7 +119,7 @@ def test_binary_labels_that_fit(one, loss, labels):
 
 
 @pytest.mark.parametrize("loss", ["mse", own_loss, keras.losses.Hinge()], ids=named)
-def test_other_losses_take_any_labels(three, one, loss):
+def test_other_losses_accept_any_labels(three, one, loss):
     check(one, np.array([-7, 100]), loss)
     check(three, np.full((2, 3), 9.5), loss)
 
@@ -140,28 +140,28 @@ BAD = {"kind": np.array([0, 3]), "size": np.array([100.0, 0.5])}
 @pytest.mark.parametrize("order", [("kind", "size"), ("size", "kind")])
 def test_named_labels_are_matched_by_name(two, loss, order):
     check(two, {name: GOOD[name] for name in order}, loss)
-    assert refusal(two, {name: BAD[name] for name in order}, loss).startswith("y['kind'] does not fit the loss sparse_")
+    assert error_of(two, {name: BAD[name] for name in order}, loss).startswith("y['kind'] does not fit the loss sparse_")
 
 
 def test_each_output_has_its_own_loss(two):
     loss = {"kind": "sparse_categorical_crossentropy", "size": "binary_crossentropy"}
-    assert refusal(two, GOOD, loss).startswith("y['size'] does not fit the loss binary_crossentropy")
+    assert error_of(two, GOOD, loss).startswith("y['size'] does not fit the loss binary_crossentropy")
 
 
-def test_an_output_without_a_loss_takes_any_labels(two):
+def test_an_output_without_a_loss_accepts_any_labels(two):
     check(two, {"kind": np.array([-5, 50]), "size": np.array([0.0, 1.0])}, {"size": "mse"})
 
 
-def test_labels_as_a_tuple_are_matched_by_place():
+def test_labels_in_a_tuple_are_matched_by_position():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, [keras.layers.Dense(3)(inputs), keras.layers.Dense(2)(inputs)])
     losses = ["sparse_categorical_crossentropy", "sparse_categorical_crossentropy"]
     check(model, (np.array([2, 0]), np.array([1, 0])), losses)
-    assert refusal(model, (np.array([2, 0]), np.array([2, 0])), losses).startswith("y[1] does not fit")
-    assert refusal(model, (np.array([3, 0]), np.array([1, 0])), losses).startswith("y[0] does not fit")
+    assert error_of(model, (np.array([2, 0]), np.array([2, 0])), losses).startswith("y[1] does not fit")
+    assert error_of(model, (np.array([3, 0]), np.array([1, 0])), losses).startswith("y[0] does not fit")
 
 
-def test_what_cannot_be_known_is_not_refused(three):
+def test_unknown_shapes_and_ranges_are_accepted(three):
     class Subclassed(keras.Model):
         def call(self, x):
             return x
@@ -170,18 +170,18 @@ def test_what_cannot_be_known_is_not_refused(three):
     block = from_arrays(np.ones((2, 2)), None, None)
     check_labels(three, block.spec, ())
     labelled = from_arrays(np.ones((2, 2)), np.array([9, 9]), None)
-    check_labels(three, labelled.spec, ())  # no range is known where there were no values
+    check_labels(three, labelled.spec, ())  # without values, no range is known
 
 
 @pytest.mark.parametrize("loss", SPARSE, ids=named)
-def test_one_hot_rows_where_class_indices_belong(three, loss):
-    message = refusal(three, np.eye(3, dtype=np.float32), loss)
+def test_one_hot_rows_in_place_of_class_indices(three, loss):
+    message = error_of(three, np.eye(3, dtype=np.float32), loss)
     assert message.startswith(
         "y does not fit the loss sparse_categorical_crossentropy: it expects class indices from 0 to 2"
     )
     assert "received rows of shape (3,), the shape of one-hot rows" in message
     assert message.endswith("Compile with categorical_crossentropy, or pass class indices (y.argmax(-1)).")
-    assert refusal(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Pass class indices.")
+    assert error_of(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Pass class indices.")
 
 
 def test_one_array_of_labels_for_several_outputs(two, three):
@@ -194,7 +194,7 @@ def test_one_array_of_labels_for_several_outputs(two, three):
         check(three, (np.array([0, 1]), np.array([0, 1])), "mse")
 
 
-def test_an_own_loss_of_a_model_may_take_fewer_labels():
+def test_a_custom_compute_loss_may_use_fewer_labels():
     class Own(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return keras.ops.mean(y_pred["kind"])
@@ -206,7 +206,7 @@ def test_an_own_loss_of_a_model_may_take_fewer_labels():
     check(model, np.array([0, 1]), "mse")
 
 
-def test_class_weights_of_classes_that_the_model_does_not_have(three, one, two):
+def test_class_weights_of_unknown_classes_raise_an_error(three, one, two):
     for model, loss, classes in (
         (three, "sparse_categorical_crossentropy", 3),
         (three, "categorical_crossentropy", 3),
@@ -216,7 +216,7 @@ def test_class_weights_of_classes_that_the_model_does_not_have(three, one, two):
         check_class_weight(model, {0: 2.0, classes - 1: 1.0})
         with pytest.raises(ConfigurationError, match=rf"the class\(es\) 5, .* class indices from 0 to {classes - 1}\."):
             check_class_weight(model, {0: 1.0, 5: 1.0})
-    for model, loss in ((three, "mse"), (three, "binary_crossentropy"), (two, "mse")):  # what the classes are is not known
+    for model, loss in ((three, "mse"), (three, "binary_crossentropy"), (two, "mse")):  # the classes are unknown
         model.compile("sgd", loss)
         check_class_weight(model, {5: 1.0})
 
@@ -228,18 +228,18 @@ def listed():
     return keras.Model(inputs, [keras.layers.Dense(3, name=name)(inputs) for name in ("first", "second", "third")])
 
 
-def test_labels_of_the_outputs_with_a_loss_alone(listed):
+def test_labels_for_only_the_outputs_with_a_loss(listed):
     sparse = "sparse_categorical_crossentropy"
     good, bad = np.array([0, 2]), np.array([0, 3])
     for loss, other in (([sparse, None, None], None), ([None, sparse, None], None), ([None, "mse", sparse], bad)):
         given = [labels if other is None else (other, labels) for labels in (good, bad)]
         check(listed, given[0], loss)
-        assert "does not fit the loss sparse_categorical_crossentropy" in refusal(listed, given[1], loss)
+        assert "does not fit the loss sparse_categorical_crossentropy" in error_of(listed, given[1], loss)
     check(listed, {"second": good}, [None, sparse, None])
-    assert refusal(listed, {"second": bad}, [None, sparse, None]).startswith("y['second'] does not fit the loss sparse_")
-    assert refusal(listed, good, ["mse", None, sparse]).endswith(
+    assert error_of(listed, {"second": bad}, [None, sparse, None]).startswith("y['second'] does not fit the loss sparse_")
+    assert error_of(listed, good, ["mse", None, sparse]).endswith(
         "the model has 3 output(s) (first, second, third), 2 with a loss, but the labels are 1 array(s): pass y as a tuple "
         "or a dict of 3 arrays, or as a tuple or a dict of 2 arrays for the output(s) with a loss."
     )
-    assert refusal(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output(s) with a loss.")
-    assert refusal(listed, good, "mse").endswith("1 array(s): pass y as a tuple or a dict of 3 arrays.")
+    assert error_of(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output(s) with a loss.")
+    assert error_of(listed, good, "mse").endswith("1 array(s): pass y as a tuple or a dict of 3 arrays.")

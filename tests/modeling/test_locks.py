@@ -1,4 +1,4 @@
-"""One training at a time for each model, and states that threads read as a whole."""
+"""One training at a time per model, and atomic reads of its state."""
 
 import threading
 
@@ -18,7 +18,7 @@ Y = np.zeros((8, 1), np.float32)
 
 @pytest.fixture
 def trained_elsewhere():
-    """A model that another thread trains."""
+    """A model that another thread is training."""
     model, begun, over = regression(), threading.Event(), threading.Event()
 
     def train():
@@ -34,7 +34,7 @@ def trained_elsewhere():
     thread.join()
 
 
-def test_a_second_fit_of_a_model_is_refused(trained_elsewhere):
+def test_a_second_fit_of_a_model_raises_an_error(trained_elsewhere):
     model = trained_elsewhere
     for fit in (
         SparkModel(model).fit,
@@ -45,33 +45,33 @@ def test_a_second_fit_of_a_model_is_refused(trained_elsewhere):
             fit(X, Y)
 
 
-def test_a_model_with_layers_of_a_model_in_training_is_refused(trained_elsewhere):
+def test_a_model_that_shares_layers_with_a_model_in_training_raises_an_error(trained_elsewhere):
     layer = trained_elsewhere.layers[-1]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), layer], name="other")
     model.compile("sgd", "mse")
     with pytest.raises(ModelError, match="'other', or one that shares layers with it"):
         SparkModel(model).fit(X, Y)
-    layer.trainable = False  # training leaves it as it is
+    layer.trainable = False  # training does not change it
     with training([model]):
         pass
 
 
-def test_copies_and_other_models_may_be_trained_meanwhile(trained_elsewhere):
+def test_copies_and_other_models_can_be_trained_concurrently(trained_elsewhere):
     with training([keras.models.clone_model(trained_elsewhere), regression()]):
         pass
 
 
-def test_fit_in_a_callback_of_a_fit_of_the_same_model_is_refused():
+def test_fit_in_a_callback_of_a_fit_of_the_same_model_raises_an_error():
     model = regression()
     with training([model]), pytest.raises(ModelError, match="from a callback of a fit that is training the same model"):
         SparkModel(model).fit(X, Y)
     with pytest.raises(RuntimeError), training([model]):
         raise RuntimeError
-    with training([model]):  # neither end, nor an error, nor a refusal leaves it locked
+    with training([model]):  # the model is not locked after the end, an error or a rejected call
         pass
 
 
-def test_a_state_is_read_as_a_whole_while_another_thread_writes_it():
+def test_a_state_is_read_atomically_while_another_thread_writes_it():
     model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(8))])
     model.compile("sgd", "mse")
     state = ModelState.take(model)
@@ -112,7 +112,7 @@ def test_an_ensemble_waits_for_a_state_that_another_thread_writes():
         read.set()
 
     predictions = []
-    ensemble.model.predict(X, verbose=0)  # traced: the next call takes a moment only
+    ensemble.model.predict(X, verbose=0)  # trace it, so that the next call is fast
     threads = [threading.Thread(target=write), threading.Thread(target=predict)]
     threads[0].start()
     assert begun.wait(60)

@@ -1,4 +1,4 @@
-"""Interrupts that py4j turns into errors of its own come out as interrupts."""
+"""Interrupts that py4j turns into other errors are raised as KeyboardInterrupt; jobs that would deadlock raise an error."""
 
 import threading
 
@@ -11,7 +11,7 @@ from sparkkeras.spark.slots import holding_slots
 
 
 class Context:
-    """Of a SparkContext what cancels jobs."""
+    """The part of a SparkContext that cancels jobs."""
 
     def __init__(self):
         self.cancelled = []
@@ -35,7 +35,7 @@ class Jobs:
 
 
 def broken():
-    """What py4j does where an interrupt meets a call to Java."""
+    """The behaviour of py4j when an interrupt occurs during a call to Java."""
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -53,19 +53,19 @@ def cluster():
     return made
 
 
-def test_an_interrupt_that_breaks_a_call_to_java_cancels_the_job_and_is_an_interrupt(cluster):
+def test_an_interrupt_that_breaks_a_call_to_java_cancels_the_job(cluster):
     with pytest.raises(KeyboardInterrupt):
         cluster.collect(Jobs(broken))
     assert cluster.context.cancelled == [cluster.context.tag]
 
 
-def test_an_interrupt_while_tidying_up_is_not_lost():
+def test_an_interrupt_during_cleanup_is_not_lost():
     with pytest.raises(KeyboardInterrupt):
         quietly(broken)
     quietly(failing)
 
 
-def test_other_errors_stay_what_they_are(cluster):
+def test_other_errors_are_unchanged(cluster):
     cluster.context._jsc = Stopped()
     with pytest.raises(Exception, match="SparkContext was stopped"):
         cluster.collect(Jobs(failing))
@@ -80,7 +80,7 @@ class Stopped:
         return True
 
 
-def test_an_interrupt_that_was_caught_before_is_over():
+def test_an_interrupt_that_was_already_caught_does_not_count():
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -88,7 +88,7 @@ def test_an_interrupt_that_was_caught_before_is_over():
             failing()
 
 
-def test_an_error_that_a_callback_makes_of_an_interrupt_is_its_own():
+def test_an_error_that_a_callback_raises_for_an_interrupt_is_kept():
     def stops():
         try:
             raise KeyboardInterrupt
@@ -99,7 +99,7 @@ def test_an_error_that_a_callback_makes_of_an_interrupt_is_its_own():
         stops()
 
 
-def test_what_comes_of_such_an_error_is_the_interrupt():
+def test_an_error_raised_from_a_py4j_error_becomes_the_interrupt():
     def translates():
         try:
             broken()
@@ -111,21 +111,21 @@ def test_what_comes_of_such_an_error_is_the_interrupt():
 
 
 @pytest.mark.parametrize(("slots", "remedy"), [(3, "num_workers=2 or fewer"), (1, "on a cluster with more slots")])
-def test_a_job_that_waits_for_slots_which_wait_for_it_is_refused(cluster, slots, remedy):
+def test_a_job_that_would_deadlock_raises_an_error(cluster, slots, remedy):
     cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), slots
     elsewhere = []
     with holding_slots(slots):
         for call in (lambda: begins(cluster), lambda: cluster.background(list)):
             with pytest.raises(ConfigurationError, match=rf"holds all slots \({slots}\).*self\.model\.predict.*{remedy}"):
                 call()
-        thread = threading.Thread(target=lambda: elsewhere.append(begins(cluster)))  # it waits, and nothing waits for it
+        thread = threading.Thread(target=lambda: elsewhere.append(begins(cluster)))  # no job waits for this thread
         thread.start()
         thread.join(60)
     assert elsewhere == [True]
     assert begins(cluster)
 
 
-def test_slots_that_callbacks_within_callbacks_keep_add_up(cluster):
+def test_slots_held_by_nested_callbacks_add_up(cluster):
     cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), 3
     with holding_slots(2):
         assert begins(cluster)
@@ -137,12 +137,12 @@ def test_slots_that_callbacks_within_callbacks_keep_add_up(cluster):
 
 
 def begins(cluster):
-    """Whether a job begins."""
+    """Whether a job starts."""
     return cluster.collect(Jobs(lambda: [True])) == [True]
 
 
 class Partitions:
-    """An RDD whose Java side notes the environment variables of workers when it is made."""
+    """An RDD that, like PySpark's, captures the workers' environment variables when its Java object is created."""
 
     def __init__(self, context, function=None):
         self.context, self.function, self._java = context, function, None
@@ -157,7 +157,7 @@ class Partitions:
         return self._java
 
 
-def test_a_job_over_some_partitions_leaves_the_environment_to_other_threads(cluster):
+def test_a_job_on_some_partitions_does_not_change_the_environment_of_other_threads(cluster):
     def run_job(rdd, function, partitions):
         mapped = rdd.mapPartitions(function)  # as PySpark does
         environments.append(mapped._jrdd)
@@ -179,7 +179,7 @@ def test_a_job_over_some_partitions_leaves_the_environment_to_other_threads(clus
 
 
 def in_time(call):
-    """Whether another thread gets through a call, which this thread does not hold up."""
+    """Whether another thread can make a call, which this thread does not block."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(10)

@@ -1,4 +1,4 @@
-"""What Spark Connect carries: results in cells of a bounded size."""
+"""Spark Connect: results in cells of bounded size, and stopped sessions."""
 
 import pickle
 from types import SimpleNamespace
@@ -27,14 +27,14 @@ from sparkkeras.weights import Flat
 
 
 @pytest.mark.parametrize("most", [1, 10, 11, 1000])
-def test_results_come_out_of_their_cells(most):
+def test_results_survive_the_round_trip_through_cells(most):
     results = ["a", Missing(3), "b" * 100, None, Failure("DataError", "c" * 50, "")]
     cells = [cell for result in results for cell in pack_cells(result, most)]
     assert list(unpack_cells(cells)) == results
     assert len(list(unpack_cells(pack_cells("d" * 5000, most)))) == 1
 
 
-def test_no_cell_is_larger_than_it_may_be():
+def test_the_size_of_cells_is_bounded():
     batches = list(PicklesResults(lambda _: iter(["small", np.arange(1000)]), 500)(iter(())))
     sizes = [len(batch.column("result")[0].as_py()) for batch in batches]
     assert len(sizes) > 10
@@ -49,7 +49,7 @@ def replica(offset):
     return Mean(4, state.weights, state.optimizer, (), ("report",))
 
 
-def test_a_replica_is_cut_where_it_is_made():
+def test_a_replica_is_split_on_the_worker():
     results = [replica(0), Missing(1)]
     batches = list(InPieces(lambda _: iter(results), merge, 500)(iter(())))
     *pieces, missing = [pickle.loads(batch.column("result")[0].as_py()) for batch in batches]
@@ -62,8 +62,8 @@ def test_a_replica_is_cut_where_it_is_made():
     assert whole.reports == ("report",)
 
 
-def test_a_session_that_was_stopped_is_refused_at_the_entry():
-    """After ``stop()``, a SparkContext has no Java side, and a session of Connect says that it was stopped."""
+def test_a_stopped_session_raises_an_error_in_every_entry_point():
+    """After ``stop()``, a SparkContext has no Java object, and ``is_stopped`` of a Connect session is true."""
     stopped = SparkContext.__new__(SparkContext)
     stopped._jsc = None
     session = SimpleNamespace(sparkContext=stopped, createDataFrame=None, read=None)
@@ -81,7 +81,7 @@ def test_a_session_that_was_stopped_is_refused_at_the_entry():
             call()
 
 
-def test_a_session_of_connect_that_was_stopped_is_refused():
+def test_a_stopped_connect_session_raises_an_error():
     remote = type(
         "SparkSession", (), {"__module__": "pyspark.sql.connect.session", "is_stopped": True, "createDataFrame": None}
     )()

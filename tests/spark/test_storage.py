@@ -1,4 +1,4 @@
-"""Files of this machine: whole or not at all."""
+"""Atomic writes of local files."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_read_returns_the_written_bytes(tmp_path):
     path = str(tmp_path / "model.keras")
     write_bytes(path, b"\0\1two")
     assert read_bytes(path) == b"\0\1two"
@@ -36,7 +36,7 @@ def test_a_relative_path(tmp_path, monkeypatch):
     assert read_bytes("model.keras") == b"1"
 
 
-def test_nothing_at_all_is_a_file_too(tmp_path):
+def test_an_empty_file(tmp_path):
     write_bytes(str(tmp_path / "empty"), b"")
     assert read_bytes(str(tmp_path / "empty")) == b""
 
@@ -48,7 +48,7 @@ def test_the_file_has_the_permissions_that_a_new_file_has(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, overwrite):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, overwrite):
     path = tmp_path / "model.keras"
     if overwrite:
         path.write_bytes(b"old")
@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, 
     assert not overwrite or path.read_bytes() == b"old"
 
 
-def test_a_rename_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+def test_a_failed_rename_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "model.keras"
     path.write_bytes(b"old")
 
@@ -77,7 +77,7 @@ def test_a_rename_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path,
     assert path.read_bytes() == b"old"
 
 
-def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "model.keras"
     path.write_bytes(b"old")
 
@@ -91,8 +91,8 @@ def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(t
     assert path.read_bytes() == b"old"
 
 
-def test_the_target_is_never_half_written(tmp_path, monkeypatch):
-    """Until all bytes are on the disk, the target is the old one."""
+def test_the_target_is_never_partially_written(tmp_path, monkeypatch):
+    """Until all bytes are on disk, the target is the old file."""
     path = tmp_path / "model.keras"
     path.write_bytes(b"old")
     seen = []
@@ -110,7 +110,7 @@ def test_the_target_is_never_half_written(tmp_path, monkeypatch):
     assert path.read_bytes() == b"new"
 
 
-def test_without_overwrite_a_file_stays(tmp_path):
+def test_without_overwrite_an_existing_file_is_kept(tmp_path):
     path = tmp_path / "model.keras"
     write_bytes(str(path), b"first", overwrite=False)
     with pytest.raises(StorageError, match=r"already exists: pass overwrite=True to replace it, or another path"):
@@ -134,7 +134,7 @@ def test_without_overwrite_the_first_of_two_writers_wins(tmp_path, monkeypatch):
     assert names(tmp_path) == ["model.keras"]
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_an_error_names_a_missing_folder(tmp_path):
     path = str(tmp_path / "nowhere" / "model.keras")
     with pytest.raises(StorageError, match=r"cannot write '.*nowhere/model\.keras': No such file or directory"):
         write_bytes(path, b"1")
@@ -169,7 +169,7 @@ def test_a_name_that_is_too_long_is_a_storage_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.keras", "missing/model.keras", ""])
-def test_what_cannot_be_read_is_named(tmp_path, name):
+def test_an_error_names_a_file_that_cannot_be_read(tmp_path, name):
     path = str(tmp_path / name)
     with pytest.raises(StorageError) as caught:
         read_bytes(path)
@@ -179,10 +179,10 @@ def test_what_cannot_be_read_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize("path", ["hdfs://host/m.keras", "s3a://bucket/m", "file:/tmp/m", "file:///tmp/m", "abfs+x://y"])
-def test_uris(path):
+def test_paths_with_a_scheme(path):
     assert has_scheme(path)
 
 
 @pytest.mark.parametrize("path", ["model.keras", "/tmp/m.keras", "./a:b", "a/b:c", "C:\\models\\m.keras", "C:/m.keras", ""])
-def test_paths_of_this_machine(path):
+def test_local_paths(path):
     assert not has_scheme(path)

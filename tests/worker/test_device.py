@@ -1,4 +1,4 @@
-"""Making a process ready to train."""
+"""Setup of a process for training."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from tests.models import regression
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's warnings")
-def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are_traced_once(monkeypatch):
+def test_retracing_warnings_are_filtered_if_several_models_are_traced_once(monkeypatch):
     import tensorflow as tf
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
@@ -52,21 +52,21 @@ def test_tensorflows_warnings_of_retracing_are_left_out_where_several_models_are
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, 1), (7, 7), (32, 32), (37, 1), (40, 20), (64, 32), (99, 11)])
-def test_a_compiled_call_ends_where_a_window_does(every, steps):
-    """The largest number of steps, up to 32 here, that goes into a window without a rest."""
+def test_steps_per_execution_divides_the_exchange_window(every, steps):
+    """The largest divisor of the window, up to 32 here."""
     assert device.steps_per_execution(SimpleNamespace(run_eagerly=False), 32, False, every) == steps
 
 
-def test_what_outlives_a_task_is_not_collected_again_until_a_model_goes(monkeypatch):
+def test_survivors_of_a_task_are_not_collected_until_a_model_is_evicted(monkeypatch):
     try:
         held = [[] for _ in range(20_000)]
-        garbage.spare_survivors()  # not a worker: the process is the person's
+        garbage.spare_survivors()  # not a worker: the process belongs to the user
         assert gc.get_freeze_count() == 0
         monkeypatch.setenv("SPARKKERAS_WORKER", "1")
         garbage.spare_survivors()
         assert gc.get_freeze_count() > len(held)
         frozen = gc.get_freeze_count()
-        garbage.spare_survivors()  # few objects are new
+        garbage.spare_survivors()  # only a few objects are new
         assert gc.get_freeze_count() <= frozen  # other threads may have let go of some
         garbage.collect_survivors()
         assert gc.get_freeze_count() == 0
@@ -74,7 +74,7 @@ def test_what_outlives_a_task_is_not_collected_again_until_a_model_goes(monkeypa
         gc.unfreeze()
 
 
-def test_a_model_that_is_no_longer_kept_is_collected(monkeypatch):
+def test_an_evicted_model_is_collected(monkeypatch):
     monkeypatch.setenv("SPARKKERAS_WORKER", "1")
     monkeypatch.setattr(models, "_kept", OrderedDict())
     monkeypatch.setattr(models, "KEPT_MODELS", 1)
@@ -96,7 +96,7 @@ print(json.dumps([keras.config.floatx(), keras.config.dtype_policy().name, keras
 """
 
 
-def test_a_worker_computes_in_the_dtypes_of_the_driver():
+def test_a_worker_uses_the_dtypes_of_the_driver():
     floatx, policy, images = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
     try:
         keras.config.set_floatx("float64")
@@ -108,7 +108,7 @@ def test_a_worker_computes_in_the_dtypes_of_the_driver():
         keras.config.set_dtype_policy(policy)
         keras.config.set_image_data_format(images)
     assert given["KERAS_BACKEND"] == keras.backend.backend()
-    soonest = {"KERAS_BACKEND": "jax", "SPARKKERAS_WORKER": "1"}  # the backend that loads soonest
+    soonest = {"KERAS_BACKEND": "jax", "SPARKKERAS_WORKER": "1"}  # the backend that loads fastest
     done = subprocess.run(
         [sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True, env={**os.environ, **given, **soonest}
     )

@@ -1,4 +1,4 @@
-"""One worker, without Spark: what plain Keras does on the same batches, to the last digit that floats allow."""
+"""One worker without Spark: equal to plain Keras on the same batches, up to rounding errors."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ WHOLE = BatchRange(epoch=0, rows=22, first=0, last=6)
 
 
 class Model:
-    """A model, its beginning, and a trainer that a worker would have."""
+    """A model, its initial state, and a trainer as on a worker."""
 
     def __init__(self, model):
         self.model = model
@@ -38,13 +38,13 @@ class Model:
         return LocalTrainer(self.archive, TaskContext(worker))
 
     def anew(self):
-        """The model at its beginning."""
+        """The model in its initial state."""
         self.state.put(self.model)
         self.model.reset_metrics()
         return self.model
 
-    def fit(self, block=ROWS, stretch=WHOLE, options=PLAIN, state=None, worker=0):
-        return self.trainer(worker).fit(state or self.state, copied(block), stretch, options)
+    def fit(self, block=ROWS, batch_range=WHOLE, options=PLAIN, state=None, worker=0):
+        return self.trainer(worker).fit(state or self.state, copied(block), batch_range, options)
 
     def evaluate(self, blocks, options, worker=0):
         return self.trainer(worker).evaluate(self.state, map(copied, blocks), options)
@@ -71,29 +71,29 @@ def close(state, model, atol=1e-6):
     return True
 
 
-def figures(model, state):
+def metric_values(model, state):
     return metrics.results(model, state)
 
 
 # Training
 
 
-def test_fit_is_keras_fit(linear):
+def test_fit_equals_keras_fit(linear):
     replica = linear.fit()
     plain = linear.anew()
     history = plain.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
     assert close(replica.state, plain)
     assert (replica.worker, replica.rows, replica.steps) == (0, 22, 6)
     assert replica.logs == pytest.approx({name: values[0] for name, values in history.items()}, rel=1e-6)
-    assert figures(plain, replica.metrics) == pytest.approx(replica.logs, rel=1e-6)
+    assert metric_values(plain, replica.metrics) == pytest.approx(replica.logs, rel=1e-6)
     assert replica.learning_rate == pytest.approx(0.05)
     assert replica.seconds > 0
     assert replica.is_finite
 
 
-def test_two_epochs_are_keras_two_epochs(linear):
+def test_two_epochs_equal_two_epochs_of_keras(linear):
     first = linear.fit()
-    second = linear.fit(stretch=BatchRange(1, 22, 0, 6), state=first.state)
+    second = linear.fit(batch_range=BatchRange(1, 22, 0, 6), state=first.state)
     plain = linear.anew()
     history = plain.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
     assert close(second.state, plain)
@@ -101,7 +101,7 @@ def test_two_epochs_are_keras_two_epochs(linear):
     assert [int(counter) for counter in second.state.optimizer.counters] == [12]
 
 
-def test_training_leaves_what_it_was_given(linear):
+def test_training_does_not_change_its_arguments(linear):
     before = linear.state.weights.vector.copy(), linear.state.optimizer.vector.copy(), X.copy()
     linear.fit()
     assert np.array_equal(linear.state.weights.vector, before[0])
@@ -109,7 +109,7 @@ def test_training_leaves_what_it_was_given(linear):
     assert np.array_equal(X, before[2])
 
 
-def test_a_replica_keeps_its_state_when_the_process_goes_on(linear):
+def test_a_replica_is_independent_of_later_training(linear):
     replica = linear.fit()
     weights, sums = replica.state.weights.vector.copy(), [array.copy() for array in replica.metrics]
     linear.fit(state=replica.state)
@@ -117,7 +117,7 @@ def test_a_replica_keeps_its_state_when_the_process_goes_on(linear):
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(replica.metrics, sums, strict=True))
 
 
-def test_only_the_rows_that_train_are_seen(linear):
+def test_only_the_training_rows_are_used(linear):
     poisoned = from_arrays(np.concatenate([X[:10], np.full((12, 3), np.nan, np.float32)]), Y, None)
     replica = linear.fit(poisoned, BatchRange(0, 10, 0, 6))
     assert close(replica.state, trained(linear.anew(), X[:10], Y[:10]))
@@ -130,30 +130,30 @@ def trained(model, x, y, **options):
 
 
 @pytest.mark.parametrize("cut", [1, long(3), 5])
-def test_stretches_are_the_whole_epoch(linear, cut):
+def test_batch_ranges_add_up_to_the_epoch(linear, cut):
     whole = linear.fit()
-    one = linear.fit(stretch=BatchRange(0, 22, 0, cut))
-    other = linear.fit(stretch=BatchRange(0, 22, cut, 99), state=one.state)
+    one = linear.fit(batch_range=BatchRange(0, 22, 0, cut))
+    other = linear.fit(batch_range=BatchRange(0, 22, cut, 99), state=one.state)
     assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
     assert np.array_equal(other.state.optimizer.vector, whole.state.optimizer.vector)
     assert (one.rows, other.rows) == (BATCH * cut, 22 - BATCH * cut)
     assert (one.steps, other.steps) == (cut, 6 - cut)
     metrics.prepare(linear.model, ROWS)
-    merged = figures(linear.model, metrics.merge([one.metrics, other.metrics]))
+    merged = metric_values(linear.model, metrics.merge([one.metrics, other.metrics]))
     assert merged == pytest.approx(whole.logs, rel=1e-6)
 
 
-def test_shuffled_stretches_are_the_whole_epoch(linear):
+def test_shuffled_batch_ranges_add_up_to_the_epoch(linear):
     options = FitOptions(BATCH, shuffle=True, seed=5)
     whole = linear.fit(options=options)
-    one = linear.fit(stretch=BatchRange(0, 22, 0, 2), options=options)
-    other = linear.fit(stretch=BatchRange(0, 22, 2, 6), options=options, state=one.state)
+    one = linear.fit(batch_range=BatchRange(0, 22, 0, 2), options=options)
+    other = linear.fit(batch_range=BatchRange(0, 22, 2, 6), options=options, state=one.state)
     assert np.array_equal(other.state.weights.vector, whole.state.weights.vector)
     assert not np.allclose(whole.state.weights.vector, linear.fit().state.weights.vector, atol=1e-5)
 
 
 def seen_rows(linear, seed=5, worker=0, epoch=0, shuffle=True):
-    """Which rows the batches held, found out by a transform that notes them."""
+    """The rows of each batch, recorded by a transform."""
     notes = []
     numbered = from_arrays(X, np.arange(22, dtype=np.float32)[:, None], None)
 
@@ -169,7 +169,7 @@ def seen_rows(linear, seed=5, worker=0, epoch=0, shuffle=True):
     return notes[-6:]
 
 
-def test_which_rows_a_batch_holds_depends_on_seed_worker_and_epoch_alone(linear):
+def test_the_rows_of_a_batch_depend_only_on_seed_worker_and_epoch(linear):
     batches = seen_rows(linear)
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
     assert sorted(row for batch in batches for row in batch) == list(range(22))
@@ -180,13 +180,13 @@ def test_which_rows_a_batch_holds_depends_on_seed_worker_and_epoch_alone(linear)
 
 
 @pytest.mark.parametrize(
-    "stretch", [BatchRange(0, 0, 0, 6), BatchRange(0, 22, 6, 9), BatchRange(0, 8, 2, 4), BatchRange(0, 22, 3, 3)]
+    "batch_range", [BatchRange(0, 0, 0, 6), BatchRange(0, 22, 6, 9), BatchRange(0, 8, 2, 4), BatchRange(0, 22, 3, 3)]
 )
-def test_no_rows_are_no_replica(linear, stretch):
-    assert linear.fit(stretch=stretch) is None
+def test_without_rows_there_is_no_replica(linear, batch_range):
+    assert linear.fit(batch_range=batch_range) is None
 
 
-def test_sample_weights_are_keras(linear):
+def test_sample_weights_work_as_in_keras(linear):
     weight = np.linspace(0, 2, 22).astype(np.float32)
     replica = linear.fit(from_arrays(X, Y, weight))
     plain = linear.anew()
@@ -204,7 +204,7 @@ def test_a_transform_is_applied_to_each_batch(linear):
     assert close(replica.state, trained(linear.anew(), X * sizes, Y - 1))
 
 
-def test_a_transform_that_draws_numbers_draws_the_same_again(linear):
+def test_random_numbers_of_a_transform_are_reproducible(linear):
     def noisy(x, y):
         return x + np.random.normal(size=x.shape), y
 
@@ -216,7 +216,7 @@ def test_a_transform_that_draws_numbers_draws_the_same_again(linear):
     assert run(1) != run(2)
 
 
-def test_callbacks_run_here_in_new_copies(linear):
+def test_callbacks_run_as_new_copies(linear):
     class Halve(keras.callbacks.Callback):
         def __init__(self):
             super().__init__()
@@ -230,15 +230,15 @@ def test_callbacks_run_here_in_new_copies(linear):
 
     options = FitOptions(BATCH, shuffle=False, callbacks=ByValue.dump([Halve()], "worker_callbacks"))
     for _ in range(2):
-        replica = linear.fit(stretch=BatchRange(3, 22, 0, 6), options=options)
+        replica = linear.fit(batch_range=BatchRange(3, 22, 0, 6), options=options)
     assert replica.learning_rate == pytest.approx(0.025)
     plain = linear.anew()
     plain.optimizer.learning_rate = 0.025
     assert close(replica.state, trained(plain, X, Y))
 
 
-def test_a_callback_that_ends_training_early_ends_the_count_of_rows(linear):
-    """A replica counts by the rows that it saw."""
+def test_rows_are_counted_up_to_an_early_stop(linear):
+    """Replicas are weighted by their number of rows."""
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -252,7 +252,7 @@ def test_a_callback_that_ends_training_early_ends_the_count_of_rows(linear):
     assert (replica.rows, replica.steps) == (8, 2)
 
 
-def test_the_learning_rate_comes_with_the_state(linear):
+def test_the_learning_rate_is_part_of_the_state(linear):
     plain = linear.anew()
     plain.optimizer.learning_rate = 0.2
     replica = linear.fit(state=ModelState.take(plain))
@@ -260,13 +260,13 @@ def test_the_learning_rate_comes_with_the_state(linear):
     assert replica.learning_rate == pytest.approx(0.2)
 
 
-def test_a_replica_that_diverged_is_told(linear):
+def test_a_diverged_replica_is_not_finite(linear):
     assert not linear.fit(from_arrays(X, np.full_like(Y, np.inf), None)).is_finite
     assert not linear.fit(from_arrays(X, np.full_like(Y, 1e30), None)).is_finite
     assert linear.fit().is_finite
 
 
-def test_rows_may_be_mapped_from_disk(linear, tmp_path):
+def test_rows_may_be_memory_mapped(linear, tmp_path):
     mapped = files.write([ROWS[:9], ROWS[9:]], 0, tmp_path).open()
     options = FitOptions(BATCH, seed=3)
     found = linear.trainer().fit(linear.state, mapped, WHOLE, options)
@@ -274,7 +274,7 @@ def test_rows_may_be_mapped_from_disk(linear, tmp_path):
 
 
 def at_a_cache_line(array):
-    """A copy that begins where a cache line does, as a mapped file does: a backend may take such memory as it is."""
+    """A copy aligned to a cache line, like a memory-mapped file: a backend may use such memory without a copy."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     found = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -284,7 +284,7 @@ def at_a_cache_line(array):
 
 @pytest.fixture(scope="module")
 def normalizing():
-    """A model whose first step is done number by number."""
+    """A model whose first operation is elementwise."""
     keras.utils.set_random_seed(6)
     layers = [keras.Input((16,)), keras.layers.Normalization(mean=1.0, variance=2.0), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
@@ -295,8 +295,8 @@ def normalizing():
 @pytest.mark.parametrize(("rows", "batch_size"), [(61, 16), long(100, 8)])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
-def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what):
-    """They are the person's, or another task's, or a file that cannot be written: writing there ends the process."""
+def test_training_does_not_change_the_rows(normalizing, rows, batch_size, weighted, what):
+    """They belong to the user or another task, or are in a read-only file: writing to it kills the process."""
     x = RNG.normal(size=(rows, 16)).astype(np.float32)
     given = from_arrays(
         *map(at_a_cache_line, (x, x.sum(1, keepdims=True))), at_a_cache_line(x[:, 0] ** 2) if weighted else None
@@ -314,11 +314,11 @@ def test_the_rows_stay_as_they_are(normalizing, rows, batch_size, weighted, what
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(given.arrays, before.arrays, strict=True))
 
 
-# Steps in one call
+# Steps per execution
 
 
 @pytest.mark.parametrize("chosen", [long(2), 4, 32])
-def test_results_do_not_depend_on_how_many_steps_run_in_one_call(linear, chosen):
+def test_results_do_not_depend_on_steps_per_execution(linear, chosen):
     model = keras.models.clone_model(linear.model)
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], steps_per_execution=chosen)
     stepping = Model(model)
@@ -328,16 +328,16 @@ def test_results_do_not_depend_on_how_many_steps_run_in_one_call(linear, chosen)
     assert np.allclose(replica.state.weights.vector, whole.state.weights.vector, rtol=0, atol=1e-6)
     assert [int(counter) for counter in replica.state.optimizer.counters] == [6]
     assert replica.logs == pytest.approx(whole.logs, rel=1e-5)
-    assert stepping.fit(stretch=BatchRange(0, 22, 0, 1), state=linear.state).steps == 1
+    assert stepping.fit(batch_range=BatchRange(0, 22, 0, 1), state=linear.state).steps == 1
 
 
-def test_the_worker_chooses_where_the_person_did_not(linear):
+def test_the_default_of_steps_per_execution_is_chosen_automatically(linear):
     linear.fit()
     chosen = linear.archive.cached().steps_per_execution
     assert chosen > 1 if keras.backend.backend() == "tensorflow" else chosen == 1
 
 
-def test_settings_that_come_back_find_what_was_compiled_for_them(linear):
+def test_compiled_functions_are_reused_when_settings_switch_back(linear):
     class EachBatch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             pass
@@ -350,7 +350,7 @@ def test_settings_that_come_back_find_what_was_compiled_for_them(linear):
     assert compiled[1] is compiled[3]
 
 
-# Classes
+# Class weights
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +369,7 @@ NUMBERS = RNG.integers(0, 3, 22)
 @pytest.mark.parametrize(
     "weights", [{0: 0.5, 1: 2.0, 2: 1.0}, long({1: 3.0}), {0: 0.0, 2: 7.0}, long({5: 2.0}), {}], ids=str
 )
-def test_class_weights_are_keras(classes, weights):
+def test_class_weights_work_as_in_keras(classes, weights):
     replica = classes.fit(from_arrays(X, NUMBERS, None), options=FitOptions(BATCH, shuffle=False, class_weight=weights))
     plain = classes.anew()
     history = plain.fit(X, NUMBERS, class_weight=weights, batch_size=BATCH, shuffle=False, verbose=0).history
@@ -389,17 +389,17 @@ def test_class_weights_of_one_hot_labels(classes):
 @pytest.mark.parametrize(
     "labels", [np.where(NUMBERS > 1, 1.0, -1.0), np.where(NUMBERS > 1, 0.9, 0.1)], ids=["-1 and 1", "soft"]
 )
-def test_class_weights_of_one_output_are_keras(linear, labels):
+def test_class_weights_of_one_output_work_as_in_keras(linear, labels):
     labels = labels.astype(np.float32)[:, None]
     options = FitOptions(BATCH, shuffle=False, class_weight={0: 0.25, 1: 3.0})
     replica = linear.fit(from_arrays(X, labels, None), options=options)
     assert close(replica.state, trained(linear.anew(), X, labels, class_weight={0: 0.25, 1: 3.0}))
 
 
-# Masks
+# Dropout masks
 
 
-def test_masks_of_dropout_depend_on_seed_worker_and_epoch():
+def test_dropout_masks_depend_on_seed_worker_and_epoch():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
@@ -407,7 +407,9 @@ def test_masks_of_dropout_depend_on_seed_worker_and_epoch():
 
     def run(seed=1, worker=0, epoch=0):
         options = FitOptions(BATCH, shuffle=False, seed=seed)
-        return given.fit(stretch=BatchRange(epoch, 22, 0, 6), options=options, worker=worker).state.weights.vector.tolist()
+        return given.fit(
+            batch_range=BatchRange(epoch, 22, 0, 6), options=options, worker=worker
+        ).state.weights.vector.tolist()
 
     one = run()
     assert run() == one
@@ -419,7 +421,7 @@ def test_masks_of_dropout_depend_on_seed_worker_and_epoch():
 
 @pytest.fixture(scope="module")
 def measured():
-    """A model with two outputs and metrics whose mean over workers would mean nothing."""
+    """A model with two outputs, and metrics that cannot be averaged over workers."""
     keras.utils.set_random_seed(4)
     inputs = keras.Input((3,))
     outputs = {
@@ -451,7 +453,7 @@ MANY_Y = {
     "size": (3 * MANY_X[:, 1:2] + RNG.normal(size=(101, 1))).astype(np.float32),
 }
 MANY = from_arrays(MANY_X, MANY_Y, None)
-# Cut where batches are, since Keras's figure for the loss of one of several outputs is a mean over batches.
+# Cut at batch boundaries, because Keras's loss of one of several outputs is a mean over batches.
 PARTITIONS = {
     "one": [[MANY]],
     "three": [[MANY[:48]], [MANY[48:56]], [MANY[56:]]],
@@ -459,9 +461,9 @@ PARTITIONS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU under JAX, in plain Keras too
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU with JAX, also in plain Keras
 @pytest.mark.parametrize("partitions", PARTITIONS.values(), ids=PARTITIONS)
-def test_evaluate_is_keras_evaluate(measured, partitions):
+def test_evaluate_equals_keras_evaluate(measured, partitions):
     found = []
     for worker, blocks in enumerate(partitions):
         state, spec, ranges = measured.evaluate(blocks, BatchOptions(8), worker)
@@ -470,33 +472,33 @@ def test_evaluate_is_keras_evaluate(measured, partitions):
         found.append(state)
     plain = measured.anew()
     expected = plain.evaluate(MANY_X, MANY_Y, batch_size=8, verbose=0, return_dict=True)
-    merged = figures(plain, metrics.merge(found))
+    merged = metric_values(plain, metrics.merge(found))
     assert len(expected) == 14
     assert merged == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert metrics.in_order(plain, merged) == pytest.approx(metrics.in_order(plain, expected), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
-def test_evaluate_is_keras_evaluate_wherever_partitions_are_cut(measured):
+def test_evaluate_does_not_depend_on_partition_boundaries(measured):
     plain = measured.anew()
     expected = plain.evaluate(MANY_X, MANY_Y, batch_size=8, verbose=0, return_dict=True)
     for cuts in ([50, 57], [1, 2], [99, 100]):
         parts = [MANY[start:stop] for start, stop in zip([0, *cuts], [*cuts, 101], strict=True)]
-        merged = figures(plain, metrics.merge(measured.evaluate([part], BatchOptions(8))[0] for part in parts))
+        merged = metric_values(plain, metrics.merge(measured.evaluate([part], BatchOptions(8))[0] for part in parts))
         for name in set(expected) - {"sick_loss", "kind_loss", "size_loss"}:
             assert merged[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
-def test_weighted_evaluation_is_keras(linear):
+def test_weighted_evaluation_works_as_in_keras(linear):
     weight = np.linspace(0, 3, 22).astype(np.float32)
     block = from_arrays(X, Y, weight)
     found = [linear.evaluate([part], BatchOptions(BATCH))[0] for part in (block[:9], block[9:])]
     plain = linear.anew()
     expected = plain.evaluate(X, Y, sample_weight=weight, batch_size=BATCH, verbose=0, return_dict=True)
-    assert figures(plain, metrics.merge(found)) == pytest.approx(expected, rel=1e-5)
+    assert metric_values(plain, metrics.merge(found)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_evaluation_tells_of_labels(linear):
+def test_evaluation_returns_the_ranges_of_labels(linear):
     _, _, (found,) = linear.evaluate([ROWS[:5], ROWS[5:]], BatchOptions(BATCH))
     assert (found.low, found.high, found.whole) == (float(Y.min()), float(Y.max()), False)
 
@@ -506,29 +508,29 @@ def test_evaluation_without_rows(linear):
     assert linear.evaluate([ROWS[:0]], BatchOptions(BATCH)) is None
 
 
-def test_evaluation_transforms(linear):
+def test_evaluation_applies_the_transform(linear):
     options = BatchOptions(BATCH, ByValue.dump(lambda x, y: (x, y + 1), "transform"))
     found = linear.evaluate([ROWS], options)[0]
     plain = linear.anew()
     expected = plain.evaluate(X, Y + 1, batch_size=BATCH, verbose=0, return_dict=True)
-    assert figures(plain, found) == pytest.approx(expected, rel=1e-5)
+    assert metric_values(plain, found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_leaves_the_weights(linear):
+def test_evaluation_does_not_change_the_weights(linear):
     linear.evaluate([ROWS], BatchOptions(BATCH))
     assert np.array_equal(ModelState.take(linear.archive.cached()).weights.vector, linear.state.weights.vector)
 
 
-def test_evaluation_has_the_weights_that_it_is_given(linear):
-    """Not those that training has left in the process."""
+def test_evaluation_uses_the_given_weights(linear):
+    """Not the weights that training left in the process."""
     linear.fit()
     found = linear.evaluate([ROWS], BatchOptions(BATCH))[0]
     plain = linear.anew()
     expected = plain.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
-    assert figures(plain, found) == pytest.approx(expected, rel=1e-5)
+    assert metric_values(plain, found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_of_features_that_do_not_fit_is_told(linear):
+def test_evaluation_of_features_that_do_not_fit_raises_an_error(linear):
     with pytest.raises(DataError, match=r"expects rows of shape \(3,\), received rows of shape \(2,\)"):
         linear.evaluate([from_arrays(X[:, :2], Y, None)], BatchOptions(BATCH))
 
@@ -536,7 +538,7 @@ def test_evaluation_of_features_that_do_not_fit_is_told(linear):
 # Metric state
 
 
-def test_states_are_added_in_float64():
+def test_metric_states_are_added_in_float64():
     large, small = (np.array(2.0**24, np.float32),), (np.array(1.0, np.float32),)
     (total,) = metrics.merge([large, small, small])
     assert total == 2.0**24 + 2
@@ -545,19 +547,19 @@ def test_states_are_added_in_float64():
     assert metrics.merge([]) == ()
 
 
-def test_making_metrics_leaves_the_model_as_it_was(linear):
+def test_building_metrics_does_not_change_the_model(linear):
     model = linear.anew()
     metrics.prepare(model, ROWS.spec.zeros())
     assert np.array_equal(ModelState.take(model).weights.vector, linear.state.weights.vector)
     assert all(float(keras.ops.sum(variable)) == 0 for metric in model.metrics for variable in metric.variables)
 
 
-def test_labels_that_the_loss_cannot_take_are_told(measured):
+def test_labels_that_the_loss_rejects_raise_an_error(measured):
     with pytest.raises(DataError, match=r"(?s)does not fit the model, its loss or its metrics.*x has rows of shape \(3,\)"):
         metrics.prepare(measured.model, from_arrays(X, Y, None).spec.zeros())
 
 
-def test_metrics_of_another_number_are_told(linear):
+def test_a_different_number_of_metric_variables_raises_an_error(linear):
     with pytest.raises(DataError, match="a worker's model has 1 metric variables"):
         metrics.results(linear.model, (np.zeros(1),))
 
@@ -571,7 +573,7 @@ def predicted(given, blocks, options=BatchOptions(BATCH)):  # noqa: B008
 
 
 @pytest.mark.parametrize("blocks", [[ROWS], [ROWS[:1], ROWS[1:1], ROWS[1:14], ROWS[14:]]], ids=["one", "several"])
-def test_predict_is_keras_predict(linear, blocks):
+def test_predict_equals_keras_predict(linear, blocks):
     features = [from_arrays(block.x, None, None) for block in blocks]
     found = predicted(linear, features)
     assert found.shape == (22, 1)
@@ -579,7 +581,7 @@ def test_predict_is_keras_predict(linear, blocks):
     assert np.array_equal(concatenate(features).x, X)
 
 
-def test_batches_to_predict_go_over_the_ends_of_blocks(linear, monkeypatch):
+def test_prediction_batches_span_blocks(linear, monkeypatch):
     kind = type(linear.trainer().archive.cached())
     whole, sizes = kind.predict_on_batch, []
     monkeypatch.setattr(kind, "predict_on_batch", lambda self, x: [sizes.append(len(x)), whole(self, x)][1])
@@ -590,9 +592,9 @@ def test_batches_to_predict_go_over_the_ends_of_blocks(linear, monkeypatch):
 
 
 @pytest.mark.parametrize("first", ["relu", "sigmoid"])
-def test_rows_to_predict_are_only_read(first, tmp_path):
-    """A backend may compute in place where memory is its own; rows in a file or of the person's are not."""
-    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(64, 16))  # begins at a page
+def test_prediction_does_not_change_the_rows(first, tmp_path):
+    """A backend may compute in place, but not in memory-mapped files or in arrays of the user."""
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(64, 16))  # page-aligned
     rows[:] = -1 - np.arange(1024).reshape(64, 16)
     before = rows.copy()
     inputs = keras.Input((16,))
@@ -612,8 +614,8 @@ def test_predictions_of_several_outputs(measured):
     assert all(np.allclose(found[name], expected[name], atol=1e-6) for name in expected)
 
 
-def test_predictions_leave_as_they_come(linear, monkeypatch):
-    """Memory does not grow with the partition: a call of Keras's predict is bounded, and so is what it is given."""
+def test_predictions_are_streamed(linear, monkeypatch):
+    """Memory does not grow with the partition: the input and the output of each call of Keras's predict are bounded."""
     monkeypatch.setattr("sparkkeras.worker.trainer.PIECE_BYTES", 12 * BATCH)  # a batch
     monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 24 * BATCH)  # two
     given = [0]
@@ -629,23 +631,23 @@ def test_predictions_leave_as_they_come(linear, monkeypatch):
     assert [len(part) for part in parts] == [8, 6]
 
 
-def test_large_predictions_of_small_rows_leave_as_they_come(monkeypatch):
+def test_large_predictions_of_small_rows_are_streamed(monkeypatch):
     monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 10_000)
     inputs = keras.Input((1,))
-    model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes a row become 2,000
+    model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes per row become 2,000
     trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
     blocks = iter([from_arrays(np.ones((20, 1), np.float32), None, None)])
     parts = trainer.predict(ModelWeights.take(model), blocks, BatchOptions(BATCH), models.schema_of(model))
     assert [len(part) for part in parts] == [8, 8, 4]
 
 
-def test_a_transform_gives_a_row_for_each_to_predict(linear):
+def test_a_transform_must_keep_the_number_of_rows_in_predict(linear):
     options = BatchOptions(BATCH, ByValue.dump(lambda x, y: x[x[:, 0] > 0], "transform"))
     with pytest.raises(DataError, match=r"transform returned \d rows for a batch of 4"):
         predicted(linear, [from_arrays(X, None, None)], options)
 
 
-def test_prediction_transforms_features_alone(linear):
+def test_prediction_transforms_only_features(linear):
     options = BatchOptions(BATCH, ByValue.dump(lambda x, y: 2 * x, "transform"))
     found = predicted(linear, [from_arrays(X, None, None)], options)
     assert np.allclose(found, linear.anew().predict(2 * X, verbose=0), atol=1e-6)
@@ -656,13 +658,13 @@ def test_prediction_without_rows(linear):
     assert list(linear.trainer().predict(linear.state, iter([]), BatchOptions(BATCH), schema)) == []
 
 
-def test_prediction_of_features_that_do_not_fit_is_told(linear):
+def test_prediction_of_features_that_do_not_fit_raises_an_error(linear):
     with pytest.raises(DataError, match=r"received rows of shape \(2,\)"):
         predicted(linear, [from_arrays(X[:, :2], None, None)])
 
 
-def test_predicting_first_does_not_disturb_training(linear):
-    """The same model of the process predicts, evaluates and trains in turn."""
+def test_prediction_before_training_does_not_affect_it(linear):
+    """The same cached model predicts, evaluates and trains in turn."""
     before = linear.fit()
     predicted(linear, [from_arrays(X, None, None)])
     linear.evaluate([ROWS], BatchOptions(BATCH))
@@ -676,7 +678,7 @@ def test_predicting_first_does_not_disturb_training(linear):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("named", [False, True], ids=["array", "dict"])
-def test_training_with_labels_of_the_output_with_a_loss_alone_is_keras(named):
+def test_labels_for_only_the_output_with_a_loss_work_as_in_keras(named):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     outputs = [keras.layers.Dense(2, name="free")(inputs), keras.layers.Dense(1, name="size")(inputs)]
@@ -692,4 +694,4 @@ def test_training_with_labels_of_the_output_with_a_loss_alone_is_keras(named):
     assert replica.logs == pytest.approx({name: values[0] for name, values in history.items()}, rel=1e-6)
     state, _, _ = model.evaluate([block], BatchOptions(BATCH))
     expected = model.anew().evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True)
-    assert figures(both, state) == pytest.approx(expected, rel=1e-5)
+    assert metric_values(both, state) == pytest.approx(expected, rel=1e-5)
