@@ -122,7 +122,7 @@ class Schema:
                     f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
                     f"received rows of shape {leaf.shape}. "
                     + ("A single sample needs a batch axis: x[None]. " if leaf.shape == spec.shape[1:] else "")
-                    + ("Reshape the data, also possible with transform=." if has_transform else "Reshape the data.")
+                    + ("Reshape the data, or use transform= to reshape it." if has_transform else "Reshape the data.")
                 )
 
 
