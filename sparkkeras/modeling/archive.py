@@ -418,8 +418,8 @@ class ModelArchive:
     """A model with its custom code and, unless it is packed for prediction only, its compile arguments.
 
     Attributes:
-        data: A ``.keras`` archive. Its weights and optimizer variables may be outdated or zeros, except for the adapted state
-            of preprocessing layers.
+        data: A ``.keras`` archive. Its weights and optimizer variables may be outdated or zeros, except for the adapted
+            state of preprocessing layers.
         custom: The custom classes and functions of the model, by the names under which Keras looks them up.
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
