@@ -8,7 +8,7 @@
     search = HyperParamModel(sc, num_workers=4)
     best = search.minimize(model=build, data=(x, y), space={"units": hp.choice("units", [32, 64])}, max_evals=20)
 
-Names are imported when they are first used, so that workers need not have the hyperopt library.
+Names are imported on first use, so that workers do not need the hyperopt library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "report",
 ]
 
-_HOMES = {
+_MODULES = {
     "ASHAPruner": "pruners",
     "HyperParamModel": "search",
     "MedianPruner": "pruners",
@@ -47,9 +47,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sparkkeras.hyperopt.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"sparkkeras.hyperopt.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

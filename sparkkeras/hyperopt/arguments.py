@@ -1,4 +1,4 @@
-"""What a search is asked for, checked, before anything runs: its limits, and what a trial does."""
+"""Checks the arguments of a search before it starts, and makes its limits and the objective of its trials from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keras
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import Limits
-from sparkkeras.hyperopt.objective import Call, Fit
+from sparkkeras.hyperopt.objective import CallObjective, Fit
 from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import Trial
@@ -24,12 +24,12 @@ _MINIMIZED = re.compile(r"loss|error|mae|mse|rmse|mape|msle|hinge|crossentropy|d
 _MAXIMIZED = re.compile(
     r"acc|accuracy|auc|precision|recall|f1|fbeta|iou|io_u|r2|sensitivity|specificity|similarity|correlation|true"
 )
-"""Words in the names of metrics that are better the smaller, or the larger, they are."""
+"""Words in the names of metrics to minimize, and of metrics to maximize."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The arguments of a search that say how each trial's model is fitted; an objective does without them."""
+    """The arguments of a search for fitting each trial's model; they do not apply to an objective."""
 
     epochs: int = 1
     batch_size: int = 32
@@ -40,15 +40,15 @@ class FitOptions:
     class_weight: Mapping[int, float] | None = None
 
     def fit(self, build: Callable[[Any], Any], data: Any) -> Fit:
-        """What a trial does with a function that builds models.
+        """Make the objective of trials that build and fit a model.
 
         Args:
-            build: Called with hyper-parameters.
-            data: What the trials train on, or a function that reads it where they are.
+            build: Called with hyper-parameters; returns a compiled model.
+            data: The training data, or a function that reads it on the workers.
 
         Raises:
             ConfigurationError: An argument is out of range.
-            CustomObjectError: The function, or a callback, cannot travel.
+            CustomObjectError: The function or a callback cannot be sent to workers.
         """
         given = {
             "epochs": arguments.whole_number("epochs", self.epochs),
@@ -61,77 +61,82 @@ class FitOptions:
             given["validation_split"] = self.validation_split
         if callable(data) and self.validation_data is not None:
             raise ConfigurationError(
-                "validation_data beside a function that reads the data: let the function return a dict with it, "
+                "validation_data cannot be combined with a function that reads the data: let it return a dict, "
                 '{"x": ..., "y": ..., "validation_data": (x, y)}.'
             )
         return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), self.metric, not callable(data))
 
-    def refuse(self) -> None:
-        """Refuse any that is given, since there is an objective, which would not hear of it."""
+    def reject_given(self) -> None:
+        """Check that no option was given: they have no effect on an objective.
+
+        Raises:
+            ConfigurationError: An option differs from its default.
+        """
         for option in fields(self):
             given = getattr(self, option.name)
             if given is not option.default and (option.default is None or given != option.default):
                 raise ConfigurationError(
-                    f"{option.name}= goes with model=; an objective trains as it likes, so say it there."
+                    f"{option.name}= works only with model=: an objective trains the model itself, so set it there."
                 )
 
 
-def call_of(objective: Callable[..., Any], data: Any) -> Call:
-    """What a trial does with an objective: calls it with data, too, if there are any, or it does not work without.
+def make_call(objective: Callable[..., Any], data: Any) -> CallObjective:
+    """Make the objective of trials that call a function, with ``(params, data)`` if data is given or required.
 
     Raises:
-        ConfigurationError: It takes neither one argument nor two.
-        CustomObjectError: It cannot travel.
+        ConfigurationError: The function takes neither one argument nor two.
+        CustomObjectError: The function cannot be sent to workers.
     """
     for count in (1, 2) if data is None else (2, 1):
-        if _takes(objective, count):
-            return Call(ByValue.dump(objective, "objective"), count == 2)
+        if _accepts(objective, count):
+            return CallObjective(ByValue.dump(objective, "objective"), count == 2)
     raise ConfigurationError(f"objective={objective!r}: expected a function of (params, data) or of (params).")
 
 
 def check_function(name: str, given: Any) -> Callable[..., Any]:
-    """The function that a person gave as ``model=`` or ``objective=``.
+    """Check the function that was given as ``model=`` or ``objective=``.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is a model, or not a function, or takes no hyper-parameters.
     """
     if isinstance(given, keras.Model):
         raise ConfigurationError(
-            f"{name}={given!r} is a model; expected a function that builds one: build(params) -> compiled keras.Model."
+            f"{name}={given!r} is a model; expected a function that builds one, build(params) -> compiled keras.Model."
         )
     if not callable(given) or isinstance(given, type):
         raise ConfigurationError(f"{name}={given!r}: expected a function.")
-    if name == "model" and not _takes(given, 1):
+    if name == "model" and not _accepts(given, 1):
         raise ConfigurationError(f"model={given!r}: expected a function of the hyper-parameters, build(params).")
     function: Callable[..., Any] = given
     return function
 
 
 def sign_of(metric: str, mode: str) -> float:
-    """1 where small values of a metric are good, -1 where large ones are; ``"auto"`` goes by words in its name.
+    """1 to minimize a metric, -1 to maximize it; ``"auto"`` infers the direction from words in its name.
 
     Raises:
-        ConfigurationError: The name does not show the direction, or something is no name and no mode.
+        ConfigurationError: The direction cannot be inferred, the mode is unknown, or the metric is not a name.
     """
     arguments.one_of("mode", mode, ("auto", "min", "max"))
     if not isinstance(metric, str) or not metric:
-        raise ConfigurationError(f"metric={metric!r}: expected the name of a figure of fit, such as 'val_loss'.")
+        raise ConfigurationError(f"metric={metric!r}: expected the name of a metric in the logs of fit, such as 'val_loss'.")
     if mode != "auto":
         return 1.0 if mode == "min" else -1.0
-    small, large = (_last(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
-    if small == large:
+    minimized, maximized = (_last_match_end(each, metric.lower()) for each in (_MINIMIZED, _MAXIMIZED))
+    if minimized == maximized:
         raise ConfigurationError(
-            f'metric={metric!r}: its name does not show whether it should be small or large; give mode="min" or mode="max".'
+            f"metric={metric!r}: cannot infer from its name whether to minimize or maximize it; give "
+            'mode="min" or mode="max".'
         )
-    return 1.0 if small > large else -1.0  # the name of an output, which may be any word, comes first
+    return 1.0 if minimized > maximized else -1.0  # the last word counts: the name of an output, any word, comes first
 
 
-def _last(words: re.Pattern[str], name: str) -> int:
-    """Where the last of some words in a name ends; -1 where it has none."""
-    return max((found.end(1) for found in re.finditer(rf"(?<![^_])({words.pattern})(?![^_\d])", name)), default=-1)
+def _last_match_end(words: re.Pattern[str], name: str) -> int:
+    """The index after the last of ``words`` in a name; -1 without one."""
+    return max((match.end(1) for match in re.finditer(rf"(?<![^_])({words.pattern})(?![^_\d])", name)), default=-1)
 
 
-def limits_of(
+def make_limits(
     space: Space,
     sign: float,
     *,
@@ -143,10 +148,10 @@ def limits_of(
     max_failures: int | None,
     lease_seconds: float,
 ) -> Limits:
-    """When the search ends, from arguments of `HyperParamModel.minimize`.
+    """Make the limits of a search from the arguments of `HyperParamModel.minimize`.
 
     Raises:
-        ConfigurationError: One is out of range, or the search would never end.
+        ConfigurationError: An argument is out of range, or the search would never end.
     """
     limits = Limits(
         max_evals=arguments.optional_number("max_evals", max_evals),
@@ -159,15 +164,17 @@ def limits_of(
         lease_seconds=lease_seconds,
     )
     if max_evals is None and timeout is None:
-        raise ConfigurationError("give max_evals=, the number of trials, or timeout=, in seconds, or both.")
+        raise ConfigurationError(
+            "the search would never end: give max_evals= (the number of trials), timeout= (in seconds), or both."
+        )
     return limits
 
 
-def kept_models(given: object) -> int | None:
-    """How many models are kept; ``None`` is all of them.
+def num_kept_models(given: object) -> int | None:
+    """The number of models to keep; ``None`` is all.
 
     Raises:
-        ConfigurationError: It is neither a number nor ``"all"``.
+        ConfigurationError: ``given`` is neither a number of at least 0 nor ``"all"``.
     """
     if given == "all":
         return None
@@ -184,32 +191,34 @@ def _positive(name: str, value: float | None) -> float | None:
 
 def _finite(name: str, value: float | None) -> float | None:
     if value is not None and not is_finite(value):
-        raise ConfigurationError(f"{name}={value!r}: expected a number, or None.")
+        raise ConfigurationError(f"{name}={value!r}: expected a finite number, or None.")
     return value
 
 
 def _early_stop(function: Callable[..., Any] | None, sign: float, space: Space) -> Callable[[Sequence[Trial]], bool] | None:
-    """A stop function of hyperopt's kind, which hands its arguments on from call to call."""
+    """Adapt a hyperopt stop function, which returns whether to stop and its arguments for the next call."""
     if function is None:
         return None
     if not callable(function):
         raise ConfigurationError(f"early_stop_fn={function!r}: expected a function, or None.")
-    handed_on: list[Any] = []
+    next_arguments: list[Any] = []
 
     def stop(trials: Sequence[Trial]) -> bool:
         valued = [trial for trial in trials if trial.value is not None]
-        said, handed_on[:] = function(history_of(valued, sign, space.labels), *handed_on) if valued else (False, handed_on)
-        return bool(said)
+        if not valued:
+            return False
+        should_stop, next_arguments[:] = function(history_of(valued, sign, space.labels), *next_arguments)
+        return bool(should_stop)
 
     return stop
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments; true where that is not known."""
+def _accepts(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with ``count`` arguments; true if its signature is unknown."""
     try:
         inspect.signature(function).bind(*(None,) * count)
     except TypeError:
         return False
-    except ValueError:  # it has no signature
+    except ValueError:  # no signature, as for some builtins
         return True
     return True

@@ -1,7 +1,7 @@
-"""Hyper-parameters as JSON knows them, on their way to workers.
+"""Encodes hyper-parameters as JSON, to send them to workers.
 
-A space may hold any object of the person's, and nothing is pickled on the wire: objects travel beforehand, with the task,
-and what is encoded names them by their place among these.
+A space may hold arbitrary objects of the user, and the connection carries no pickles. So the objects are sent beforehand,
+with the task, and the encoded hyper-parameters refer to them by index.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ import numpy as np
 
 from sparkkeras.errors import ConfigurationError
 
-PLAIN = (str, int, float, bool, type(None))
-"""What JSON gives back as it was; members of an enumeration, say, it makes numbers and texts of."""
+JSON_TYPES = (str, int, float, bool, type(None))
+"""The types that JSON preserves; it would turn content of an ``IntEnum``, for example, into plain numbers."""
 
 
 def encode(params: Any, objects: Sequence[Any]) -> Any:
-    """Hyper-parameters as JSON knows them; `decode` is the way back.
+    """Encode hyper-parameters as JSON values; `decode` is the inverse.
 
     Args:
-        params: Numbers, texts, lists, tuples and dicts of them, and objects.
-        objects: The objects that there may be.
+        params: Numbers, strings, lists, tuples and dicts of them, and objects.
+        objects: The objects that ``params`` may hold.
 
     Raises:
-        ConfigurationError: There is something else.
+        ConfigurationError: ``params`` holds another object.
     """
     value = params.item() if isinstance(params, np.generic) else params
-    if type(value) in PLAIN:
+    if type(value) in JSON_TYPES:
         return value
     if type(value) is dict:
-        return {"dict": [[encode(key, objects), encode(member, objects)] for key, member in value.items()]}
+        return {"dict": [[encode(key, objects), encode(item, objects)] for key, item in value.items()]}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [encode(member, objects) for member in value]}
-    for place, known in enumerate(objects):
+        return {type(value).__name__: [encode(item, objects) for item in value]}
+    for index, known in enumerate(objects):
         if known is value:
-            return {"object": place}
+            return {"object": index}
     raise ConfigurationError(
-        f"space: {value!r} ({type(value).__name__}) is computed within the space, and only numbers, texts, lists and "
-        "dicts of them can be: compute it in the function that builds the model, or make it an option of hp.choice."
+        f"space: {value!r} ({type(value).__name__}) is computed within the space, which works only for numbers, strings, "
+        "lists and dicts of them: compute it in the function that builds the model, or make it an option of hp.choice."
     )
 
 
 def decode(encoded: Any, objects: Sequence[Any]) -> Any:
-    """What `encode` was given."""
+    """Restore the hyper-parameters that `encode` encoded, with these objects."""
     if not isinstance(encoded, Mapping):
         return encoded
-    ((kind, members),) = encoded.items()
+    ((kind, content),) = encoded.items()
     if kind == "dict":
-        return {decode(key, objects): decode(member, objects) for key, member in members}
+        return {decode(key, objects): decode(item, objects) for key, item in content}
     if kind == "object":
-        return objects[members]
-    decoded = [decode(member, objects) for member in members]
+        return objects[content]
+    decoded = [decode(item, objects) for item in content]
     return tuple(decoded) if kind == "tuple" else decoded

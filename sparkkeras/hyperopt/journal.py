@@ -1,14 +1,14 @@
-"""A search on disk: what it searches, each trial that has ended, and the models that are kept.
+"""The journal of a search on disk: its settings, each trial that has ended, and the models that are kept.
 
 ::
 
-    search.json              what is searched; another search cannot go on here
+    search.json              the settings; only a search with the same ones can resume here
     trials/00012.json        a trial that has ended
     models/00012.npz         the weights of its best epoch, in the order of ``model.get_weights()``
     models/00012.keras       or the model that an objective returned
-    search.lock              held while a search goes on here
+    search.lock              locked while a search runs in this folder
 
-Every file is whole or not there at all, so a search goes on where it was, however it ended.
+Files are written atomically, so a search can resume however the previous one ended.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from sparkkeras.spark import storage
 
 _FORMAT = 1
 _SEARCH, _LOCK = "search.json", "search.lock"
-_OWN, _NONE = re.compile(r"search\.(json|lock)"), re.compile(r"(?!)")
+_SEARCH_FILES, _NO_FILES = re.compile(r"search\.(json|lock)"), re.compile(r"(?!)")
 _TRIAL = re.compile(r"[0-9]{5,}\.json")
-_MODEL = re.compile(r"\.?([0-9]{5,})\.(npz|keras)(\.[0-9a-f]{32}\.tmp)?")  # drafts have a dot before, and an end
+_MODEL = re.compile(r"\.?([0-9]{5,})\.(npz|keras)(\.[0-9a-f]{32}\.tmp)?")  # temporary files start with a dot and end in .tmp
 
 
 class Journal:
     """The folder of a search.
 
     Args:
-        folder: Where it is, on any file system that Spark reaches; ``None``: a temporary one, which goes with this object.
-        keep: How many models are kept, those of the best trials; ``None`` is all of them.
-        sign: 1 where small values are good, -1 where large ones are.
+        folder: The path, on any file system that Spark can access; ``None`` makes a temporary folder, which is removed with
+            this object.
+        keep: The number of models to keep, those of the best trials; ``None`` keeps all.
+        sign: 1 if smaller values are better, -1 if larger ones are.
     """
 
     def __init__(self, folder: str | None, keep: int | None, sign: float) -> None:
@@ -56,21 +57,21 @@ class Journal:
 
     @contextmanager
     def opened(self, settings: Mapping[str, Any], params: Callable[[Mapping[str, Any]], Any]) -> Iterator[list[Trial]]:
-        """Begin here, or go on; gives the trials that have ended.
+        """Start or resume a search in this folder, and lock it; yields the trials that have ended.
 
         Args:
-            settings: What is searched, as JSON knows it.
-            params: What the space makes of a choice.
+            settings: The settings of the search, as JSON values.
+            params: Makes the hyper-parameters of a trial from its ``chosen`` values.
 
         Raises:
-            ConfigurationError: Another search has been here, or one is going on here now.
+            ConfigurationError: The folder holds another search or other files, or a search is running in it.
             StorageError: The folder cannot be read or written.
         """
-        others = [] if self.settings() else self._others()
-        if others:
+        foreign = [] if self.settings() else self._foreign_files()
+        if foreign:
             raise ConfigurationError(
-                f"save_to={self.folder!r} holds other things ({', '.join(others[:3])}): give a folder that is new, empty, "
-                "or that of a search to go on with."
+                f"save_to={self.folder!r} holds other files ({', '.join(foreign[:3])}): give a new or empty folder, or the "
+                "folder of a search to resume."
             )
         for name in ("", "/trials", "/models"):
             storage.make_folder(self.folder + name)
@@ -81,31 +82,31 @@ class Journal:
             yield trials
 
     def settings(self) -> dict[str, Any]:
-        """What is searched here; empty where nothing has been yet."""
+        """The settings of the search in this folder; empty if there is none."""
         return self._json(_SEARCH) if _SEARCH in storage.names_in(self.folder) else {}
 
     def wants(self, value: float) -> bool:
-        """Whether the model of a trial with this value may have to be kept; of equal ones that of the earlier trial is."""
+        """Whether the model of a trial with this value may be among those to keep; ties keep the earlier trial."""
         better = [number for number in self._written & self._kept.keys() if self._kept[number] < self._sign * value]
         return self._keep is None or len(better) < self._keep
 
     def draft(self, lease: int) -> Path:
-        """Where the model of a trial is put together on this machine, piece by piece."""
+        """The local path of the file in which the driver assembles the uploaded model of a trial."""
         return self._drafts / f"{lease}.draft"
 
     def drop_drafts(self) -> None:
-        """Remove what is left of models that nobody will finish."""
+        """Remove partly uploaded models."""
         for draft in self._drafts.glob("*.draft"):
             draft.unlink(missing_ok=True)
 
     def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
-        """Keep the model of a trial; once the trial is written down, `drop_surplus` lets go of another one for it."""
+        """Keep the model of a trial; once the trial is written, `drop_surplus` can remove a worse one in exchange."""
         name = f"{number:05d}.{suffix}"
         storage.put_file(f"{self.folder}/models/{name}", draft)
         self._kept[number], self._files[number] = self._sign * value, name
 
     def drop_surplus(self) -> None:
-        """Let go of the worst models, if they are too many; trials that are not written down take no other one's place."""
+        """Remove the worst models beyond the number to keep; a model counts only once its trial is written."""
         written = sorted(self._written & self._kept.keys(), key=lambda number: (self._kept[number], number))
         for number in [] if self._keep is None else written[self._keep :]:
             self._drop(number)
@@ -115,78 +116,79 @@ class Journal:
         return number in self._files
 
     def model_file(self, number: int) -> tuple[str, bytes]:
-        """The name and the bytes of a trial's model."""
+        """The file name and the bytes of a trial's model."""
         return self._files[number], storage.read_bytes(f"{self.folder}/models/{self._files[number]}")
 
     def write(self, trial: Trial) -> None:
-        """Write down a trial that has ended."""
-        told = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
-        told["params"] = repr(trial.params)  # for people; the space makes them of what was chosen
-        storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(told, indent=1).encode())
+        """Write a trial that has ended."""
+        fields = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
+        fields["params"] = repr(trial.params)  # only for readers: a resumed search computes them from the chosen values
+        storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
         self._written.add(trial.number)
 
     def _trials(self) -> list[str]:
         return [name for name in storage.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
 
-    def _others(self) -> list[str]:
-        """What is in the folder, and in those that are to hold trials and models, that no search has left there."""
-        ours = {"": _OWN, "trials/": _TRIAL, "models/": _MODEL if self._trials() else _NONE}  # models go with trials
+    def _foreign_files(self) -> list[str]:
+        """The files in the folder, and in its subfolders of trials and models, that no search has written."""
+        models = _MODEL if self._trials() else _NO_FILES  # a search writes no models without trials
+        patterns = {"": _SEARCH_FILES, "trials/": _TRIAL, "models/": models}
         return [
-            below + name
-            for below, known in ours.items()
-            for name in storage.names_in(f"{self.folder}/{below}")
-            if not name.startswith(".") and not known.fullmatch(name)
+            subfolder + name
+            for subfolder, pattern in patterns.items()
+            for name in storage.names_in(f"{self.folder}/{subfolder}")
+            if not name.startswith(".") and not pattern.fullmatch(name)
         ]
 
     def _check(self, settings: Mapping[str, Any]) -> None:
-        told = {"format": _FORMAT, **settings}
-        before = self.settings()
-        if not before or not self._trials():  # nothing has come of what may be there
-            storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(told, indent=1).encode())
+        given = {"format": _FORMAT, **settings}
+        saved = self.settings()
+        if not saved or not self._trials():  # without trials there is nothing to resume
+            storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(given, indent=1).encode())
             return
-        if before.get("format", 0) > _FORMAT:
+        if saved.get("format", 0) > _FORMAT:
             raise ConfigurationError(
-                f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade to go on."
+                f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade sparkkeras to resume it."
             )
-        other = [name for name in told if before.get(name) != told[name]]
-        if "parameters" in other and "space" in other:  # other labels are another space
-            other.remove("space")
-        if other:
-            differences = "; ".join(_difference(name, before, told) for name in other)
+        differing = [name for name in given if saved.get(name) != given[name]]
+        if "parameters" in differing and "space" in differing:  # different labels imply a different space
+            differing.remove("space")
+        if differing:
+            differences = "; ".join(_difference(name, saved, given) for name in differing)
             raise ConfigurationError(
-                f"save_to={self.folder!r} holds another search: {differences}. Go on with the same arguments, or give "
+                f"save_to={self.folder!r} holds another search: {differences}. Resume it with the same arguments, or give "
                 "another folder."
             )
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
-        told = self._json(f"trials/{name}")
-        if not {"number", "status", "chosen", "intermediate_values"} <= told.keys():
-            raise self._damaged(f"trials/{name}", "it is no trial")
-        known = {field.name for field in dataclasses.fields(Trial)}
-        made = {"params": params(told["chosen"]), "intermediate_values": tuple(told["intermediate_values"])}
-        return Trial(**{**{key: told[key] for key in told if key in known}, **made})
+        saved = self._json(f"trials/{name}")
+        if not {"number", "status", "chosen", "intermediate_values"} <= saved.keys():
+            raise self._damaged(f"trials/{name}", "it lacks fields of a trial")
+        known = {field.name for field in dataclasses.fields(Trial)}  # a later version may have written more
+        converted = {"params": params(saved["chosen"]), "intermediate_values": tuple(saved["intermediate_values"])}
+        return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            told = json.loads(storage.read_bytes(f"{self.folder}/{name}"))
+            saved = json.loads(storage.read_bytes(f"{self.folder}/{name}"))
         except ValueError as error:
             raise self._damaged(name, str(error)) from error
-        if not isinstance(told, dict):
-            raise self._damaged(name, "it is no dict")
-        return told
+        if not isinstance(saved, dict):
+            raise self._damaged(name, "it is not a JSON object")
+        return saved
 
-    def _damaged(self, name: str, how: str) -> StorageError:
-        return StorageError(f"{self.folder + '/' + name!r} is damaged ({how}): remove it to go on without it.")
+    def _damaged(self, name: str, reason: str) -> StorageError:
+        return StorageError(f"{self.folder + '/' + name!r} is damaged ({reason}): remove it to resume without it.")
 
     def _find_models(self, trials: Sequence[Trial]) -> None:
-        """Learn which models are here, and remove those that nobody would ask for."""
+        """Index the models in the folder, and remove those that are not of the best trials."""
         self._written = {trial.number for trial in trials}
         values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
         for name in storage.names_in(f"{self.folder}/models"):
-            ours = _MODEL.fullmatch(name)
-            if ours is None:  # somebody else's
+            match = _MODEL.fullmatch(name)
+            if match is None:  # not written by a search
                 continue
-            number = int(ours[1])
+            number = int(match[1])
             value = None if name.startswith(".") else values.get(number)
             if value is None:
                 storage.remove(f"{self.folder}/models/{name}")
@@ -198,16 +200,16 @@ class Journal:
         del self._kept[number]
 
 
-def _difference(name: str, before: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """How a setting of the search in a folder differs from what it is now."""
+def _difference(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Describe how a saved setting differs from the given one."""
     if name == "space":
         return "the ranges, options or conditions of its space differ (the labels are the same)"
     if name != "parameters":
-        return f"its {name} differs ({before.get(name)!r} there, {told[name]!r} now)"
-    there, now = set(before.get(name) or ()), set(told[name])
+        return f"its {name} differs ({saved.get(name)!r} in the folder, {given[name]!r} now)"
+    old, new = set(saved.get(name) or ()), set(given[name])
     only = [
         f"only {where}: {', '.join(map(repr, sorted(labels)))}"
-        for where, labels in (("there", there - now), ("now", now - there))
+        for where, labels in (("in the folder", old - new), ("now", new - old))
         if labels
     ]
     return f"the labels of its space differ ({'; '.join(only)})"
@@ -215,7 +217,7 @@ def _difference(name: str, before: Mapping[str, Any], told: Mapping[str, Any]) -
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Hold the folder's lock, where it is on this machine; the system lets go of it if this process dies."""
+    """Hold the lock of a folder on a local path; the operating system releases it if this process dies."""
     if storage.has_scheme(folder):
         yield
         return
@@ -233,7 +235,9 @@ def _lock(file: BinaryIO, folder: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigurationError(
-            f"save_to={folder!r}: another search is going on there. Wait for its end, or give another folder."
+            f"save_to={folder!r}: another search is running in this folder. Wait until it ends, or give another folder."
         ) from error
-    except OSError as error:  # a network's file system without locks, perhaps
-        raise StorageError(f"save_to={folder!r} cannot be locked ({error}): give one on another file system.") from error
+    except OSError as error:  # for example a network file system without locks
+        raise StorageError(
+            f"save_to={folder!r} cannot be locked ({error}): give a folder on another file system."
+        ) from error

@@ -1,13 +1,13 @@
-"""Which trials there are, who runs them, and when the search is over.
+"""The ledger of a search: its trials, the workers that run them, and the decision when the search is over.
 
-A worker that asks gets a trial with a *lease*, a number that comes with every word about that trial. A trial has one lease
-at a time. When its worker is lost (its connection ended, or it gave no sign of life for too long), the next one that asks
-gets the same trial under a new lease, and whoever comes with the old one is refused; so each trial counts once. A worker
-that was only slow loses nothing as long as nobody asks.
+A worker that asks for a trial gets it with a *lease*, a number that it sends with every call about this trial. A trial has
+one lease at a time. When its worker is lost (its connection closed, or its heartbeats stopped), the next worker that asks
+gets the same trial under a new lease, and calls with the old lease are rejected; so each trial counts once. A worker that
+was only slow keeps its trial as long as no other worker asks.
 
-The ledger decides; what it is given does the rest: suggests, writes down, says when it is enough. All that happens under
-one lock, and the time that it takes is nobody's silence: leases live on by as much. All methods may be called from any
-thread.
+The ledger only decides; functions that it is given suggest trials, write them and check for an early stop. It calls them
+under one lock, during which no heartbeat can be received, so it extends the leases by the time that they take. All methods
+may be called from any thread.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_LOST = "lease lost"
-"""The kind of a refusal: another worker has the trial."""
+"""The kind of `RefusedError` if another worker has the trial."""
 
-GO_ON, PRUNE, STOP = "go on", "prune", "stop"
-"""What a worker is sent about its trial."""
+CONTINUE, PRUNE, STOP = "go on", "prune", "stop"
+"""The replies to a worker's report or heartbeat: continue the trial, prune it, or stop it with the search."""
 
-HANDOVER_SECONDS = 300.0
-"""How long a worker that hands a model over may take for each piece, beyond its lease, since it does nothing beside that."""
+UPLOAD_SECONDS = 300.0
+"""How much longer than its lease a worker may take to upload each piece of a model: it sends no heartbeats meanwhile."""
 
 ATTEMPTS = 3
-"""A trial whose worker is lost so many times has failed: it may be the trial that ends them."""
+"""A trial fails after losing this number of workers: it may be the cause of their loss."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends, and when a trial does.
+    """The conditions under which a search or a trial ends.
 
     Attributes:
-        max_evals: So many trials, those of earlier calls included; ``None`` is no bound.
-        sign: 1 where small values are good, -1 where large ones are.
-        pruner: Ends hopeless trials.
-        timeout: Seconds since a worker first asked.
-        loss_threshold: A value that is good enough.
+        max_evals: The total number of trials, including those of earlier calls; ``None`` is unlimited.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+        pruner: Ends unpromising trials early.
+        timeout: Seconds since a worker first asked for a trial.
+        loss_threshold: The search ends with the first value that is at least as good as this.
         max_failures: The search ends when more trials than this have failed.
-        early_stop: Called with all finished trials after each; says whether that is enough.
-        lease_seconds: How long a worker may give no sign of life.
+        early_stop: Called with all finished trials after each trial that has a value; returns whether to end the search.
+        lease_seconds: The time without a heartbeat after which a worker counts as lost.
     """
 
     max_evals: int | None = None
@@ -64,8 +64,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Suggested:
-    """What a search algorithm came up with: what it chose, and what the space makes of that."""
+class Suggestion:
+    """A suggestion of a search algorithm: the value chosen for each label, and the hyper-parameters made from them."""
 
     chosen: dict[str, Any]
     params: Any
@@ -73,10 +73,10 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that a worker shall run.
+    """A trial that is assigned to a worker.
 
     Attributes:
-        number: Its number.
+        number: The number of the trial.
         lease: The number of the lease.
         params: The hyper-parameters.
     """
@@ -88,12 +88,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Worker:
-    """Who asks.
+    """The worker that asks for trials.
 
     Attributes:
-        name: What messages to people say.
-        task: The number of its task, the same for all attempts at it.
-        attempt: Which attempt.
+        name: The name for messages.
+        task: The number of its Spark task, the same for all attempts of the task.
+        attempt: The number of the attempt.
     """
 
     name: str
@@ -107,9 +107,9 @@ class _Lease:
     worker: Worker
     expires: float
     started: float
-    doubted: bool = False
-    hands_over: bool = False
-    hopeless: bool = False
+    presumed_lost: bool = False
+    is_uploading: bool = False
+    pruned: bool = False
 
 
 @dataclass
@@ -121,23 +121,23 @@ class _State:
 
 
 class TrialLedger:
-    """See the module's words.
+    """The trials of a search and their leases. See the module docstring.
 
     Args:
-        suggest: Gives what to try next, for a trial's number and all other trials; ``None`` if there is nothing left.
-        limits: When to end.
-        clock: Seconds that never go back.
-        finished: Trials that are done already.
-        on_end: Called with each trial that has come to its own end, before anybody hears of that.
+        suggest: Returns the next trial, for its number and all other trials; ``None`` if the algorithm has no more.
+        limits: The conditions under which the search ends.
+        clock: A monotonic clock, in seconds.
+        finished: The trials of earlier calls.
+        on_end: Called with each trial that ended other than by a stop of the search, before its worker gets a reply.
 
     Attributes:
-        reason: Why the search ended before its time, in words; empty where it did not.
-        failure: What went wrong with the search itself.
+        reason: Why the search ended early, as a message; empty if it did not.
+        failure: The error that ended the search; ``None`` without one.
     """
 
     def __init__(
         self,
-        suggest: Callable[[int, Sequence[Trial]], Suggested | None],
+        suggest: Callable[[int, Sequence[Trial]], Suggestion | None],
         limits: Limits,
         clock: Callable[[], float],
         finished: Iterable[Trial] = (),
@@ -151,84 +151,89 @@ class TrialLedger:
         self._leases = itertools.count(1)
         self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
         self._began = clock()
-        self._asked: float | None = None
+        self._first_ask: float | None = None
         self._exhausted = False
         self.reason = ""
         self.failure: Exception | None = None
         ended = self.finished
-        for count in range(1, len(ended) + 1):  # a report that comes once more makes it what it was
-            self._ask_whether_that_is_enough(ended[:count])
-        self._look_at_limits()
+        for count in range(1, len(ended) + 1):  # a stop function may keep state: it sees the earlier trials again
+            self._check_early_stop(ended[:count])
+        self._check_limits()
 
     @property
     def seconds(self) -> float:
-        """How long the search has been going on, in all of its calls."""
+        """The duration of the search in seconds, including earlier calls that it resumed."""
         return self._before + self._clock() - self._began
 
     @property
     def finished(self) -> list[Trial]:
-        """The trials that have ended, in the order in which they did."""
+        """The trials that have ended, in the order in which they ended."""
         with self._lock:
             return sorted(self._state.finished.values(), key=lambda trial: (trial.ended, trial.number))
 
     @property
     def running(self) -> list[Trial]:
-        """The trials that are out."""
+        """The trials that are assigned to workers, or were and are lost."""
         with self._lock:
             return list(self._state.running.values())
 
     @property
-    def over(self) -> bool:
-        """Whether nobody has anything to do any more."""
+    def is_over(self) -> bool:
+        """Whether no trial is running and none will start."""
         with self._lock:
             return not self._state.running and not self._has_more()
 
     @property
-    def hands_over(self) -> bool:
-        """Whether a worker is about to hand over what came of its trial."""
+    def is_uploading(self) -> bool:
+        """Whether a worker is uploading the result of its trial."""
         with self._lock:
             now = self._clock()
-            held = self._state.leases.values()
-            return any(each.hands_over and not each.doubted and each.expires >= now for each in held)
+            leases = self._state.leases.values()
+            return any(each.is_uploading and not each.presumed_lost and each.expires >= now for each in leases)
 
     def ask(self, worker: Worker) -> Assignment | None:
-        """The next trial for a worker; ``None`` where there is none for it."""
+        """Assign the next trial to a worker; ``None`` if there is none for it."""
         with self._lock:
-            self._asked = self._clock() if self._asked is None else self._asked
-            self._look_at_limits()
+            self._first_ask = self._clock() if self._first_ask is None else self._first_ask
+            self._check_limits()
             if self.reason:
                 return None
-            lost = self._lost()
+            lost = self._take_lost_lease()
             if lost is not None:
                 trial = self._state.running[lost.number]
                 if trial.attempts < ATTEMPTS:
-                    return self._lend(replace(trial, attempts=trial.attempts + 1, intermediate_values=(), error=""), worker)
-                self._give_up(trial, lost.started)
+                    return self._assign(
+                        replace(trial, attempts=trial.attempts + 1, intermediate_values=(), error=""), worker
+                    )
+                self._fail_lost_trial(trial, lost.started)
                 return self.ask(worker)
-            new = self._new() if self._has_more() else None
-            return None if new is None else self._lend(new, worker)
+            new = self._suggest_trial() if self._has_more() else None
+            return None if new is None else self._assign(new, worker)
 
-    def shall_wait(self, worker: Worker) -> bool:
-        """Whether a worker that got no trial is a copy of one that has some, which Spark would end with it."""
+    def should_wait(self, worker: Worker) -> bool:
+        """Whether a worker without a trial should wait, since another attempt of the same Spark task still has one.
+
+        Spark ends all other attempts of a task as soon as one has finished.
+        """
         with self._lock:
-            held = (held.worker for held in self._state.leases.values() if not held.doubted)
-            return any(other.task == worker.task and other.attempt != worker.attempt for other in held)
+            active = (held.worker for held in self._state.leases.values() if not held.presumed_lost)
+            return any(other.task == worker.task and other.attempt != worker.attempt for other in active)
 
     def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Take the loss of an epoch; whether the trial shall go on.
+        """Record the loss of an epoch; returns whether to continue the trial, prune it or stop it.
 
-        Epochs without one count as the one before, and those before the first as that.
+        An epoch without a report gets the loss of the epoch before; epochs before the first report get the first loss.
 
         Args:
-            lease: The trial's.
-            epoch: Which, counted from 1; one that is known already is not taken again.
-            loss: The loss.
+            lease: The lease of the trial.
+            epoch: The epoch, counted from 1; a repeated report of an epoch is ignored.
+            loss: The loss; smaller is better.
 
         Raises:
             RefusedError: Another worker has the trial.
         """
         with self._lock:
-            held = self._held(lease)
+            held = self._renew_lease(lease)
             trial = self._state.running[held.number]
             others = [
                 other.intermediate_values
@@ -244,133 +249,133 @@ class TrialLedger:
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
-            ends = [number + 1 for number in new] or [
-                len(trial.intermediate_values)
-            ]  # it sees each epoch, also those without a loss
+            ends = [number + 1 for number in new] or [len(trial.intermediate_values)]  # includes epochs without a report
             try:
-                with self._undisturbed():
+                with self._leases_paused():
                     if pruner is not None and any(
                         pruner.should_prune(trial.intermediate_values[:end], others) for end in ends
                     ):
-                        held.hopeless = True  # who asks again, since the answer was lost, hears the same
-                    return PRUNE if held.hopeless else GO_ON
+                        held.pruned = True  # a worker that repeats the report, since the reply was lost, gets the same one
+                    return PRUNE if held.pruned else CONTINUE
             except Exception as error:
                 self.fail(_failed("the pruner", pruner, error))
                 return STOP
 
     def renew(self, lease: int) -> str:
-        """Take a sign of life; whether the trial shall go on.
+        """Record a heartbeat; returns whether to continue the trial or stop it.
 
         Raises:
             RefusedError: Another worker has the trial.
         """
         with self._lock:
-            self._held(lease)
-            self._look_at_limits()
-            return STOP if self.reason else GO_ON
+            self._renew_lease(lease)
+            self._check_limits()
+            return STOP if self.reason else CONTINUE
 
-    def hand_over(self, lease: int) -> Trial:
-        """The trial of a lease, whose worker hands it over now and gives no other signs of life.
+    def extend_for_upload(self, lease: int) -> Trial:
+        """Extend a lease for an upload, during which its worker sends no heartbeats; returns the trial.
 
         Raises:
-            RefusedError: Another worker has it.
+            RefusedError: Another worker has the trial.
         """
         with self._lock:
-            held = self._held(lease)
-            held.expires += HANDOVER_SECONDS
-            held.hands_over = True
+            held = self._renew_lease(lease)
+            held.expires += UPLOAD_SECONDS
+            held.is_uploading = True
             return self._state.running[held.number]
 
     def is_done(self, lease: int) -> bool:
-        """Whether the trial of this lease has been finished under it: its last word has come twice."""
+        """Whether the trial was finished under this lease, so that a repeated `finish` call can be ignored."""
         with self._lock:
             return lease in self._state.done
 
     def finish(self, lease: int, trial: Trial) -> None:
-        """Take what came of a trial. One that was stopped, though the search goes on, was lost: its machine is to end.
+        """Record the result of a trial.
+
+        A trial that was stopped although the search continues counts as lost: its machine is probably being shut down.
 
         Raises:
             RefusedError: Another worker has the trial.
         """
         with self._lock:
-            held = self._held(lease)
+            held = self._renew_lease(lease)
             if trial.status == STOPPED and not self.reason:
-                self.lose(lease, "its process was told to end")
+                self.lose(lease, "its process received a request to stop")
                 return
             self._state.leases.pop(lease)
             self._state.done.add(lease)
             self._end(trial, held.started)
 
     def lose(self, lease: int, cause: str) -> None:
-        """The process of a trial is gone; its worker is not.
+        """Record that the process of a trial ended, although its worker still runs.
 
         Raises:
             RefusedError: Another worker has the trial.
         """
         with self._lock:
-            held = self._held(lease)
-            held.doubted = True
+            held = self._renew_lease(lease)
+            held.presumed_lost = True
             trial = self._state.running[held.number]
             self._state.running[held.number] = replace(trial, error=cause)
 
-    def doubt(self, leases: Iterable[int]) -> None:
-        """The connection over which these leases came has ended."""
+    def presume_lost(self, leases: Iterable[int]) -> None:
+        """Presume the workers of these leases lost, since their connection closed."""
         with self._lock:
             for lease in leases:
                 if lease in self._state.leases:
-                    self._state.leases[lease].doubted = True
+                    self._state.leases[lease].presumed_lost = True
 
-    def doubt_all(self) -> None:
-        """There are no workers any more; trials that were lost too often have failed."""
+    def presume_all_lost(self) -> None:
+        """Presume all workers lost, since their job ended; trials that have lost `ATTEMPTS` workers fail."""
         with self._lock:
-            self.doubt(list(self._state.leases))
+            self.presume_lost(list(self._state.leases))
             for lease, held in list(self._state.leases.items()):
                 trial = self._state.running[held.number]
                 if trial.attempts >= ATTEMPTS:
                     del self._state.leases[lease]
-                    self._give_up(trial, held.started)
+                    self._fail_lost_trial(trial, held.started)
 
     def has_value(self) -> bool:
-        """Whether a trial of this call has come to a value."""
+        """Whether a trial of this call, not of an earlier one, has a value."""
         with self._lock:
             finished = self._state.finished.values()
             return any(trial.value is not None for trial in finished if trial.number not in self._earlier)
 
     def end_running(self) -> None:
-        """The search is over and there are no workers any more: trials that were out end where they are."""
+        """End the running trials as stopped, after the search and all workers have ended."""
         with self._lock:
             for lease, held in list(self._state.leases.items()):
                 del self._state.leases[lease]
                 self._end(replace(self._state.running[held.number], status=STOPPED), held.started)
 
     def stop(self, reason: str) -> None:
-        """Give no more trials out, and have those that run end."""
+        """End the search: assign no more trials, and stop the running ones."""
         with self._lock:
             self.reason = self.reason or reason
 
     def fail(self, error: Exception) -> None:
-        """The search itself cannot go on."""
+        """End the search with an error."""
         with self._lock:
             self.failure = self.failure or error
             self.stop(f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    def look(self) -> None:
-        """See whether the time is over."""
+    def check_limits(self) -> None:
+        """End the search if a limit, such as the timeout, is reached."""
         with self._lock:
-            self._look_at_limits()
+            self._check_limits()
 
     def _trials(self) -> list[Trial]:
         return [*self._state.finished.values(), *self._state.running.values()]
 
     def _has_more(self) -> bool:
-        most = self._limits.max_evals
+        max_evals = self._limits.max_evals
         count = len(self._state.finished) + len(self._state.running)
-        return not self.reason and not self._exhausted and (most is None or count < most)
+        return not self.reason and not self._exhausted and (max_evals is None or count < max_evals)
 
-    def _new(self) -> Trial | None:
+    def _suggest_trial(self) -> Trial | None:
         number = next(self._numbers)
         try:
-            with self._undisturbed():
+            with self._leases_paused():
                 suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
         except SparkKerasError as error:
             self.fail(error)
@@ -384,8 +389,8 @@ class TrialLedger:
         return Trial(number, suggested.params, chosen=suggested.chosen)
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """What goes on in here may take long, and signs of life are waiting meanwhile."""
+    def _leases_paused(self) -> Iterator[None]:
+        """Extend all leases by the time spent here, since heartbeats have to wait for the lock."""
         began = self._clock()
         try:
             yield
@@ -393,35 +398,35 @@ class TrialLedger:
             for held in self._state.leases.values():
                 held.expires += self._clock() - began
 
-    def _lend(self, trial: Trial, worker: Worker) -> Assignment:
+    def _assign(self, trial: Trial, worker: Worker) -> Assignment:
         lease, now = next(self._leases), self._clock()
         self._state.running[trial.number] = replace(trial, worker=worker.name)
         self._state.leases[lease] = _Lease(trial.number, worker, now + self._limits.lease_seconds, now)
         return Assignment(trial.number, lease, trial.params)
 
-    def _held(self, lease: int) -> _Lease:
+    def _renew_lease(self, lease: int) -> _Lease:
         held = self._state.leases.get(lease)
         if held is None:
-            raise RefusedError(LEASE_LOST, "another worker has this trial, or it has ended.")
-        held.expires, held.doubted, held.hands_over = self._clock() + self._limits.lease_seconds, False, False
+            raise RefusedError(LEASE_LOST, "another worker has this trial, or the trial has ended.")
+        held.expires, held.presumed_lost, held.is_uploading = self._clock() + self._limits.lease_seconds, False, False
         return held
 
-    def _lost(self) -> _Lease | None:
-        """The lease of a trial whose worker is lost, which it is from now on; of the one that was given out first."""
+    def _take_lost_lease(self) -> _Lease | None:
+        """Remove and return the lease of a trial whose worker is lost, the lowest trial number first."""
         now = self._clock()
         for lease, held in sorted(self._state.leases.items(), key=lambda item: item[1].number):
-            if held.doubted or held.expires < now:
+            if held.presumed_lost or held.expires < now:
                 del self._state.leases[lease]
                 return held
         return None
 
-    def _give_up(self, trial: Trial, started: float) -> None:
-        cause = trial.error or "the process was killed (perhaps for its memory), or its machine went away"
-        error = f"its worker was lost {trial.attempts} times, at last since {cause}"
+    def _fail_lost_trial(self, trial: Trial, started: float) -> None:
+        cause = trial.error or "the process was killed (perhaps out of memory), or its machine is gone"
+        error = f"its worker was lost {trial.attempts} times, the last time because {cause}"
         self._end(replace(trial, status=FAILED, error=error), started)
 
     def _end(self, trial: Trial, started: float) -> None:
-        """Note what came of a trial. One that was stopped has the value of the best epoch that was reported."""
+        """Record the end of a trial. A stopped one has the value of its best reported epoch."""
         del self._state.running[trial.number]
         if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
             best = min(trial.intermediate_values)
@@ -429,41 +434,41 @@ class TrialLedger:
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
         self._state.finished[trial.number] = ended
         try:
-            with self._undisturbed():
+            with self._leases_paused():
                 if trial.status != STOPPED and self.failure is None:
                     self._on_end(ended)
         except Exception as error:
             self.fail(error)
-        self._look_at_limits()
-        self._ask_whether_that_is_enough(self.finished)
+        self._check_limits()
+        self._check_early_stop(self.finished)
 
-    def _ask_whether_that_is_enough(self, finished: Sequence[Trial]) -> None:
-        """Ask the person's function after a trial that has a value."""
+    def _check_early_stop(self, finished: Sequence[Trial]) -> None:
+        """Call the user's stop function if the last trial has a value."""
         early_stop = self._limits.early_stop
         if early_stop is None or self.reason or finished[-1].value is None:
             return
         try:
-            with self._undisturbed():
+            with self._leases_paused():
                 if early_stop(finished):
-                    self.stop("early_stop_fn said so")
+                    self.stop("early_stop_fn requested it")
         except Exception as error:
             self.fail(_failed("early_stop_fn", early_stop, error))
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         limits, finished = self._limits, list(self._state.finished.values())
         if self.reason:
             return
-        best, enough = ranked(finished, limits.sign)[:1], limits.loss_threshold
+        best, threshold = ranked(finished, limits.sign)[:1], limits.loss_threshold
         failed = sum(trial.status == FAILED for trial in finished)
-        since = 0.0 if self._asked is None else self._clock() - self._asked
-        if limits.timeout is not None and since >= limits.timeout:
-            self.stop(f"timeout={limits.timeout:g} seconds are over")
-        elif enough is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * enough:
-            self.stop(f"a value is as good as loss_threshold={enough:g}")
+        elapsed = 0.0 if self._first_ask is None else self._clock() - self._first_ask
+        if limits.timeout is not None and elapsed >= limits.timeout:
+            self.stop(f"timeout={limits.timeout:g} seconds have passed")
+        elif threshold is not None and best and limits.sign * (best[0].value or 0.0) <= limits.sign * threshold:
+            self.stop(f"a value reached loss_threshold={threshold:g}")
         elif limits.max_failures is not None and failed > limits.max_failures:
-            self.stop(f"more failed trials than max_failures={limits.max_failures}")
+            self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
 
 def _failed(what: str, given: object, error: Exception) -> ConfigurationError:
-    told = "".join(traceback.format_exception(error))
-    return ConfigurationError(f"{what} {given!r} failed: {type(error).__name__}: {error}\n\n{told}")
+    lines = "".join(traceback.format_exception(error))
+    return ConfigurationError(f"{what} {given!r} failed: {type(error).__name__}: {error}\n\n{lines}")

@@ -1,4 +1,4 @@
-"""Reports on standard output how far a search is."""
+"""Reports the progress of a search on standard output."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sparkkeras.hyperopt.ledger import TrialLedger
-from sparkkeras.hyperopt.parameters import Parameter, described
+from sparkkeras.hyperopt.parameters import Parameter, describe_params
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
 
-SHOWN = 5
-"""So many of the best trials are in the table at the end."""
+TABLE_ROWS = 5
+"""The number of best trials in the final table."""
 
 
 class SearchProgress:
-    """A line that lives while the search goes on, and a table at its end.
+    """A progress line during a search, and a table of the best trials at its end.
 
     Args:
-        verbose: 0 says nothing; 1 keeps a line alive (where the output is no terminal, it writes one whenever there is a new
+        verbose: 0 is silent; 1 updates one progress line (if the output is not a terminal, it writes a line for each new
             best trial); 2 writes a line for each trial.
         ledger: The trials.
-        metric: What is optimized.
-        sign: 1 where small values are good, -1 where large ones are.
-        max_evals: How many trials there will be.
-        num_workers: How many workers there are.
+        metric: The name of the optimized metric.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+        max_evals: The total number of trials; ``None`` if unlimited.
+        num_workers: The number of workers.
         parameters: The hyper-parameters.
     """
 
@@ -40,28 +40,28 @@ class SearchProgress:
     ) -> None:
         self._verbose, self._ledger, self._metric, self._sign = verbose, ledger, metric, sign
         self._max_evals, self._num_workers, self._parameters = max_evals, num_workers, parameters
-        self._told = {trial.number for trial in ledger.finished}
-        self._before = len(self._told)
+        self._reported = {trial.number for trial in ledger.finished}
+        self._earlier_count = len(self._reported)
         self._began = ledger.seconds
         self._is_live = verbose == 1 and sys.stdout.isatty()
 
     def begin(self) -> None:
-        """Say what takes a while."""
+        """Report the start: workers take a few seconds to load Keras."""
         if self._verbose:
             workers = f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"
-            resumed = f", going on after {self._before} trials" if self._before else ""
+            resumed = f", resuming after {self._earlier_count} trials" if self._earlier_count else ""
             self._write(f"Searching on {workers}, which load Keras first{resumed}.\n")
 
     def tick(self) -> None:
-        """Report what is new."""
+        """Report the trials that have ended since the last call, and update the progress line."""
         if not self._verbose:
             return
         finished = self._ledger.finished
         for trial in finished:
-            if trial.number in self._told:
+            if trial.number in self._reported:
                 continue
-            self._told.add(trial.number)
-            seen = [each for each in finished if each.number in self._told]
+            self._reported.add(trial.number)
+            seen = [each for each in finished if each.number in self._reported]
             is_best = ranked(seen, self._sign)[:1] == [trial]
             is_first_failure = trial.status == FAILED and sum(each.status == FAILED for each in seen) == 1
             if self._verbose == 2 or is_first_failure or (is_best and not self._is_live):
@@ -70,17 +70,17 @@ class SearchProgress:
             self._write(self._start() + self.summary())
 
     def end(self) -> None:
-        """Write the table."""
+        """Write the summary and the table."""
         if self._verbose:
             self.tick()
-            reason = f" The search ended before its time: {self._ledger.reason}." if self._ledger.reason else ""
+            reason = f" The search ended early: {self._ledger.reason}." if self._ledger.reason else ""
             self._write(f"{self._start()}{self.summary()}.{reason}\n")
-            best = ranked(self._ledger.finished, self._sign)[:SHOWN]
+            best = ranked(self._ledger.finished, self._sign)[:TABLE_ROWS]
             if best:
                 self._write(table(best, self._metric, self._parameters) + "\n")
 
     def summary(self) -> str:
-        """How far the search is, in one line."""
+        """The progress of the search in one line."""
         finished, running = self._ledger.finished, self._ledger.running
         counts = Counter(trial.status for trial in finished)
         parts = [f"{len(finished)}{'' if self._max_evals is None else f'/{self._max_evals}'} trials"]
@@ -88,13 +88,13 @@ class SearchProgress:
         parts += [f"{counts[status]} {status}" for status in (PRUNED, STOPPED, FAILED) if counts[status]]
         best = ranked(finished, self._sign)[:1]
         parts += [f"best {self._metric} {best[0].value:.4g} (trial {best[0].number})"] if best else []
-        parts.append(duration(self._ledger.seconds))
-        left = self._seconds_left(len(finished))
-        return " - ".join(parts) + (f", about {duration(left)} left" if left else "")
+        parts.append(format_duration(self._ledger.seconds))
+        seconds_left = self._seconds_left(len(finished))
+        return " - ".join(parts) + (f", about {format_duration(seconds_left)} left" if seconds_left else "")
 
     def _seconds_left(self, finished: int) -> float:
-        done = finished - self._before
-        if self._max_evals is None or not done or self._ledger.over:
+        done = finished - self._earlier_count
+        if self._max_evals is None or not done or self._ledger.is_over:
             return 0.0
         return (self._ledger.seconds - self._began) / done * (self._max_evals - finished)
 
@@ -102,8 +102,8 @@ class SearchProgress:
         value = "" if trial.value is None else f" {self._metric} {trial.value:.4g}"
         status = "" if trial.status == OK else f" {trial.status}"
         error = f": {trial.error.splitlines()[0]}" if trial.error else ""
-        params = described(self._parameters, trial.chosen)
-        return f"trial {trial.number}{status}{value} {params} ({duration(trial.seconds)}){error}"
+        params = describe_params(self._parameters, trial.chosen)
+        return f"trial {trial.number}{status}{value} {params} ({format_duration(trial.seconds)}){error}"
 
     def _start(self) -> str:
         return "\r\033[K" if self._is_live else ""
@@ -115,19 +115,19 @@ class SearchProgress:
 
 
 def table(trials: Sequence[Trial], metric: str, parameters: Sequence[Parameter]) -> str:
-    """Trials as lines of text."""
+    """A table of trials as text."""
     rows = [["trial", metric, "status", "best/epochs", "time", "parameters"]]
     for trial in trials:
         epochs = "/".join(str(number) for number in (trial.best_epoch, trial.epochs) if number)
         value = "" if trial.value is None else f"{trial.value:.4g}"
-        params = described(parameters, trial.chosen)
-        rows.append([str(trial.number), value, trial.status, epochs, duration(trial.seconds), params])
+        params = describe_params(parameters, trial.chosen)
+        rows.append([str(trial.number), value, trial.status, epochs, format_duration(trial.seconds), params])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words: ``3.2s``, ``4m 05s``, ``2h 10m``."""
+def format_duration(seconds: float) -> str:
+    """A duration as text: ``3.2s``, ``4m 05s``, ``2h 10m``."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)

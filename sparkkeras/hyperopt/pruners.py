@@ -1,6 +1,6 @@
-"""When a trial is hopeless. Figures of epochs go in, yes or no comes out.
+"""Pruners: they decide from the intermediate values of trials whether to end a trial early.
 
-Every figure is a loss here: a metric that is to be maximized comes with its sign turned.
+Every value is a loss here, so smaller is better: a metric to be maximized has its sign changed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Protocol, runtime_checkable
 from sparkkeras.arguments import known_fields, whole_number
 from sparkkeras.errors import ConfigurationError, known_names
 
-Losses = Sequence[float]
+IntermediateValues = Sequence[float]
 
 
 @runtime_checkable
 class Pruner(Protocol):
-    """Decides after each epoch of a trial whether it shall go on. It is called by one thread at a time."""
+    """Decides after each epoch whether to end a trial. The search calls it from one thread at a time."""
 
-    def should_prune(self, losses: Losses, others: Sequence[Losses]) -> bool:
+    def should_prune(self, losses: IntermediateValues, others: Sequence[IntermediateValues]) -> bool:
         """Whether to end a trial.
 
         Args:
-            losses: Its loss at each epoch so far, at least one, all finite.
-            others: Those of all other trials that have reported any: running, finished and pruned ones.
+            losses: The loss of the trial at each epoch so far, at least one, all finite; smaller is better.
+            others: The losses of all other trials that have reported any: running, finished and pruned ones.
         """
         ...
 
@@ -33,16 +33,16 @@ class Pruner(Protocol):
 @known_fields
 @dataclass(frozen=True)
 class MedianPruner:
-    """Ends a trial whose best loss so far is worse than the median of what the others had reached by that epoch.
+    """Ends a trial whose best loss so far is worse than the median of the other trials' best losses up to that epoch.
 
     The median stopping rule of Golovin et al., 2017, "Google Vizier: a service for black-box optimization".
 
     Args:
-        startup_trials: So many others must have come as far before any trial is ended.
-        grace_epochs: No trial is ended before the end of this epoch.
+        startup_trials: The number of other trials that must have reached an epoch before it ends any trial there.
+        grace_epochs: The number of the first epoch, counted from 1, after which a trial may end.
 
     Raises:
-        ConfigurationError: A number is out of range.
+        ConfigurationError: An argument is not a whole number of at least 1.
     """
 
     startup_trials: int = 5
@@ -52,8 +52,8 @@ class MedianPruner:
         whole_number("startup_trials", self.startup_trials)
         whole_number("grace_epochs", self.grace_epochs)
 
-    def should_prune(self, losses: Losses, others: Sequence[Losses]) -> bool:
-        """As `Pruner.should_prune`."""
+    def should_prune(self, losses: IntermediateValues, others: Sequence[IntermediateValues]) -> bool:
+        """Whether the best loss so far is worse than the median of the other trials' best losses."""
         epochs = len(losses)
         reached = [min(other[:epochs]) for other in others if len(other) >= epochs]
         if epochs < self.grace_epochs or len(reached) < self.startup_trials:
@@ -64,22 +64,23 @@ class MedianPruner:
 @known_fields
 @dataclass(frozen=True)
 class ASHAPruner:
-    """Ends a trial that is not among the best at one of a few epochs: asynchronous successive halving.
+    """Asynchronous successive halving: ends a trial that is not among the best at one of a few epochs, the rungs.
 
-    There is a rung after ``grace_epochs``, and one whenever ``reduction_factor`` times as many epochs have passed. A trial
-    that comes to a rung goes on if its best loss so far is among the best ``1 / reduction_factor`` of those that have come
-    there yet, itself included. Nobody waits for others, so the first ones go on whatever they are.
+    The first rung is at epoch ``grace_epochs``, each further one at ``reduction_factor`` times the epoch of the one before.
+    A trial that reaches a rung continues if its best loss so far is among the best ``1 / reduction_factor`` of the trials
+    that have reached this rung so far, itself included. Trials do not wait for each other, so the first ones always
+    continue.
 
     Li et al., 2020, "A system for massively parallel hyperparameter tuning", in the variant that stops trials
     instead of pausing them.
 
     Args:
-        reduction_factor: What part of the trials survives a rung: one of so many.
-        grace_epochs: The epochs before the first rung. What a network has come to after its first epoch shows little but
-            its learning rate.
+        reduction_factor: One in this number of trials survives a rung; at least 2.
+        grace_epochs: The epoch of the first rung. The loss after a single epoch depends mostly on the learning rate, so the
+            default is 2.
 
     Raises:
-        ConfigurationError: A number is out of range.
+        ConfigurationError: An argument is not a whole number, or is too small.
     """
 
     reduction_factor: int = 3
@@ -89,14 +90,14 @@ class ASHAPruner:
         whole_number("reduction_factor", self.reduction_factor, low=2)
         whole_number("grace_epochs", self.grace_epochs)
 
-    def should_prune(self, losses: Losses, others: Sequence[Losses]) -> bool:
-        """As `Pruner.should_prune`."""
+    def should_prune(self, losses: IntermediateValues, others: Sequence[IntermediateValues]) -> bool:
+        """Whether the trial is at a rung and not among the best there."""
         epochs = len(losses)
         if not self._is_rung(epochs):
             return False
-        mine = min(losses)
-        reached = sorted([mine, *(min(other[:epochs]) for other in others if len(other) >= epochs)])
-        return mine > reached[max(1, len(reached) // self.reduction_factor) - 1]
+        best = min(losses)
+        reached = sorted([best, *(min(other[:epochs]) for other in others if len(other) >= epochs)])
+        return best > reached[max(1, len(reached) // self.reduction_factor) - 1]
 
     def _is_rung(self, epochs: int) -> bool:
         rung = self.grace_epochs
@@ -106,21 +107,21 @@ class ASHAPruner:
 
 
 PRUNERS: dict[str, Callable[[], Pruner]] = {"median": MedianPruner, "asha": ASHAPruner}
-"""The pruners that have a name."""
+"""The pruners by name, with their default settings."""
 
 
 def make_pruner(given: object) -> Pruner | None:
-    """The pruner of a name, a pruner as it is, or none.
+    """Look up a pruner by name, or return a given pruner or ``None``.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: ``given`` is neither a known name nor a pruner.
     """
     if given is None or (isinstance(given, Pruner) and not isinstance(given, type)):
         return given
     if isinstance(given, str) and given in PRUNERS:
         return PRUNERS[given]()
     if isinstance(given, type) and issubclass(given, Pruner):
-        raise ConfigurationError(f"pruner={given!r} is a class; expected an object: {given.__name__}().")
+        raise ConfigurationError(f"pruner={given!r} is a class; expected an instance: {given.__name__}().")
     raise ConfigurationError(
         f"pruner={given!r} is not known. Give None, a name, or an object with a method should_prune(losses, others). "
         f"{known_names(given, PRUNERS)}"

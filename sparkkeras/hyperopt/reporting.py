@@ -1,4 +1,4 @@
-"""How an objective reports how far it is, and hears that it is hopeless."""
+"""Reports of a running trial: the intermediate values go to the driver, which replies whether to continue."""
 
 from __future__ import annotations
 
@@ -9,106 +9,107 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.hyperopt.ledger import GO_ON, PRUNE
+from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE
 from sparkkeras.hyperopt.trials import OK, PRUNED, STOPPED
 from sparkkeras.weights import Array
 
 
 class TrialEnd(BaseException):
-    """The trial shall end: it was pruned, or the search is over."""
+    """Raised in a trial to end it: it was pruned or has diverged, or the search is over."""
 
 
 class SearchMistakeError(ConfigurationError):
-    """A mistake that every trial would meet, so the search ends at once."""
+    """An error that every trial would raise, so the search ends immediately."""
 
 
 class Reporter:
-    """What is reported of one trial.
+    """Collects the reports of one trial, and sends its intermediate values to the driver.
 
     Args:
-        tell: Takes an epoch, counted from 1, and its loss (smaller is better), and answers whether to go on.
-        sign: 1 where small values are good, -1 where large ones are.
+        send: Sends an epoch, counted from 1, and its loss (smaller is better); returns the driver's reply, whether to
+            continue.
+        sign: 1 if smaller values are better, -1 if larger ones are.
 
     Attributes:
-        epoch: The epoch that was logged last, counted from 1.
-        history: All figures, by name.
-        best: The best value; ``None`` before there is a finite one.
-        best_epoch: Its epoch, counted from 1.
+        epoch: The last epoch that was logged, counted from 1.
+        history: The values of all metrics at each epoch, by name.
+        best: The best value; ``None`` before the first finite one.
+        best_epoch: The epoch of the best value, counted from 1.
         diverged_at: The epoch, counted from 1, whose value was not finite; training ends there.
-        status: What has become of the trial by reports alone.
+        status: The status of the trial according to its reports.
     """
 
-    def __init__(self, tell: Callable[[int, float], str], sign: float) -> None:
-        self._tell, self._sign = tell, sign
+    def __init__(self, send: Callable[[int, float], str], sign: float) -> None:
+        self._send, self._sign = send, sign
         self.epoch = 0
         self.history: dict[str, list[Any]] = {}
         self.best: float | None = None
         self.best_epoch: int | None = None
         self.diverged_at: int | None = None
         self.status = OK
-        self._then = OK
+        self._next_status = OK
 
-    def log(self, figures: Mapping[str, Any]) -> None:
-        """Take figures of one more epoch; one that has several values, as a score for each class, stays a list."""
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of the next epoch; a metric with several values, such as a score for each class, is a list."""
         self.epoch += 1
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self.history.setdefault(name, []).append(np.asarray(value, np.float64).tolist())
 
-    def take(self, value: float, is_last: bool = False, keep: Callable[[], None] = lambda: None) -> None:
-        """Take the value of the epoch that was logged. `should_end` says how to go on.
+    def record(self, value: float, is_last: bool = False, on_best: Callable[[], None] = lambda: None) -> None:
+        """Record the value of the last logged epoch, and send it to the driver; `should_end` has the reply.
 
         Args:
             value: The value.
-            is_last: Whether this seems to be the last epoch, so that there is nothing to be pruned; see `go_on`.
-            keep: Called if the value is the best so far, before anything else: the trial may be ended at any moment.
+            is_last: Whether this seems to be the last epoch, so that pruning would save nothing; see `check_continue`.
+            on_best: Called if the value is the best so far, before it is sent: a signal may end the trial at any moment.
         """
         value = float(value)
         if not np.isfinite(value):
             self.diverged_at = self.epoch
             return
         if self.best is None or self._sign * value < self._sign * self.best:
-            keep()
+            on_best()
             self.best, self.best_epoch = value, self.epoch
-        told = self._tell(self.epoch, self._sign * value)
-        if told != GO_ON:
-            self._then = PRUNED if told == PRUNE else STOPPED
+        reply = self._send(self.epoch, self._sign * value)
+        if reply != CONTINUE:
+            self._next_status = PRUNED if reply == PRUNE else STOPPED
         if not is_last:
-            self.status = self._then
+            self.status = self._next_status
 
-    def go_on(self) -> None:
-        """Training goes on.
+    def check_continue(self) -> None:
+        """Check, when training starts again, whether the trial may continue.
 
         Raises:
-            TrialEnd: The trial was to end after what seemed to be its last epoch, or before.
+            TrialEnd: The trial should have ended at an earlier epoch, such as one that seemed to be the last.
         """
-        self.status = self._then
+        self.status = self._next_status
         if self.should_end:
             raise TrialEnd
 
-    def end(self, how: BaseException) -> None:
-        """The trial ends by `TrialEnd`, which it was sent, or by another signal: it was stopped."""
-        if not isinstance(how, TrialEnd):
+    def end(self, cause: BaseException) -> None:
+        """Record that an exception ended the trial; any other than `TrialEnd` means that it was stopped."""
+        if not isinstance(cause, TrialEnd):
             self.status = STOPPED
 
     @property
     def should_end(self) -> bool:
-        """Whether the trial shall end now."""
+        """Whether the trial should end now."""
         return self.status != OK or self.diverged_at is not None
 
 
 current: Reporter | None = None
-"""The trial that runs in this process."""
+"""The reporter of the trial that runs in this process; ``None`` without one."""
 
 
-def report(value: float, **figures: float) -> None:
-    """Report, within an objective, the value that the trial has come to after one more epoch, so that it may be pruned.
+def report(value: float, **metrics: float) -> None:
+    """Report an intermediate value from an objective, after each epoch, so that a pruner can end the trial early.
 
-    Outside of a search it does nothing. If the trial shall end, this does not return: the trial is recorded with the best
-    value that was reported.
+    Outside of a search it does nothing. If the trial should end, this function raises an internal exception instead of
+    returning, and the search records the trial with the best value that was reported.
 
     Args:
-        value: The same figure that the objective returns in the end.
-        figures: Others, for the trial's history.
+        value: The current value of the metric that the objective returns at the end.
+        metrics: Further metrics, for the trial's history.
 
     Example::
 
@@ -120,21 +121,23 @@ def report(value: float, **figures: float) -> None:
     """
     if current is None:
         return
-    current.log({"loss": value, **figures})
-    current.take(value)
+    current.log({"loss": value, **metrics})
+    current.record(value)
     if current.should_end:
         raise TrialEnd
 
 
 class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports a metric after each epoch of ``keras.Model.fit``, within an objective; ends ``fit`` when the trial shall end.
+    """A Keras callback for objectives: reports a metric after each epoch of ``fit``, and stops ``fit`` if the trial ends.
+
+    Outside of a search it does nothing.
 
     Args:
-        metric: Which, as in the logs of ``fit``.
-        validation_freq: As ``fit`` has it: epochs without validation have no such figure, and are passed over.
+        metric: The name of the metric, as in the logs of ``fit``.
+        validation_freq: The ``validation_freq`` of ``fit``, if it has one: epochs without validation are not reported.
 
     Attributes:
-        best_weights: The weights of the best epoch.
+        best_weights: The weights of the best epoch, as NumPy arrays; ``None`` before the first report.
     """
 
     def __init__(self, metric: str = "val_loss", validation_freq: int | Collection[int] = 1) -> None:
@@ -143,12 +146,12 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.best_weights: list[Array] | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """An objective may call ``fit`` several times; the trial ends here if it shall not go on."""
+        """End the trial if it was pruned or stopped in an earlier call of ``fit``."""
         if current is not None:
-            current.go_on()
+            current.check_continue()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Report, and keep the weights if they are the best."""
+        """Report the metric, and keep the weights if it is the best so far."""
         if current is None:
             return
         logs = logs or {}
@@ -160,24 +163,24 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         value = logs[self._metric]
         if np.ndim(value):
             raise SearchMistakeError(
-                f"metric={self._metric!r} has {np.size(value)} values, and one is to be optimized: give the metric an "
-                'average, as keras.metrics.F1Score(average="macro") has.'
+                f"metric={self._metric!r} has {np.size(value)} values, but a search optimizes a single one: use a metric "
+                'that averages them, such as keras.metrics.F1Score(average="macro").'
             )
-        current.take(value, is_last=epoch + 1 >= self.params.get("epochs", 0) > 0, keep=self._keep)
+        current.record(value, is_last=epoch + 1 >= self.params.get("epochs", 0) > 0, on_best=self._keep_weights)
         if current.should_end:
             self.model.stop_training = True
 
-    def _keep(self) -> None:
+    def _keep_weights(self) -> None:
         self.best_weights = [np.array(weight) for weight in self.model.get_weights()]
 
     def _is_validated(self, epoch: int) -> bool:
-        often = self._validation_freq
-        return epoch % often == 0 if isinstance(often, int) else epoch in often
+        frequency = self._validation_freq
+        return epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
 
 
 def unknown_metric(metric: str, logs: Collection[str]) -> str:
-    """What is wrong with a metric that ``fit`` did not give."""
+    """The error message for a metric that is not in the logs of ``fit``."""
     hint = ""
     if metric.startswith("val_") and not any(name.startswith("val_") for name in logs):
-        hint = " Figures with val_ need rows to validate on: give validation_split= or validation_data=."
-    return f"metric={metric!r} is not among the figures of fit. {known_names(metric, logs)}{hint}"
+        hint = " Metrics with val_ need validation data: give validation_split= or validation_data=."
+    return f"metric={metric!r} is not in the logs of fit. {known_names(metric, logs)}{hint}"

@@ -1,4 +1,4 @@
-"""What a search has found so far: trials, and models made of what is kept of them."""
+"""The results of a search: its trials, and the models of the best ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkkeras.errors import ConfigurationError, ModelError, SearchError
 from sparkkeras.hyperopt.encoding import decode
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import TrialLedger
-from sparkkeras.hyperopt.objective import built, unpacked_weights
+from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
 from sparkkeras.modeling.archive import load_bytes, optimizer_variables
@@ -22,11 +22,11 @@ from sparkkeras.modeling.custom_code import ByValue
 
 @dataclass(frozen=True)
 class Loading:
-    """How models that an objective returned are loaded.
+    """Options for loading models that an objective returned.
 
     Attributes:
         custom_objects: Custom classes and functions by name.
-        safe_mode: Whether Python code in the models is refused.
+        safe_mode: Whether to refuse Python code (lambdas) in the models.
     """
 
     custom_objects: Mapping[str, Any]
@@ -35,17 +35,17 @@ class Loading:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """A search that goes on or has ended.
+    """The trials and models of a running or finished search.
 
     Attributes:
-        ledger: Its trials.
+        ledger: The trials.
         journal: The models that are kept.
-        space: What was searched.
-        metric: What was optimized.
-        sign: 1 where small values are good, -1 where large ones are.
-        build: Gives a compiled model for hyper-parameters; ``None`` where an objective made the models.
-        sample: Features of some rows, to build a model by.
-        objects: The person's objects in the space, as they were before the search: each model gets its own.
+        space: The search space.
+        metric: The name of the optimized metric.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+        build: Returns a compiled model for hyper-parameters; ``None`` if an objective made the models.
+        sample: Features of some rows, for building a model whose input shape is unknown.
+        objects: The user's objects in the space, as they were before the search: each model gets separate copies.
     """
 
     ledger: TrialLedger
@@ -59,7 +59,7 @@ class SearchResults:
 
     @property
     def trials(self) -> list[Trial]:
-        """What is known of each trial, running ones included, in the order of their numbers."""
+        """All trials, including running ones, in the order of their numbers."""
         return sorted([*self.ledger.finished, *self.ledger.running], key=lambda trial: trial.number)
 
     @property
@@ -68,35 +68,36 @@ class SearchResults:
         return ranked(self.trials, self.sign)
 
     def models(self, count: int, loading: Loading) -> list[keras.Model]:
-        """As `HyperParamModel.best_models`."""
+        """The models of the ``count`` best trials, see `HyperParamModel.best_models`."""
         best = self.ranked[:count]
         kept = [trial for trial in best if self.journal.has_model(trial.number)]
         if len(kept) < len(best) or not best:
             raise ConfigurationError(
-                f"nb_models={count}, but {len(kept)} of these models were kept: search with keep_models={count} or "
-                'keep_models="all". An objective has to return its model, and a trial that was stopped early may have none.'
+                f"nb_models={count}, but only {len(kept)} of these models were kept: search with keep_models={count} or "
+                'keep_models="all". An objective must return its model to have it kept, and a trial that was stopped early '
+                "may have none."
             )
         return [self.model_of(trial.number, loading) for trial in kept]
 
     def model_of(self, number: int, loading: Loading) -> keras.Model:
-        """As `HyperParamModel.model_of`."""
+        """The trained model of one trial, see `HyperParamModel.model_of`."""
         if number not in [trial.number for trial in self.trials]:
-            raise ConfigurationError(f"there is no trial {number!r}; they are numbered from 0, see trials.")
+            raise ConfigurationError(f"there is no trial {number!r}: expected the number of one of trials, counted from 0.")
         if not self.journal.has_model(number):
             raise ConfigurationError(
-                f'the model of trial {number!r} was not kept: search with keep_models="all", or a larger number.'
+                f'the model of trial {number!r} was not kept: search with keep_models="all" or a larger number.'
             )
         name, data = self.journal.model_file(number)
         if self.build is None or name.endswith(".keras"):
             return load_bytes(data, loading.custom_objects, safe_mode=loading.safe_mode)
         trial = next(trial for trial in self.trials if trial.number == number)
-        return self._rebuilt(self.build, trial, unpacked_weights(data))
+        return self._rebuilt(self.build, trial, unpack_weights(data))
 
     def check(self, max_failures: int | None) -> None:
-        """Refuse a search that has found nothing, or had too many failures.
+        """Check that the search has a value and not too many failures.
 
         Raises:
-            SearchError: It has.
+            SearchError: All trials failed, more than ``max_failures`` failed, or no trial has a value.
         """
         trials = self.trials
         failed = [trial for trial in trials if trial.status == FAILED]
@@ -109,25 +110,26 @@ class SearchResults:
             )
         if not self.ranked:
             raise SearchError(
-                f"the search ended before any trial had a value: {self.ledger.reason or 'nothing was suggested'}."
+                "the search ended before any trial had a value: "
+                f"{self.ledger.reason or 'the search algorithm suggested no trial'}."
             )
 
     def _rebuilt(self, build: Callable[[Any], Any], trial: Trial, weights: Sequence[np.ndarray[Any, Any]]) -> keras.Model:
-        """The model of a trial, built here once more, with its trained weights."""
-        model, _ = built(build, decode(self.space.encode(trial.params), self.objects.fresh()))
+        """Build the model of a trial again, and set its trained weights."""
+        model, _ = build_model(build, decode(self.space.encode(trial.params), self.objects.fresh()))
         if not model.built and self.sample is not None:
             model(keras.tree.map_structure(lambda array: array[:1], self.sample))
         if not model.built:
             raise ModelError(
-                f"the model {model.name!r} of trial {trial.number} is not built, so its weights have no place: begin it "
-                "with keras.Input(shape)."
+                f"the model {model.name!r} of trial {trial.number} is not built, so its trained weights cannot be set: "
+                "start the model with keras.Input(shape)."
             )
-        shapes, found = [weight.shape for weight in weights], [tuple(weight.shape) for weight in model.weights]
-        if shapes != found:
+        trained, rebuilt = [weight.shape for weight in weights], [tuple(weight.shape) for weight in model.weights]
+        if trained != rebuilt:
             raise ModelError(
-                f"trial {trial.number} trained weights of the shapes {shapes}, but the function that builds models gives a "
-                f"model with {found} for the same hyper-parameters now: it must depend on these alone."
+                f"trial {trial.number} trained weights of shapes {trained}, but the function that builds models now returns "
+                f"a model with shapes {rebuilt} for the same hyper-parameters: it must depend only on these."
             )
         model.set_weights(list(weights))
-        optimizer_variables(model)  # makes its slots, so that Keras saves and loads it without a warning
+        optimizer_variables(model)  # creates them, so that Keras saves and loads the model without a warning
         return model

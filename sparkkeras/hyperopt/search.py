@@ -1,4 +1,4 @@
-"""`HyperParamModel`: the search for the best model on a cluster."""
+"""`HyperParamModel`: distributed hyper-parameter search on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
-from sparkkeras.hyperopt.arguments import FitOptions, call_of, check_function, kept_models, limits_of, sign_of
+from sparkkeras.hyperopt.arguments import FitOptions, check_function, make_call, make_limits, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_is_sendable, fit_data
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import Suggested, TrialLedger
+from sparkkeras.hyperopt.ledger import Suggestion, TrialLedger
 from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
@@ -47,24 +47,26 @@ Mode = Literal["auto", "min", "max"]
 class HyperParamModel:
     """Searches hyper-parameters on the workers of a Spark cluster.
 
-    Workers stay in one Spark job. Each asks for the next trial as soon as it is free, and what it gets is suggested then,
-    from all trials that have ended so far. Every trial has a process of its own.
+    The whole search is one Spark job. A worker asks the driver for a new trial as soon as it is free, and the search
+    algorithm then suggests it from all trials that have ended so far. Every trial runs in a separate process.
 
     Args:
-        sc: A SparkContext or a SparkSession; ``None`` takes the active one, or starts one on this machine.
-        num_workers: How many trials run at the same time, at most one for each free slot. ``None``: that many. A trial has
-            as many cores and GPUs as a Spark task (``spark.task.cpus``, ``spark.task.resource.gpu.amount``).
-        transport: How workers talk to the driver: ``"socket"``, which notices a lost worker at once, or ``"http"``.
-        port: The driver's port; 0 takes any that is free.
-        server_options: Further settings of what listens on the driver: ``host``, ``bind``, ``encrypt``, ``timeout`` and
-            ``lease_seconds``, after which a worker that gives no sign of life is taken for lost.
-        custom_objects: Custom classes and functions by name, for models that an objective returns.
-        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns. Like ``custom_objects`` it is
-            an attribute, too, which counts whenever a model is loaded: a search that is done need not be repeated for it.
+        sc: A SparkContext or a SparkSession; ``None`` uses the active one, or starts one on this machine.
+        num_workers: The number of trials that run at the same time, at most one per free task slot. ``None`` uses all
+            free slots. A trial has as many cores and GPUs as a Spark task (``spark.task.cpus``,
+            ``spark.task.resource.gpu.amount``).
+        transport: How workers connect to the driver: ``"socket"``, which notices a lost worker immediately, or ``"http"``.
+        port: The port that the driver listens on; 0 chooses a free one.
+        server_options: Further settings of the driver's server: ``host``, ``bind``, ``encrypt``, ``timeout`` and
+            ``lease_seconds``, the time without a heartbeat after which a worker counts as lost.
+        custom_objects: Custom classes and functions by name, for loading models that an objective returns.
+        safe_mode: Whether to refuse Python code (lambdas) in models that an objective returns. Like ``custom_objects``, it
+            is also an attribute, which is read whenever a model is loaded, so a finished search need not be repeated to
+            change it.
 
     Attributes:
-        seed: What the suggestions and the trials' random numbers were drawn from; ``None`` before the first search.
-        seconds: How long the search took, in all calls that went on with it.
+        seed: The seed of the suggestions and of the trials' random numbers; ``None`` before the first search.
+        seconds: The duration of the search in seconds, including earlier calls that it resumed.
 
     Raises:
         ConfigurationError: An argument is unknown or out of range.
@@ -104,11 +106,11 @@ class HyperParamModel:
         self._transport, self._port = transport, arguments.port(port)
         self._server_options = arguments.instance("server_options", server_options, ServerOptions) or ServerOptions()
         self.custom_objects = arguments.custom_objects(custom_objects)
-        self._workers = _workers_of(sc)
+        self._workers = _workers_factory(sc)
         self.safe_mode = safe_mode
         self.seed: int | None = None
         self.seconds = 0.0
-        self._found: SearchResults | None = None
+        self._results: SearchResults | None = None
 
     def __repr__(self) -> str:
         return f"HyperParamModel(num_workers={self.num_workers}, trials={len(self.trials)})"
@@ -147,65 +149,69 @@ class HyperParamModel:
         """Search for the hyper-parameters with the smallest (``mode="max"``: the largest) value.
 
         Args:
-            model: ``build(params)``: gives a compiled model, or ``(model, arguments of fit)``. Hyper-parameters called
-                ``epochs``, ``batch_size`` and ``callbacks`` go to ``fit`` as well.
-            data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict of ``x``, ``y``, ``sample_weight`` and
-                ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these,
-                called once in each worker. Or an RDD or a DataFrame that is small enough to be collected. With ``objective``
-                anything that can be pickled.
-            space: What to choose from: a dict of ``hyperopt.hp`` expressions, or any other expression of hyperopt's.
-            max_evals: So many trials altogether, failed and pruned ones included; ``None``: until the timeout.
-            objective: Instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with ``loss``,
-                ``status`` and, to have it kept, ``model``. It may call `report` after each epoch, or give `ReportCallback`
-                to its ``fit``.
-            epochs: Epochs of each trial.
-            batch_size: Rows in a batch.
-            metric: What to optimize: a figure of ``fit``, at its best epoch.
-            mode: ``"min"``, ``"max"``, or ``"auto"``: by words in the metric's name; one without such words is refused.
-            validation_split: The share of rows, in [0, 1), that validates: the last ones.
+            model: ``build(params)``: returns a compiled model, or ``(model, fit_arguments)``. Hyper-parameters named
+                ``epochs``, ``batch_size`` and ``callbacks`` are passed to ``fit`` as well.
+            data: Arrays ``(x, y)`` or ``(x, y, sample_weight)``, or a dict with ``x``, ``y``, ``sample_weight`` and
+                ``validation_data``: sent to every worker once. Or a function without arguments that returns one of these;
+                each worker calls it once. Or an RDD or a DataFrame that is small enough to be collected. With
+                ``objective``, any object that can be pickled.
+            space: The search space: a dict of ``hyperopt.hp`` expressions, or any other hyperopt expression.
+            max_evals: The total number of trials, including failed and pruned ones; ``None`` continues until ``timeout``.
+            objective: Use instead of ``model``: ``objective(params, data)`` returns a loss, or hyperopt's dict with
+                ``loss``, ``status`` and optionally ``model``, the trained model to keep. It may call `report` after each
+                epoch, or pass `ReportCallback` to its ``fit``.
+            epochs: The number of epochs of each trial.
+            batch_size: The number of rows in a batch.
+            metric: The metric to optimize, named as in the logs of ``fit``; its value at the best epoch counts.
+            mode: ``"min"``, ``"max"``, or ``"auto"``, which infers the direction from words in the metric's name and raises
+                an error if there are none.
+            validation_split: The fraction of rows, in [0, 1), to use for validation: the last ones.
             validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, an RDD or a DataFrame to validate on instead.
-            callbacks: Keras callbacks; each trial has copies of its own, which run on its worker.
+            callbacks: Keras callbacks; each trial has separate copies, which run on its worker.
             class_weight: As in ``keras.Model.fit``.
-            features: The columns of a DataFrame that the model takes, as in `SparkModel.fit`.
-            label: The columns of the labels, likewise.
-            sample_weight: The column of the weights, likewise.
-            algo: ``"tpe"``, ``"random"``, ``"anneal"``, or a suggest function of hyperopt's.
-            pruner: Ends hopeless trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one with other
-                settings, or an object of your own with their method.
-            seed: With the same seed and one worker a search has the same trials. ``None`` draws one.
-            timeout: Seconds, from the first trial on, after which none begins and those that run are stopped (within 10
-                seconds); they have the value of their best epoch. A search that goes on runs them anew.
+            features: The feature columns of a DataFrame, as in `SparkModel.fit`.
+            label: The label columns of a DataFrame, as in `SparkModel.fit`.
+            sample_weight: The sample weight column of a DataFrame, as in `SparkModel.fit`.
+            algo: The search algorithm: ``"tpe"``, ``"random"``, ``"anneal"``, or a hyperopt suggest function.
+            pruner: Ends unpromising trials early: ``"median"`` (`MedianPruner`), ``"asha"`` (`ASHAPruner`), one of these
+                with other settings, or a custom `Pruner`.
+            seed: The random seed: with the same seed and one worker, a search has the same trials. ``None`` draws one.
+            timeout: Seconds after the start of the first trial at which the search starts no more trials and stops the
+                running ones (within 10 seconds). Stopped trials have the value of their best epoch; a resumed search runs
+                them again.
             loss_threshold: The search ends with the first trial whose value is at least as good as this.
-            early_stop_fn: As in ``hyperopt.fmin``, such as ``no_progress_loss(20)`` of ``hyperopt.early_stop``; called with
-                the trials that have ended.
-            max_failures: The search fails if more trials than this do. ``None``: if all do.
-            save_to: A folder (any path that Spark reaches) that holds every trial that has ended. Called again with it, the
-                search goes on there, and repeats nothing.
-            keep_models: How many trained models are kept on disk, those of the best trials; ``"all"``, or 0 for none.
-            verbose: 0 is silent, 1 keeps a line alive, 2 writes a line for each trial; ``"auto"`` is 1.
+            early_stop_fn: As in ``hyperopt.fmin``, for example ``no_progress_loss(20)`` from ``hyperopt.early_stop``; called
+                with the trials that have ended.
+            max_failures: The search fails if more than this number of trials fail. ``None``: only if all fail.
+            save_to: A folder (any path that Spark can access) in which the search saves every trial that has ended. Another
+                call with the same folder resumes the search and repeats no finished trial.
+            keep_models: How many trained models to keep on disk, those of the best trials; ``"all"``, or 0 for none.
+            verbose: 0 is silent, 1 shows a progress line, 2 writes a line for each trial; ``"auto"`` is 1.
 
         Returns:
-            The best model, compiled, with the weights of its best epoch; ``None`` where no models are kept.
+            The best model, compiled, with the weights of its best epoch; ``None`` if no models are kept.
 
         Raises:
-            ConfigurationError: An argument is unknown or out of range, the space cannot be searched, the metric is not among
-                the figures of ``fit``, or ``save_to`` holds another search.
-            DataError: The data is no data, malformed, or not finite.
-            CustomObjectError: The function or the space holds something that cannot travel.
-            SearchError: All trials failed, or more than ``max_failures``, or none had a value in time; `trials` has
-                their tracebacks.
+            ConfigurationError: An argument is unknown or out of range, the space cannot be searched, the metric is not in
+                the logs of ``fit``, or ``save_to`` holds another search.
+            DataError: The data has an unsupported type, is malformed, or is not finite.
+            CustomObjectError: The function or the space holds an object that cannot be sent to workers.
+            SearchError: All trials failed, more than ``max_failures`` failed, or none had a value before the search ended;
+                `trials` has their tracebacks.
             DriverConnectionError: Workers cannot reach the driver.
-            WorkerError: Workers were lost again and again.
+            WorkerError: Workers were lost repeatedly.
         """
         if (model is None) == (objective is None):
-            raise ConfigurationError("give one of model= (a function that builds models) and objective= (one that trains).")
+            raise ConfigurationError(
+                "give exactly one of model= (a function that builds a model) and objective= (a function that trains one)."
+            )
         function = check_function("model" if objective is None else "objective", model or objective)
-        fitting = FitOptions(epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight)
-        algorithm, searched = make_algorithm(algo), Space(space)
-        told = metric if objective is None else "loss"
-        sign = sign_of(told, mode)
-        limits = limits_of(
-            searched,
+        fit_options = FitOptions(epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight)
+        algorithm, search_space = make_algorithm(algo), Space(space)
+        metric_name = metric if objective is None else "loss"
+        sign = sign_of(metric_name, mode)
+        limits = make_limits(
+            search_space,
             sign,
             max_evals=max_evals,
             pruner=pruner,
@@ -216,57 +222,61 @@ class HyperParamModel:
             lease_seconds=self._server_options.lease_seconds,
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        keep = kept_models(keep_models)
+        num_models = num_kept_models(keep_models)
         arguments.optional_number("seed", seed, low=0)
         if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
-            raise ConfigurationError("features=, label= and sample_weight= name columns, and data is no DataFrame.")
-        read = ByValue.dump(data, "data") if callable(data) else None
-        chosen: Objective
+            raise ConfigurationError(
+                f"features=, label= and sample_weight= name DataFrame columns, but data is of type {type(data).__name__}: "
+                "give a DataFrame, or omit them."
+            )
+        read_data = ByValue.dump(data, "data") if callable(data) else None
+        trial_objective: Objective
         if objective is None:
-            chosen = fitting.fit(function, data)
+            trial_objective = fit_options.fit(function, data)
         else:
-            fitting.refuse()
-            chosen = call_of(function, data)
+            fit_options.reject_given()
+            trial_objective = make_call(function, data)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
         named = Named(features, label, sample_weight=sample_weight)
         shared = None
-        if read is None:
-            shared = _any_data(workers, data, named) if model is None else _fit_data(workers, data, fitting, named)
-        journal = Journal(folder, keep, sign)
-        drawn = _seed(seed, journal)
-        work = Work(chosen, ByValue.dump(searched.objects, "space"), sign, drawn, read, workers.in_children)
+        if read_data is None:
+            shared = _objective_data(workers, data, named) if model is None else _fit_data(workers, data, fit_options, named)
+        journal = Journal(folder, num_models, sign)
+        search_seed = _choose_seed(seed, journal)
+        objects = ByValue.dump(search_space.objects, "space")
+        work = Work(trial_objective, objects, sign, search_seed, read_data, workers.in_child_processes)
         settings = {
-            "parameters": sorted(searched.labels),
-            "space": searched.digest,
-            "metric": told,
+            "parameters": sorted(search_space.labels),
+            "space": search_space.digest,
+            "metric": metric_name,
             "mode": "min" if sign > 0 else "max",
-            "seed": drawn,
+            "seed": search_seed,
         }
-        with journal.opened(settings, searched.params) as before:
-            suggest = functools.partial(_suggested, searched, algorithm, drawn, sign)
-            ledger = TrialLedger(suggest, limits, time.monotonic, before, journal.write)
+        with journal.opened(settings, search_space.params) as earlier_trials:
+            suggest = functools.partial(_suggest, search_space, algorithm, search_seed, sign)
+            ledger = TrialLedger(suggest, limits, time.monotonic, earlier_trials, journal.write)
             sample = None if shared is None or model is None else shared["x"]
-            found = SearchResults(ledger, journal, searched, told, sign, model, sample, work.objects)
-            self._found, self.seed = found, drawn
-            self._search(workers, work, shared, found, limits.max_evals, 1 if verbose == "auto" else verbose)
-        found.check(limits.max_failures)
+            results = SearchResults(ledger, journal, search_space, metric_name, sign, model, sample, work.objects)
+            self._results, self.seed = results, search_seed
+            self._search(workers, work, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
+        results.check(limits.max_failures)
         return self.best_model
 
     @property
     def trials(self) -> list[Trial]:
-        """What is known of each trial, running ones included, in the order of their numbers."""
-        return [] if self._found is None else self._found.trials
+        """All trials, including running ones, in the order of their numbers."""
+        return [] if self._results is None else self._results.trials
 
     @property
     def reason(self) -> str:
-        """Why the search ended before its time, in words; empty where it did not."""
-        return "" if self._found is None else self._found.ledger.reason
+        """Why the search ended early, as a message; empty if it did not."""
+        return "" if self._results is None else self._results.ledger.reason
 
     @property
     def metric(self) -> str:
-        """What was optimized; of an objective ``"loss"``."""
-        return "" if self._found is None else self._found.metric
+        """The name of the metric that the search optimizes; ``"loss"`` for an objective."""
+        return "" if self._results is None else self._results.metric
 
     @property
     def best_trial(self) -> Trial:
@@ -275,11 +285,11 @@ class HyperParamModel:
         Raises:
             SearchError: No trial has a value yet.
         """
-        best = self._known().ranked
+        best = self._require_results().ranked
         if not best:
             reason = f" ({self.reason})" if self.reason else ""
             raise SearchError(
-                f"none of {len(self.trials)} trials has a value{reason}: look at trials, and call minimize again."
+                f"none of the {len(self.trials)} trials has a value{reason}: see trials for errors, and call minimize again."
             )
         return best[0]
 
@@ -290,35 +300,35 @@ class HyperParamModel:
 
     @property
     def best_value(self) -> float:
-        """The metric of the best trial, at its best epoch."""
+        """The value of the metric in the best trial, at its best epoch."""
         value = self.best_trial.value
         assert value is not None
         return value
 
     @property
     def best_model(self) -> keras.Model | None:
-        """The best trial's model, a new one each time; ``None`` where it was not kept."""
+        """The best trial's model, loaded anew at each access; ``None`` if it was not kept."""
         number = self.best_trial.number
-        found = self._known()
-        return found.model_of(number, self._loading) if found.journal.has_model(number) else None
+        results = self._require_results()
+        return results.model_of(number, self._loading) if results.journal.has_model(number) else None
 
     def best_models(self, nb_models: int = 5) -> list[keras.Model]:
-        """The trained models of the best trials, the best first; fewer if there are no more trials with a value.
+        """The trained models of the best trials, the best first; fewer if fewer trials have a value.
 
         Raises:
-            ConfigurationError: So many were not kept.
+            ConfigurationError: Fewer models were kept.
             SearchError: There are no trials yet.
         """
-        return self._known().models(arguments.whole_number("nb_models", nb_models), self._loading)
+        return self._require_results().models(arguments.whole_number("nb_models", nb_models), self._loading)
 
     @known_arguments
     def best_ensemble(
         self, nb_models: int = 5, voting: str = "soft", weights: Sequence[float] | None = None
     ) -> EnsembleModel:
-        """The models of the best trials as one; see `EnsembleModel`.
+        """Combine the models of the best trials into one; see `EnsembleModel`.
 
         Raises:
-            ConfigurationError: So many were not kept, or they cannot vote like that.
+            ConfigurationError: Fewer models were kept, or the models do not support this kind of voting.
             SearchError: There are no trials yet.
         """
         return EnsembleModel(self.best_models(nb_models), voting=voting, weights=weights, custom_objects=self.custom_objects)
@@ -327,17 +337,17 @@ class HyperParamModel:
         """The trained model of a trial, compiled, with the weights of its best epoch.
 
         Raises:
-            ConfigurationError: There is no such model.
-            ModelError: The function that builds models gives another one now.
+            ConfigurationError: There is no such trial, or its model was not kept.
+            ModelError: The function that builds models now returns a different model.
             SearchError: There are no trials yet.
         """
-        return self._known().model_of(number, self._loading)
+        return self._require_results().model_of(number, self._loading)
 
     def plot(self, path: str | Path) -> None:
-        """Draw the search as a PNG: the best value over time, and the value by each hyper-parameter.
+        """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter.
 
         Args:
-            path: Where to; a local path.
+            path: The local path of the file; it must end in ``.png``.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
@@ -346,106 +356,107 @@ class HyperParamModel:
         from sparkkeras.hyperopt.plot import plot_search
 
         _ = self.best_trial
-        found = self._known()
-        plot_search(found.trials, path, metric=found.metric, sign=found.sign, parameters=found.space.parameters)
+        results = self._require_results()
+        plot_search(results.trials, path, metric=results.metric, sign=results.sign, parameters=results.space.parameters)
 
     @property
     def _loading(self) -> Loading:
         return Loading(self.custom_objects, self.safe_mode)
 
-    def _known(self) -> SearchResults:
-        if self._found is None:
+    def _require_results(self) -> SearchResults:
+        if self._results is None:
             raise SearchError("there are no trials yet: call minimize first.")
-        return self._found
+        return self._results
 
     def _search(
-        self, workers: Workers, work: Work, data: Any, found: SearchResults, max_evals: int | None, verbose: int
+        self, workers: Workers, work: Work, data: Any, results: SearchResults, max_evals: int | None, verbose: int
     ) -> None:
-        ledger, slots = found.ledger, workers.free_slots
+        ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
         if self.num_workers is not None and self.num_workers > slots:
             free = "1 free slot" if slots == 1 else f"{slots} free slots"
             warnings.warn(
                 f"num_workers={self.num_workers}, but Spark has {free}, and each trial takes one: no more than {slots} will "
-                "run at the same time. Leave num_workers out, or give Spark more cores.",
+                "run at the same time. Omit num_workers, or give Spark more cores.",
                 stacklevel=4,  # the line that calls minimize
             )
-        progress = SearchProgress(verbose, ledger, found.metric, found.sign, max_evals, count, found.space.parameters)
+        progress = SearchProgress(verbose, ledger, results.metric, results.sign, max_evals, count, results.space.parameters)
         progress.begin()
         dataset = workers.dataset(count)
-        service = SearchService(ledger, found.journal, found.space.encode)
+        service = SearchService(ledger, results.journal, results.space.encode)
         try:
             with ExitStack() as stack:
-                where = endpoint(self._server_options, self._port, workers.driver, 4 + 2 * count)
+                listen_at = endpoint(self._server_options, self._port, workers.driver, 4 + 2 * count)
                 serve = make_transport(self._transport).serve
-                address = stack.enter_context(serve(service, where, Secret.fresh()))
+                address = stack.enter_context(serve(service, listen_at, Secret.fresh()))
                 if self._server_options.host is not None or not workers.driver.is_local:
                     check_reach(dataset, address)
                 try:
                     shared = stack.enter_context(dataset.share(data))
                 except pickle.PicklingError as error:
                     raise CustomObjectError(
-                        f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them there."
+                        f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them on the "
+                        "workers."
                     ) from error
                 task = SearchTask(stack.enter_context(dataset.share(work)), shared, address)
                 supervise(dataset, task, ledger, workers.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
-            found.journal.drop_drafts()
+            results.journal.drop_drafts()
         progress.end()
 
 
-def _suggested(
+def _suggest(
     space: Space, algorithm: Algorithm, seed: int, sign: float, number: int, trials: Sequence[Trial]
-) -> Suggested | None:
-    """What to try next, drawn from the search's seed and the trial's number."""
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    chosen = space.suggest(algorithm, number, trials, own, sign)
+) -> Suggestion | None:
+    """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
+    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    chosen = space.suggest(algorithm, number, trials, trial_seed, sign)
     if chosen is None:
         return None
     params = space.params(chosen)
-    space.encode(params)  # says what cannot travel
-    return Suggested(chosen, params)
+    space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
+    return Suggestion(chosen, params)
 
 
-def _workers_of(sc: Any) -> Callable[[], Workers]:
-    """Where the trials run; called when a search begins, which may start Spark."""
+def _workers_factory(sc: Any) -> Callable[[], Workers]:
+    """A factory of the workers; `minimize` calls it, since it may start Spark."""
     if isinstance(sc, Workers):
         return lambda: sc
-    return functools.partial(SparkWorkers, _context_of(sc))
+    return functools.partial(SparkWorkers, _spark_context(sc))
 
 
-def _context_of(sc: Any) -> Any:
+def _spark_context(sc: Any) -> Any:
     if sc is None or hasattr(sc, "parallelize"):
         return sc
     if type(sc).__module__.startswith("pyspark.sql.connect"):
         raise ClusterError(
-            "a search needs a SparkContext: its workers ask the driver for trials, and behind Spark Connect they cannot "
-            "reach this process. Run it where the driver is."
+            "a search needs a SparkContext: its workers ask the driver for trials, and with Spark Connect they cannot reach "
+            "this client process. Run the search in the driver."
         )
     if hasattr(sc, "sparkContext"):
         return sc.sparkContext
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _fit_data(workers: Workers, data: Any, fitting: FitOptions, named: Named) -> dict[str, Any]:
-    validation_data = fitting.validation_data
+def _fit_data(workers: Workers, data: Any, fit_options: FitOptions, named: Named) -> dict[str, Any]:
+    validation_data = fit_options.validation_data
     if is_distributed(data):
         data = workers.collected(data, named)
     if validation_data is not None and is_distributed(validation_data):
         validation_data = workers.collected(validation_data, named)
-    read = fit_data(data, validation_data)
-    if "validation_data" in read and fitting.validation_split:
-        raise ConfigurationError("give one of validation_split and validation_data.")
-    return read
+    fit_arguments = fit_data(data, validation_data)
+    if "validation_data" in fit_arguments and fit_options.validation_split:
+        raise ConfigurationError("give only one of validation_split and validation_data.")
+    return fit_arguments
 
 
-def _any_data(workers: Workers, data: Any, named: Named) -> Any:
+def _objective_data(workers: Workers, data: Any, named: Named) -> Any:
     check_is_sendable(data)
     return workers.collected(data, named) if is_distributed(data) else data
 
 
-def _seed(given: int | None, journal: Journal) -> int:
-    """The seed that was given, else that of the search that goes on, else a new one."""
-    drawn = int(np.random.default_rng().integers(2**31))
-    return int(journal.settings().get("seed", drawn)) if given is None else int(given)
+def _choose_seed(given: int | None, journal: Journal) -> int:
+    """The given seed, else that of the resumed search, else a new random one."""
+    search_seed = int(np.random.default_rng().integers(2**31))
+    return int(journal.settings().get("seed", search_seed)) if given is None else int(given)

@@ -1,8 +1,8 @@
-"""A search on Spark: the task that a worker runs, and the driver's half.
+"""A search on Spark: the task of a worker, and the supervision on the driver.
 
-There is one Spark job. Each of its tasks is a worker: it loads Keras and the data once, then asks the driver for one trial
-after the other until there are no more, and runs each in a child process. Workers never wait for each other. Where the
-job ends while trials are out (a worker was lost, and Spark does not try it again), another one takes them up.
+A search is one Spark job. Each of its tasks is a worker: it loads Keras and the data once, then asks the driver for one
+trial after the other until there are no more, and runs each in a child process. Workers do not wait for each other. If the
+job ends while trials are unfinished (a worker was lost, and Spark does not retry its task), the driver starts another one.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from sparkkeras.data.dataset import Dataset, Running, Shared, TaskContext
 from sparkkeras.errors import ClusterError, DriverConnectionError, SparkKerasError, WorkerError
 from sparkkeras.hyperopt.data import fit_data
 from sparkkeras.hyperopt.encoding import decode
-from sparkkeras.hyperopt.ledger import GO_ON, Assignment, TrialLedger, Worker
+from sparkkeras.hyperopt.ledger import CONTINUE, Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import Data, Fit, Objective, run_trial
 from sparkkeras.hyperopt.service import LeaseLostError, Outcome, SearchClient
-from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_here, run_in_child
+from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, run_in_child, run_inline
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.worker import device
 
-BEAT_SECONDS = 1.0
-"""How often a worker whose trial says nothing gives a sign of life, and hears whether it shall go on."""
+HEARTBEAT_SECONDS = 1.0
+"""The interval of heartbeats, whose replies tell a worker whether to continue; reports of a trial replace them."""
 
 TICK_SECONDS = 0.1
-"""How often the driver looks whether the job has ended."""
+"""The interval at which the driver checks whether the job has ended."""
 
-FRUITLESS_JOBS = 3
-"""If more jobs in a row than this fail without one trial ending, the search fails, too."""
+MAX_FAILED_JOBS = 3
+"""The search fails after more than this number of consecutive jobs in which no trial ended."""
 
-LEAVE_SECONDS = 15.0
-"""How long running trials get to end when the search is over, before the job is cancelled."""
+SHUTDOWN_SECONDS = 15.0
+"""The time that running trials have to end when the search is over, before the driver cancels the job."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all trials of a search have in common.
+    """The settings that all trials of a search share.
 
     Attributes:
         objective: What a trial does.
-        objects: The person's objects in the space.
-        sign: 1 where small values are good, -1 where large ones are.
-        seed: What the seed of each trial is made from.
-        read: Reads the data on the workers; ``None``: it is given.
-        in_children: Whether each trial has a process of its own.
+        objects: The user's objects in the space.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+        seed: The seed of the search, from which the seeds of the trials are derived.
+        read: Reads the data on the workers; ``None`` if the driver sends it.
+        in_child_processes: Whether each trial runs in a separate child process.
     """
 
     objective: Objective
@@ -64,12 +64,12 @@ class Work:
     sign: float
     seed: int
     read: ByValue[Callable[[], Any]] | None = None
-    in_children: bool = True
+    in_child_processes: bool = True
 
 
 @dataclass(frozen=True)
 class SearchTask:
-    """A worker."""
+    """The task of a worker: runs trials until the driver has no more."""
 
     work: Shared[Work]
     data: Shared[Data]
@@ -80,26 +80,26 @@ class SearchTask:
         for _ in blocks:
             pass
         work = self.work.value
-        if work.in_children and not hasattr(os, "fork"):
+        if work.in_child_processes and not hasattr(os, "fork"):
             raise ClusterError(
-                "a search needs workers that can fork, since each trial has a process of its own, and this one cannot "
-                f"({sys.platform}): let executors run on Linux or macOS."
+                "a search needs workers that can fork, since each trial runs in a separate process, but this worker cannot "
+                f"({sys.platform}): run the executors on Linux or macOS."
             )
         loaded = _Loaded.of(work, self.data)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
                 with suppress(LeaseLostError):
-                    if loaded.error is not None:  # no hyper-parameters are to blame, so no other trial shall suffer
+                    if loaded.error is not None:  # not the fault of the hyper-parameters, so do not fail more trials
                         client.finish(assignment.lease, loaded.error)
                         break
-                    _run(work, client, assignment, loaded.data)
+                    _run_assignment(work, client, assignment, loaded.data)
         return iter(())
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The data, or why there is none."""
+    """The data, or the error that prevented reading it."""
 
     data: Data
     error: Outcome | None = None
@@ -108,20 +108,20 @@ class _Loaded:
     def of(cls, work: Work, shared: Shared[Data]) -> _Loaded:
         if work.read is None:
             return cls(shared.value)
-        read = _Read(work.read, isinstance(work.objective, Fit))
-        run = run_in_child if work.in_children else run_here
+        read = _ReadData(work.read, isinstance(work.objective, Fit))
+        run = run_in_child if work.in_child_processes else run_inline
         try:
-            return run(read, lambda _: None, lambda: True, BEAT_SECONDS)
-        except (ChildLostError, TypeError) as error:  # it is too large, perhaps, or cannot be pickled
-            return cls(None, Outcome(FAILED, error=f"{_UNREAD}: {error}", is_mistake=True))
+            return run(read, lambda _: None, lambda: True, HEARTBEAT_SECONDS)
+        except (ChildLostError, TypeError) as error:  # for example too large, or not picklable
+            return cls(None, Outcome(FAILED, error=f"{_READ_FAILED}: {error}", is_mistake=True))
 
 
-_UNREAD = "the function that reads the data failed"
+_READ_FAILED = "the function that reads the data failed"
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Reads the data. In a child, since the person's function may use the backend."""
+class _ReadData:
+    """Reads the data with the user's function, which may use the backend, and so runs in a child process."""
 
     function: ByValue[Callable[[], Any]]
     checks: bool
@@ -131,28 +131,32 @@ class _Read:
             data = self.function.fresh()()
             return _Loaded(fit_data(data) if self.checks else data)
         except (Exception, SystemExit) as error:
-            told = f"{_UNREAD}: {type(error).__name__}: {error}"
-            return _Loaded(None, Outcome(FAILED, error=told, traceback=traceback.format_exc(), is_mistake=True))
+            message = f"{_READ_FAILED}: {type(error).__name__}: {error}"
+            return _Loaded(None, Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_mistake=True))
 
 
-def _run(work: Work, client: SearchClient, assignment: Assignment, data: Data) -> None:
-    """Run a trial and report what came of it."""
+def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, data: Data) -> None:
+    """Run a trial and report its result."""
     lease = assignment.lease
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
         params = decode(assignment.params, work.objects.fresh())
-        return run_trial(work.objective, params, data, seed, lambda *told: ask(told), work.sign)
+        return run_trial(work.objective, params, data, seed, lambda epoch, loss: ask((epoch, loss)), work.sign)
 
-    if work.in_children and not device.is_untouched():
+    if work.in_child_processes and not device.is_untouched():
         raise ClusterError(
-            "the backend of Keras has been used in a worker process of the search before its first trial, by what the data "
-            "or the space holds: a trial could not have a process of its own. Give arrays of NumPy, or a function that "
-            "reads them."
+            "an object in the data or the space used the Keras backend in a worker process before its first trial, so the "
+            "worker cannot fork processes for trials. Give NumPy arrays, or a function that reads the data."
         )
     seed = (work.seed * 1_000_003 + assignment.number) % 2**32
-    run = run_in_child if work.in_children else run_here
+    run = run_in_child if work.in_child_processes else run_inline
     try:
-        outcome = run(trial, lambda told: client.report(lease, *told), lambda: client.renew(lease) == GO_ON, BEAT_SECONDS)
+        outcome = run(
+            trial,
+            lambda epoch_and_loss: client.report(lease, *epoch_and_loss),
+            lambda: client.renew(lease) == CONTINUE,
+            HEARTBEAT_SECONDS,
+        )
     except ChildStoppedError:
         outcome = Outcome(STOPPED)
     except ChildLostError as error:
@@ -162,10 +166,10 @@ def _run(work: Work, client: SearchClient, assignment: Assignment, data: Data) -
 
 
 @contextmanager
-def _interrupts_come_here() -> Iterator[None]:
-    """Have Ctrl-C raise here while trials can still end: PySpark's answer to it cancels all jobs first."""
+def _handle_interrupts_here() -> Iterator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt, so that trials can still end: PySpark's handler would cancel all jobs first."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _is_pysparks(handler):
+    if threading.current_thread() is not threading.main_thread() or not _is_pyspark_handler(handler):
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -175,11 +179,11 @@ def _interrupts_come_here() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _is_pysparks(handler: object) -> bool:
+def _is_pyspark_handler(handler: object) -> bool:
     return str(getattr(handler, "__module__", "")).startswith("pyspark.")
 
 
-@_interrupts_come_here()
+@_handle_interrupts_here()
 def supervise(
     dataset: Dataset,
     task: SearchTask,
@@ -187,31 +191,31 @@ def supervise(
     start: Callable[[Callable[[], Any]], Running[Any]],
     tick: Callable[[], None],
 ) -> None:
-    """The driver's half: have workers run until the search is over.
+    """Run workers from the driver until the search is over.
 
     Args:
-        dataset: One partition for each worker.
-        task: What they do.
-        ledger: What there is to do.
-        start: Does something in a thread of its own.
-        tick: Called whenever something has happened, and from time to time.
+        dataset: A dataset with one partition for each worker.
+        task: The task of the workers.
+        ledger: The trials.
+        start: Runs a function in a new thread.
+        tick: Called every `TICK_SECONDS` and at the end.
 
     Raises:
         SparkKerasError: The search failed, or Spark has no workers for it.
     """
-    fruitless = 0
-    while not ledger.over:
+    failed_jobs = 0
+    while not ledger.is_over:
         ended = len(ledger.finished)
         running = start(dataset.run(task).collect)
         try:
             _watch(running, ledger, tick)
             if not ledger.reason:
                 running.result()
-            ledger.doubt_all()
+            ledger.presume_all_lost()
         except SparkKerasError as error:
-            ledger.doubt_all()
-            fruitless = 0 if len(ledger.finished) > ended else fruitless + 1
-            if fruitless > FRUITLESS_JOBS or not _is_lost(error):
+            ledger.presume_all_lost()
+            failed_jobs = 0 if len(ledger.finished) > ended else failed_jobs + 1
+            if failed_jobs > MAX_FAILED_JOBS or not _is_lost(error):
                 ledger.stop(f"{type(error).__name__}: {str(error).splitlines()[0]}")
                 ledger.end_running()
                 raise
@@ -231,23 +235,23 @@ def supervise(
 
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:
-    """Wait for a job to end; one that goes on when there is nothing more to do is cancelled after a while.
+    """Wait for a job to end; cancel it if it is still running `SHUTDOWN_SECONDS` after the end of the search.
 
-    Models that are being handed over have the time that they need.
+    The time during which workers upload models does not count.
     """
-    patience = LEAVE_SECONDS
+    seconds_left = SHUTDOWN_SECONDS
     while not running.done:
         time.sleep(TICK_SECONDS)
-        ledger.look()
+        ledger.check_limits()
         tick()
-        if (ledger.reason or ledger.over) and not ledger.hands_over:
-            patience -= TICK_SECONDS
-        if patience <= 0:
+        if (ledger.reason or ledger.is_over) and not ledger.is_uploading:
+            seconds_left -= TICK_SECONDS
+        if seconds_left <= 0:
             running.cancel()
             with suppress(Exception):
                 running.result()
 
 
 def _is_lost(error: SparkKerasError) -> bool:
-    """Whether a job failed since a worker went away, and not since its code raised something."""
+    """Whether a job failed because a worker was lost, not because its code raised an error."""
     return isinstance(error, DriverConnectionError) or (isinstance(error, WorkerError) and not error.worker_traceback)

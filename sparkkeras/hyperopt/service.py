@@ -1,19 +1,19 @@
-"""What workers and the driver say to each other during a search: calls on a ledger, and the client with the same face.
+"""The protocol between workers and driver during a search: the service on the driver, and the workers' client.
 
 ==========  ==========================================================  =================================================
-call        asks                                                        body there / back
+call        meaning                                                     body of the request / of the reply
 ==========  ==========================================================  =================================================
-`ask`       for the next trial                                          - / the hyper-parameters, as JSON
-`report`    to take the loss of an epoch, and whether to go on
-`renew`     whether to go on; the lease lives on
-`offer`     whether the model of a trial with this value is wanted
-`model`     to take a piece of that model                               the piece / -
-`finish`    to take what came of the trial                              that, as JSON / -
-`lose`      to give the trial out again: its process is gone
+`ask`       get the next trial                                          - / the hyper-parameters, as JSON
+`report`    report the loss of an epoch; replies whether to continue
+`renew`     heartbeat: renew the lease; replies whether to continue
+`offer`     ask whether the model of a trial with this value is wanted
+`model`     upload a piece of that model                                the piece / -
+`finish`    report the result of the trial                              the result, as JSON / -
+`lose`      report that the trial's process ended: assign it again
 ==========  ==========================================================  =================================================
 
-They travel as those of the parameter server do (`sparkkeras.rpc.transport`). All but `ask` may be repeated without
-harm; a trial that was given out to nobody, since the answer to `ask` was lost, runs out and is given out again.
+The calls use the same transports as the parameter server (`sparkkeras.rpc.transport`). All except `ask` are idempotent; if
+the reply to an `ask` is lost, the lease of its trial expires and another worker gets the trial.
 """
 
 from __future__ import annotations
@@ -35,30 +35,23 @@ from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply,
 from sparkkeras.rpc.wire import Body
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Models travel in pieces of this size, so the driver never holds one in memory."""
+"""Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
 
 WAIT_SECONDS = 0.5
-"""How often a worker asks that is to wait."""
+"""The interval at which a worker that has to wait asks again."""
 
 OUTCOME_BYTES = 16 * 1024 * 1024
-"""What is reported of a trial beside its model (metrics, a traceback) may have this size."""
+"""The maximum size of a trial's result without its model (metrics, a traceback)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial, as its worker reports it.
+    """The result of a trial, as its worker reports it; `Trial` describes the attributes that are not listed here.
 
     Attributes:
-        status: As in `Trial`.
-        value: As in `Trial`.
-        best_epoch: As in `Trial`.
-        history: As in `Trial`.
-        error: As in `Trial`.
-        traceback: As in `Trial`.
-        extra: As in `Trial`.
-        is_mistake: Whether other trials will hardly fare better; if none has yet, the search is to end.
+        is_mistake: Whether other trials would fail in the same way; unless one already has a value, the search ends.
         model: The bytes of the model's file.
-        suffix: What kind of file that is, one of `SUFFIXES`.
+        suffix: The suffix of that file, one of `SUFFIXES`.
     """
 
     status: str
@@ -74,18 +67,18 @@ class Outcome:
 
 
 SUFFIXES = ("npz", "keras")
-"""What kinds of files models come as: weights alone, or whole."""
+"""The suffixes of model files: the weights alone, or the whole model."""
 
-_TOLD = ("status", "value", "best_epoch", "history", "error", "traceback", "extra")
+_OUTCOME_FIELDS = ("status", "value", "best_epoch", "history", "error", "traceback", "extra")
 
 
 class SearchService:
-    """Answers the calls of workers; a `Handler`.
+    """Handles the calls of workers, as a `Handler` of a transport.
 
     Args:
-        ledger: Who runs what.
-        journal: Where models are kept.
-        encode: What the space made of a choice, as JSON knows it.
+        ledger: The trials and their leases.
+        journal: The folder in which models are kept.
+        encode: Encodes hyper-parameters as JSON values.
     """
 
     def __init__(self, ledger: TrialLedger, journal: Journal, encode: Callable[[Any], Any]) -> None:
@@ -97,7 +90,7 @@ class SearchService:
             "health": (lambda call: Reply({}), 0),
             "ask": (self._ask, 0),
             "report": (self._report, 0),
-            "renew": (lambda call: Reply({"go": ledger.renew(_lease(call))}), 0),
+            "renew": (lambda call: Reply({"go": ledger.renew(_lease_of(call))}), 0),
             "offer": (self._offer, 0),
             "model": (self._model, PIECE_BYTES),
             "finish": (self._finish, OUTCOME_BYTES),
@@ -105,72 +98,72 @@ class SearchService:
         }
 
     def limit(self, name: str) -> int:
-        """As `Handler.limit`."""
+        """The maximum size of a call's body in bytes; raises for an unknown call."""
         if name not in self._calls:
             raise RefusedError("unknown", f"there is no call {name!r}.")
         return self._calls[name][1]
 
     def __call__(self, call: Call) -> Reply:
-        """As `Handler`."""
+        """Handle a call, and remember the leases of each connection."""
         try:
             if "lease" in call.fields:
                 with self._lock:
-                    self._leases[call.peer].add(_lease(call))
+                    self._leases[call.peer].add(_lease_of(call))
             return self._calls[call.name][0](call)
         except (KeyError, TypeError, ValueError) as error:
-            raise RefusedError("malformed", f"{call.name!r} is not understood: {error!r}.") from error
+            raise RefusedError("malformed", f"the call {call.name!r} is malformed: {error!r}.") from error
 
     def closed(self, peer: Hashable) -> None:
-        """As `Handler.closed`: the trials that this peer has are in doubt."""
+        """Presume the trials of a worker lost when its connection closes."""
         with self._lock:
             leases = self._leases.pop(peer, set())
-        self._ledger.doubt(leases)
+        self._ledger.presume_lost(leases)
 
     def _ask(self, call: Call) -> Reply:
         worker = Worker(str(call.fields["worker"]), int(call.fields["task"]), int(call.fields["attempt"]))
         assignment = self._ledger.ask(worker)
         if assignment is None:
-            return Reply({"wait": self._ledger.shall_wait(worker)})
+            return Reply({"wait": self._ledger.should_wait(worker)})
         with self._lock:
             self._leases[call.peer].add(assignment.lease)
         body = json.dumps(self._encode(assignment.params)).encode()
         return Reply({"number": assignment.number, "lease": assignment.lease}, (memoryview(body),))
 
     def _lose(self, call: Call) -> Reply:
-        self._ledger.lose(_lease(call), str(call.fields["cause"]))
+        self._ledger.lose(_lease_of(call), str(call.fields["cause"]))
         return Reply({})
 
     def _report(self, call: Call) -> Reply:
         epoch, loss = int(call.fields["epoch"]), float(call.fields["loss"])
-        return Reply({"go": self._ledger.report(_lease(call), epoch, loss)})
+        return Reply({"go": self._ledger.report(_lease_of(call), epoch, loss)})
 
     def _offer(self, call: Call) -> Reply:
-        self._ledger.hand_over(_lease(call))
+        self._ledger.extend_for_upload(_lease_of(call))
         with self._keeping:
             return Reply({"wanted": self._journal.wants(float(call.fields["value"]))})
 
     def _model(self, call: Call) -> Reply:
-        lease, start = _lease(call), int(call.fields["start"])
-        self._ledger.hand_over(lease)
+        lease, start = _lease_of(call), int(call.fields["start"])
+        self._ledger.extend_for_upload(lease)
         try:
             with self._journal.draft(lease).open("r+b" if start else "wb") as file:
                 file.seek(start)
                 file.write(call.body)
         except OSError as error:
-            self._ledger.fail(StorageError(f"cannot keep a model in the temporary folder of this machine: {error}."))
+            self._ledger.fail(StorageError(f"cannot write a model to the temporary folder of the driver: {error}."))
         return Reply({})
 
     def _finish(self, call: Call) -> Reply:
-        lease = _lease(call)
+        lease = _lease_of(call)
         if self._ledger.is_done(lease):
             return Reply({})
-        trial = self._ledger.hand_over(lease)
-        told = json.loads(bytes(call.body))
-        trial = replace(trial, **{name: told[name] for name in _TOLD})
+        trial = self._ledger.extend_for_upload(lease)
+        fields = json.loads(bytes(call.body))
+        trial = replace(trial, **{name: fields[name] for name in _OUTCOME_FIELDS})
         if call.fields["is_mistake"] and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
         draft = self._journal.draft(lease)
-        is_lost = trial.status == STOPPED and not self._ledger.reason  # as the ledger will say: it is tried again
+        is_lost = trial.status == STOPPED and not self._ledger.reason  # as in the ledger: the trial runs again
         try:
             with self._keeping:
                 if draft.exists() and trial.value is not None and not is_lost:
@@ -198,12 +191,12 @@ class LeaseLostError(Exception):
 
 
 class SearchClient:
-    """A worker's end of the protocol.
+    """The client that a worker uses to call the driver.
 
     Args:
-        address: Where the driver is.
-        worker: Who asks.
-        caller: How to call; made from the address if it is not given.
+        address: The address of the driver.
+        worker: The worker.
+        caller: The connection; ``None`` connects to the address.
     """
 
     def __init__(self, address: Address, worker: Worker, caller: Caller | None = None) -> None:
@@ -217,18 +210,18 @@ class SearchClient:
         self._caller.close()
 
     def ask(self) -> Assignment | None:
-        """The next trial, with its hyper-parameters as they travel; ``None`` where there is none for this worker."""
+        """The next trial, with its hyper-parameters still encoded; ``None`` if there is none for this worker."""
         worker = self._worker
-        told, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
-        while told.get("wait"):
+        reply, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
+        while reply.get("wait"):
             time.sleep(WAIT_SECONDS)
-            told, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
-        if "lease" not in told:
+            reply, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
+        if "lease" not in reply:
             return None
-        return Assignment(int(told["number"]), int(told["lease"]), json.loads(bytes(body)))
+        return Assignment(int(reply["number"]), int(reply["lease"]), json.loads(bytes(body)))
 
     def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Report the loss of an epoch, counted from 1; whether to go on.
+        """Report the loss of an epoch, counted from 1; returns whether to continue.
 
         Raises:
             LeaseLostError: Another worker has the trial.
@@ -236,7 +229,7 @@ class SearchClient:
         return str(self._call("report", {"lease": lease, "epoch": epoch, "loss": loss})[0]["go"])
 
     def renew(self, lease: int) -> str:
-        """Give a sign of life; whether to go on.
+        """Send a heartbeat; returns whether to continue.
 
         Raises:
             LeaseLostError: Another worker has the trial.
@@ -244,7 +237,7 @@ class SearchClient:
         return str(self._call("renew", {"lease": lease})[0]["go"])
 
     def lose(self, lease: int, cause: str) -> None:
-        """Report that the trial's process is gone.
+        """Report that the process of the trial ended, and why.
 
         Raises:
             LeaseLostError: Another worker has the trial.
@@ -252,21 +245,21 @@ class SearchClient:
         self._call("lose", {"lease": lease, "cause": cause})
 
     def finish(self, lease: int, outcome: Outcome) -> None:
-        """Report what came of a trial, and hand its model over if it is wanted.
+        """Report the result of a trial, and upload its model if the driver wants it.
 
         Raises:
             LeaseLostError: Another worker has the trial.
         """
         if outcome.model and outcome.value is not None:
-            told, _ = self._call("offer", {"lease": lease, "value": outcome.value})
-            model = memoryview(outcome.model) if told["wanted"] else memoryview(b"")
+            reply, _ = self._call("offer", {"lease": lease, "value": outcome.value})
+            model = memoryview(outcome.model) if reply["wanted"] else memoryview(b"")
             for start in range(0, len(model), PIECE_BYTES):
                 self._call("model", {"lease": lease, "start": start}, (model[start : start + PIECE_BYTES],))
-        body = _packed(outcome)
+        body = _pack(outcome)
         if len(body) > OUTCOME_BYTES:
-            cut = f"its history and what it returned beside its loss are too large to be kept ({len(body):,} bytes)"
-            error = "; ".join(filter(None, (outcome.error[:1000], cut)))
-            body = _packed(replace(outcome, history={}, extra={}, error=error))
+            too_large = f"its history and its extra results are too large to be kept ({len(body):,} bytes)"
+            error = "; ".join(filter(None, (outcome.error[:1000], too_large)))
+            body = _pack(replace(outcome, history={}, extra={}, error=error))
         self._call(
             "finish", {"lease": lease, "suffix": outcome.suffix, "is_mistake": outcome.is_mistake}, (memoryview(body),)
         )
@@ -276,9 +269,9 @@ class SearchClient:
             return insist(self._caller, self._address.timeout, name, fields, body)
         except TransportError as error:
             raise DriverConnectionError(
-                f"{self._worker.name} has had no answer from the search on the driver at {self._address.told} for "
-                f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise look at the network "
-                "between them, or raise timeout= of server_options."
+                f"{self._worker.name} has received no reply from the search on the driver at {self._address.told} for "
+                f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise check the network "
+                "between worker and driver, or raise timeout= of server_options."
             ) from error
         except RefusedError as error:
             if error.kind == LEASE_LOST:
@@ -286,9 +279,9 @@ class SearchClient:
             raise DriverConnectionError(str(error)) from error
 
 
-def _packed(outcome: Outcome) -> bytes:
-    return json.dumps({name: getattr(outcome, name) for name in _TOLD}).encode()
+def _pack(outcome: Outcome) -> bytes:
+    return json.dumps({name: getattr(outcome, name) for name in _OUTCOME_FIELDS}).encode()
 
 
-def _lease(call: Call) -> int:
+def _lease_of(call: Call) -> int:
     return int(call.fields["lease"])

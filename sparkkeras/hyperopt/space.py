@@ -1,6 +1,6 @@
-"""The search space, and what to try next: the door to the hyperopt library.
+"""The search space and the search algorithms: the interface to the hyperopt library.
 
-What an algorithm chooses is a number for each label; what a trial gets is what the space makes of them.
+An algorithm chooses a number for each label of a space; the space turns these numbers into the hyper-parameters of a trial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from hyperopt import anneal, base, exceptions, pyll, rand, tpe
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.hyperopt.encoding import PLAIN, encode
+from sparkkeras.hyperopt.encoding import JSON_TYPES, encode
 from sparkkeras.hyperopt.parameters import Parameter, parameters_of
 from sparkkeras.hyperopt.trials import FAILED, RUNNING, Trial
 
@@ -25,14 +25,14 @@ Algorithm = Callable[..., Any]
 Chosen = dict[str, Any]
 
 ALGORITHMS: dict[str, Algorithm] = {"tpe": tpe.suggest, "random": rand.suggest, "anneal": anneal.suggest}
-"""The search algorithms that have a name."""
+"""The search algorithms by name."""
 
 
 def make_algorithm(given: object) -> Algorithm:
-    """The algorithm of a name, or a suggest function of hyperopt's kind as it is.
+    """Look up a search algorithm by name, or return a given suggest function.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: ``given`` is neither a known name nor a function.
     """
     if isinstance(given, str) and given in ALGORITHMS:
         return ALGORITHMS[given]
@@ -45,32 +45,32 @@ def make_algorithm(given: object) -> Algorithm:
 
 
 class Space:
-    """A search space of hyperopt's.
+    """A hyperopt search space.
 
     Args:
-        space: An expression of ``hyperopt.hp``, usually a dict of them.
+        space: A ``hyperopt.hp`` expression, or a structure (usually a dict) of such expressions.
 
     Raises:
-        ConfigurationError: It is none, has nothing to choose, or cannot be sampled.
+        ConfigurationError: ``space`` is not a hyperopt space, has no hyper-parameter, or cannot be sampled.
     """
 
     def __init__(self, space: Any) -> None:
         try:
             if not any(node.name == "hyperopt_param" for node in pyll.dfs(pyll.as_apply(space))):
                 raise ConfigurationError(
-                    f"space={space!r} leaves nothing to choose: a list of values is hp.choice(label, values), a range is "
-                    "hp.uniform(label, low, high)."
+                    f"space={space!r} has no hyper-parameter to choose: write a list of values as hp.choice(label, values), "
+                    "a range as hp.uniform(label, low, high)."
                 )
             self._domain = base.Domain(None, space, pass_expr_memo_ctrl=False)
         except ConfigurationError:
             raise
         except exceptions.DuplicateLabel as error:
             raise ConfigurationError(
-                f"space: the label {error} is used twice; give each hyper-parameter its own."
+                f"space: the label {error} is used twice; give each hyper-parameter a unique label."
             ) from error
         except Exception as error:
             raise ConfigurationError(
-                f"space={space!r} cannot be searched ({type(error).__name__}: {error}): expected hyperopt's, such as "
+                f"space={space!r} cannot be searched ({type(error).__name__}: {error}): expected a hyperopt space such as "
                 '{"units": hp.choice("units", [32, 64]), "lr": hp.loguniform("lr", -7, -2)}.'
             ) from error
         self._space = space
@@ -79,38 +79,38 @@ class Space:
         except ConfigurationError:
             raise
         except Exception as error:
-            raise ConfigurationError(f"space: it cannot be sampled: {type(error).__name__}: {error}") from error
+            raise ConfigurationError(f"space={space!r} cannot be sampled ({type(error).__name__}: {error}).") from error
         self.encode(sample)
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The hyper-parameters: the kind of each, as hyperopt calls it (``uniform``, ``loguniform``, ``randint``, ...)."""
+        """The distribution of each hyper-parameter, by label, in hyperopt's terms (``uniform``, ``randint``, ...)."""
         return {label: node.name for label, node in self._domain.params.items()}
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The hyper-parameters as people see them."""
+        """The hyper-parameters with their display names."""
         return parameters_of(self._space)
 
     @property
     def digest(self) -> str:
-        """A digest of labels, ranges and options, the same in another process; objects count by their names."""
-        told = re.sub(r" at 0x[0-9a-fA-F]+", "", repr([_told(node) for node in pyll.dfs(self._domain.expr)]))
-        return hashlib.sha256(told.encode()).hexdigest()
+        """A digest of labels, ranges and options, equal in every process; objects count by the names of their classes."""
+        nodes = re.sub(r" at 0x[0-9a-fA-F]+", "", repr([_node_key(node) for node in pyll.dfs(self._domain.expr)]))
+        return hashlib.sha256(nodes.encode()).hexdigest()
 
     def params(self, chosen: Mapping[str, Any]) -> Any:
-        """What the space makes of a choice."""
+        """The hyper-parameters of a trial, in the structure of the space, for the values chosen for the labels."""
         return hyperopt.space_eval(self._space, dict(chosen))
 
     def suggest(self, algorithm: Algorithm, number: int, trials: Sequence[Trial], seed: int, sign: float) -> Chosen | None:
-        """What to try next; ``None`` where the algorithm has nothing left.
+        """The values of the next trial by label; ``None`` if the algorithm has no more suggestions.
 
         Args:
-            algorithm: A suggest function of hyperopt's.
+            algorithm: A hyperopt suggest function.
             number: The number of the new trial.
-            trials: All others, finished and running.
+            trials: All other trials, finished and running.
             seed: The seed for this suggestion.
-            sign: 1 where small values are good, -1 where large ones are.
+            sign: 1 if smaller values are better, -1 if larger ones are.
         """
         docs = algorithm([number], self._domain, history_of(trials, sign, self.labels), seed)
         if not docs:
@@ -119,22 +119,22 @@ class Space:
 
     @cached_property
     def objects(self) -> list[Any]:
-        """The person's objects in the space that JSON does not know, in a fixed order."""
+        """The user's objects in the space that JSON cannot represent, in a fixed order."""
         literals = (node.obj for node in pyll.dfs(self._domain.expr) if isinstance(node, pyll.base.Literal))
-        found = {id(value): value for value in literals if type(value) not in PLAIN}
-        return list(found.values())
+        by_id = {id(value): value for value in literals if type(value) not in JSON_TYPES}
+        return list(by_id.values())
 
     def encode(self, params: Any) -> Any:
-        """What the space made of a choice, as JSON knows it; `decode` is the way back.
+        """Encode the hyper-parameters of a trial as JSON values; `decode` is the inverse.
 
         Raises:
-            ConfigurationError: There is something in it that JSON does not know and that is no option of the space.
+            ConfigurationError: ``params`` holds an object that JSON cannot represent and that is not an option of the space.
         """
         return encode(params, self.objects)
 
 
 def history_of(trials: Sequence[Trial], sign: float, labels: Iterable[str]) -> base.Trials:
-    """Trials as hyperopt keeps them. Running ones have no loss, which its algorithms take for an infinite one."""
+    """Convert trials to ``hyperopt.Trials``. Running ones have no loss; hyperopt's algorithms treat this as infinite."""
     docs, labels = [], list(labels)
     for trial in trials:
         chosen = {label: [trial.chosen[label]] if label in trial.chosen else [] for label in labels}
@@ -154,24 +154,22 @@ def _result(trial: Trial, sign: float) -> dict[str, Any]:
     return {**trial.extra, "status": base.STATUS_OK, "loss": sign * trial.value}
 
 
-def _told(node: Any) -> Any:
-    """A node of a space without those below it. A set is written in an order that is the same in each process."""
+def _node_key(node: Any) -> Any:
+    """What identifies a node of a space, without its inputs. Sets are sorted: their order differs between processes."""
     if not isinstance(node, pyll.base.Literal):
         return node.name, len(node.pos_args), [name for name, _ in node.named_args]
-    if hasattr(node.obj, "get_config") and not isinstance(
-        node.obj, type
-    ):  # a layer or the like, whose repr has a name that is another one each time
+    if hasattr(node.obj, "get_config") and not isinstance(node.obj, type):  # Keras numbers layer names, so reprs differ
         return type(node.obj).__module__, type(node.obj).__qualname__
     return sorted(map(repr, node.obj)) if isinstance(node.obj, (set, frozenset)) else node.obj
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
+    """Convert a NumPy scalar to a Python number."""
     if isinstance(value, np.generic):
         return value.item()
     return value
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a number that can be compared."""
+    """Whether ``value`` is a finite number; booleans do not count as numbers."""
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""For those who call ``hyperopt.fmin``: its trials, run by a search of ours."""
+"""`SparkTrials`: runs the trials of ``hyperopt.fmin`` with `HyperParamModel`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from sparkkeras.hyperopt.space import Space, history_of
 
 
 class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
-    """Takes the place of ``hyperopt.SparkTrials`` in ``hyperopt.fmin``: all trials run in one Spark job.
+    """Replaces ``hyperopt.SparkTrials`` in ``hyperopt.fmin``: all trials run in one Spark job.
 
-    A trial that raises does not end the search, as if ``fmin`` were given ``catch_eval_exceptions``. ``fmin`` begins anew
-    each time, unless ``save_to`` says where to go on.
+    A trial that raises an error does not end the search, as if ``fmin`` were called with ``catch_eval_exceptions``. Each
+    call of ``fmin`` starts a new search, unless ``save_to`` names a folder to resume from.
 
     Args:
-        parallelism: How many trials run at the same time; ``None``: as many as there are free slots.
-        timeout: Seconds, where ``fmin`` does not say.
-        loss_threshold: A loss that is good enough, where ``fmin`` does not say.
-        spark_session: The session; ``None`` takes the active one, or starts one on this machine.
-        pruner: As in `HyperParamModel.minimize`, for objectives that `report`.
-        max_failures: Likewise.
-        save_to: Likewise.
-        keep_models: Likewise, for objectives that return their model.
-        custom_objects: As of `HyperParamModel`.
-        safe_mode: Likewise.
+        parallelism: The number of trials that run at the same time; ``None`` uses all free task slots.
+        timeout: The time limit in seconds, if ``fmin`` gets none.
+        loss_threshold: The loss that ends the search, if ``fmin`` gets none.
+        spark_session: The session; ``None`` uses the active one, or starts one on this machine.
+        pruner: As in `HyperParamModel.minimize`, for objectives that call `report`.
+        max_failures: As in `HyperParamModel.minimize`.
+        save_to: As in `HyperParamModel.minimize`.
+        keep_models: As in `HyperParamModel.minimize`, for objectives that return their model.
+        custom_objects: As in `HyperParamModel`.
+        safe_mode: As in `HyperParamModel`.
 
     Attributes:
-        search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models; ``None`` in a copy
-            that was pickled.
+        search: The `HyperParamModel` that runs the trials, with their histories, a plot, and the models; ``None`` in a
+            pickled copy.
 
     Example::
 
@@ -64,7 +64,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         optional_number("parallelism", parallelism)
         make_pruner(pruner)
         self.search = HyperParamModel(spark_session, parallelism, custom_objects=custom_objects, safe_mode=safe_mode)
-        self._given: dict[str, Any] = {
+        self._minimize_arguments: dict[str, Any] = {
             "timeout": timeout,
             "loss_threshold": loss_threshold,
             "pruner": pruner,
@@ -85,25 +85,27 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         verbose: bool = True,
         return_argmin: bool = True,
         early_stop_fn: Callable[..., Any] | None = None,
-        **others: Any,
+        **ignored: Any,
     ) -> Any:
-        """What ``hyperopt.fmin`` calls, with its own arguments; ``others`` of them mean nothing here."""
+        """Run the search; ``hyperopt.fmin`` calls this with its arguments, of which ``ignored`` have no effect here."""
 
         def objective(params: Any) -> Any:  # fn may take more arguments, with defaults
             return fn(params)
 
-        if others.get("trials_save_file"):
-            raise ConfigurationError("trials_save_file= is for hyperopt's own trials: give SparkTrials(save_to=folder).")
-        own = {"timeout": timeout, "loss_threshold": loss_threshold, "early_stop_fn": early_stop_fn}
+        if ignored.get("trials_save_file"):
+            raise ConfigurationError(
+                "trials_save_file= works only with hyperopt.Trials: use SparkTrials(save_to=folder) instead."
+            )
+        fmin_limits = {"timeout": timeout, "loss_threshold": loss_threshold, "early_stop_fn": early_stop_fn}
         try:
             self.search.minimize(
                 objective=objective,
                 space=space,
                 algo=algo,
-                max_evals=None if max_evals == sys.maxsize else max_evals,  # what fmin makes of None
+                max_evals=None if max_evals == sys.maxsize else max_evals,  # fmin replaces None by sys.maxsize
                 seed=self._seed(rstate),
                 verbose=1 if verbose else 0,
-                **{**self._given, **{name: value for name, value in own.items() if value is not None}},
+                **{**self._minimize_arguments, **{name: value for name, value in fmin_limits.items() if value is not None}},
             )
         finally:
             self._dynamic_trials = list(history_of(self.search.trials, 1.0, Space(space).labels).trials)
@@ -111,11 +113,11 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         return self.argmin if return_argmin else hyperopt.space_eval(space, self.argmin)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Trials can be pickled; the search stays where it is."""
+        """Pickle the trials without the search, which belongs to this process."""
         return {**self.__dict__, "search": None}
 
     def _seed(self, rstate: np.random.Generator | None) -> int | None:
-        """A seed of the generator that ``fmin`` has, which may be new; where a search goes on, its own."""
-        folder = self._given["save_to"]
-        goes_on = folder is not None and bool(Journal(str(folder), None, 1.0).settings())
-        return None if rstate is None or goes_on else int(rstate.integers(2**31))
+        """A seed drawn from the generator of ``fmin``; ``None`` for a resumed search, which keeps its seed."""
+        folder = self._minimize_arguments["save_to"]
+        is_resumed = folder is not None and bool(Journal(str(folder), None, 1.0).settings())
+        return None if rstate is None or is_resumed else int(rstate.integers(2**31))

@@ -1,11 +1,11 @@
-"""A piece of work in a process of its own, which ends with it.
+"""Runs a function in a forked child process, which ends with it.
 
-TensorFlow keeps the memory of a model that was trained for as long as the process lives, whatever one deletes. So a worker
-that trains many forks a child for each, after the backend's import, which takes seconds, and before the backend has run
-anything, since its threads would not come along.
+TensorFlow keeps the memory of a trained model until the process ends, even if the model is deleted. So a worker that trains
+many models forks a child process for each. It forks after the import of the backend, which takes seconds, and before the
+backend has run anything, since the backend's threads do not exist in the child.
 
-Child and worker talk through a pipe. The worker waits in it, and gives signs of life meanwhile, so it has no threads, and
-forking is safe. A child dies with its worker.
+Child and worker communicate through a pipe. The worker waits on it and sends heartbeats to the driver meanwhile, so it has
+no threads, and forking is safe. A child dies with its worker.
 """
 
 from __future__ import annotations
@@ -24,104 +24,105 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Answer = Callable[[Any], Any]
 Work = Callable[[Answer], T]
-"""What is to be done; it is given a function that asks the worker, and waits for its answer."""
+"""The function to run; its argument is a function that sends a request to the worker and waits for the reply."""
 
 STOP_SECONDS = 10.0
-"""How long a child that shall stop may take to do so."""
+"""The time that a child has to stop after the request, before the worker kills it."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class ChildLostError(Exception):
-    """The child died without a word; the message says how."""
+    """The child died without a result; the message says how."""
 
 
 class StopWork(BaseException):
-    """Raised within a child's work when it shall stop, wherever it is."""
+    """Raised by a signal handler in the child, at an arbitrary place of its work, when it should stop."""
 
 
 class ChildStoppedError(Exception):
-    """The child was ended, since it did not stop by itself."""
+    """The child was asked to stop, and has no result."""
 
 
-def run_in_child(work: Work[T], answer: Answer, beat: Callable[[], bool], every: float) -> T:
-    """Do a piece of work in a forked child; what it gives travels by pickle, and so do questions and answers.
+def run_in_child(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], interval: float) -> T:
+    """Run a function in a forked child process. Its result, its requests and their replies are pickled.
 
     Args:
-        work: What to do. What it raises is raised here; it must be able to be pickled.
-        answer: Answers what the child asks.
-        beat: Called when a child has been silent for a while; says whether it shall go on. In one that shall not,
-            `StopWork` is raised, and it has `STOP_SECONDS` to end.
-        every: Seconds between two beats.
+        work: The function. An exception that it raises is raised here; it must be picklable.
+        answer: Returns the reply to a request of the child.
+        heartbeat: Called when the child has sent nothing for ``interval`` seconds; returns whether it may continue. If
+            not, `StopWork` is raised in the child, and it has `STOP_SECONDS` to end.
+        interval: Seconds between two heartbeats.
 
     Raises:
         ChildLostError: The child was killed, or ended its process itself.
-        ChildStoppedError: It had to be ended.
+        ChildStoppedError: The child was asked to stop, and ended without a result or was killed.
     """
     context = get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_main, args=(work, ours, theirs, os.getpid()), name="sparkkeras-trial")
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child knows what to do with it
+    worker_end, child_end = context.Pipe()
+    child = context.Process(target=_main, args=(work, worker_end, child_end, os.getpid()), name="sparkkeras-trial")
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has installed its handler
     try:
         child.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     assert child.pid is not None
-    theirs.close()
-    patience = STOP_SECONDS
+    child_end.close()
+    seconds_left = STOP_SECONDS
     try:
         while True:
-            is_silent = not connection.wait([ours, child.sentinel], every)
-            # A process that the child left behind holds its ends of both, so its death does not show there.
+            is_silent = not connection.wait([worker_end, child.sentinel], interval)
+            # A process that outlives the child inherits its ends of pipe and sentinel, so these may not show its death.
             if is_silent and child.is_alive():
-                if not beat():
+                if not heartbeat():
                     os.kill(child.pid, signal.SIGTERM)
-                    patience -= every
-                if patience <= 0:
+                    seconds_left -= interval
+                if seconds_left <= 0:
                     raise ChildStoppedError
                 continue
             try:
-                if not ours.poll():
+                if not worker_end.poll():
                     raise EOFError
-                kind, told = ours.recv()
+                kind, payload = worker_end.recv()
             except (EOFError, OSError) as error:
                 child.join()
-                raise ChildLostError(_cause(child.exitcode)) from error
+                raise ChildLostError(_describe_exit(child.exitcode)) from error
             if kind == "done":
-                done: T = told
-                return done
-            if kind == "raised" and isinstance(told, StopWork):
-                raise ChildStoppedError if patience < STOP_SECONDS else ChildLostError(_cause(-signal.SIGTERM))
+                result: T = payload
+                return result
+            if kind == "raised" and isinstance(payload, StopWork):
+                raise ChildStoppedError if seconds_left < STOP_SECONDS else ChildLostError(_describe_exit(-signal.SIGTERM))
             if kind == "raised":
-                raise told
-            said = answer(told)
-            with suppress(ConnectionError):  # it may have died meanwhile, which shows next
-                ours.send(said)
+                raise payload
+            reply = answer(payload)
+            with suppress(ConnectionError):  # the child may have died meanwhile, which the next iteration notices
+                worker_end.send(reply)
     finally:
-        ours.close()
+        worker_end.close()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)  # with what it has begun itself and left running
+            os.killpg(child.pid, signal.SIGKILL)  # including processes that the child started and left running
         child.kill()
         child.join()
         child.close()
 
 
-def run_here(work: Work[T], answer: Answer, beat: Callable[[], bool], every: float) -> T:
-    """The plain twin of `run_in_child`: in this process, which gives no sign of life meanwhile."""
+def run_inline(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], interval: float) -> T:
+    """The in-memory implementation of `run_in_child`: runs in this process, without heartbeats."""
     return work(answer)
 
 
-def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connection.Connection, parent: int) -> None:
-    theirs_no_more.close()
+def _main(work: Work[Any], worker_end: connection.Connection, pipe: connection.Connection, parent: int) -> None:
+    """The main function of the child."""
+    worker_end.close()
     os.setpgid(0, 0)
-    _die_with(parent)
-    _let_go_of_sockets(pipe.fileno())
-    os.register_at_fork(after_in_child=pipe.close)  # else the worker would not see this process's end
-    stops = _Stops()
+    _die_with_parent(parent)
+    _close_inherited_sockets(pipe.fileno())
+    os.register_at_fork(after_in_child=pipe.close)  # else the worker would not notice the end of this process
+    stop_signal = _StopSignal()
 
-    def ask(question: Any) -> Any:
-        with stops.deferred():
-            pipe.send(("asks", question))
+    def ask(request: Any) -> Any:
+        with stop_signal.deferred():
+            pipe.send(("asks", request))
             return pipe.recv()
 
     try:
@@ -130,8 +131,8 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        message = ("raised", _portable(error))
-    for stream in (sys.stdout, sys.stderr):  # before the last word, since the worker waits for nothing behind it
+        message = ("raised", _picklable(error))
+    for stream in (sys.stdout, sys.stderr):  # before the last message, since the worker waits for nothing after it
         with suppress(Exception):
             stream.flush()
     with suppress(ConnectionError):
@@ -139,69 +140,73 @@ def _main(work: Work[Any], theirs_no_more: connection.Connection, pipe: connecti
             pipe.send(message)
         except ConnectionError:
             raise
-        except Exception as error:  # it cannot be pickled
-            pipe.send(("raised", TypeError(f"what came of it cannot leave its process: {type(error).__name__}: {error}")))
-    os._exit(0)  # what the person's code left running is not waited for
+        except Exception as error:  # pickling failed
+            pipe.send(
+                ("raised", TypeError(f"the result of the child process cannot be pickled: {type(error).__name__}: {error}"))
+            )
+    os._exit(0)  # without waiting for threads that the user's code left running
 
 
-class _Stops:
-    """Raises `StopWork` when the worker's signal comes, once, and not in the middle of a message."""
+class _StopSignal:
+    """Raises `StopWork` once when the worker's signal arrives, but not in the middle of a message."""
 
     def __init__(self) -> None:
-        self._deferred = self._wanted = self._raised = False
-        signal.signal(signal.SIGTERM, self._signalled)
+        self._deferred = self._requested = self._raised = False
+        signal.signal(signal.SIGTERM, self._on_signal)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Hold the signal back."""
+        """Defer the signal to the end of this context."""
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
-        self._signalled_if_wanted()
+        self._raise_if_requested()
 
-    def _signalled(self, *_: object) -> None:
-        self._wanted = True
+    def _on_signal(self, *_: object) -> None:
+        self._requested = True
         if not self._deferred:
-            self._signalled_if_wanted()
+            self._raise_if_requested()
 
-    def _signalled_if_wanted(self) -> None:
-        if self._wanted and not self._raised:
+    def _raise_if_requested(self) -> None:
+        if self._requested and not self._raised:
             self._raised = True
             raise StopWork
 
 
-def _portable(error: BaseException) -> BaseException:
-    """The error, or one that says what it was, where it can be pickled and not be read again."""
+def _picklable(error: BaseException) -> BaseException:
+    """The error, or a TypeError that describes it if it cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception as why:
-        return TypeError(f"what it raised cannot leave its process ({why}): {type(error).__name__}: {error}")
+        return TypeError(
+            f"the child process raised an error that cannot be pickled ({why}): {type(error).__name__}: {error}"
+        )
     return error
 
 
-def _die_with(parent: int) -> None:
-    """Have the system end this process when its parent ends, however that comes, where it can (Linux)."""
+def _die_with_parent(parent: int) -> None:
+    """Make the operating system kill this process when its parent ends (only on Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _let_go_of_sockets(own: int) -> None:
-    """Close the parent's connections, which Spark and the driver would otherwise believe alive after its death."""
+def _close_inherited_sockets(pipe: int) -> None:
+    """Close the parent's connections, else Spark and the driver would not notice its death; ``pipe`` stays open."""
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
             with suppress(OSError):
                 number = int(name)
-                if number > 2 and number != own and stat.S_ISSOCK(os.fstat(number).st_mode):
+                if number > 2 and number != pipe and stat.S_ISSOCK(os.fstat(number).st_mode):
                     os.close(number)
 
 
-def _cause(exitcode: int | None) -> str:
+def _describe_exit(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         known = {each.value: each.name for each in signal.Signals}
         name = known.get(-exitcode, f"signal {-exitcode}")
-        return f"its process was killed by {name}" + (" (perhaps for its memory)" if name == "SIGKILL" else "")
+        return f"its process was killed by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
     return f"its process ended with the exit code {exitcode}"

@@ -1,4 +1,4 @@
-"""What is known of a trial."""
+"""`Trial`: the state and the result of one trial of a search."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RUNNING, OK, PRUNED, STOPPED, FAILED = "running", "ok", "pruned", "stopped", "failed"
-"""What may have become of a trial; see `Trial.status`."""
+"""The statuses of a trial; see `Trial.status`."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of hyper-parameters, and what came of it.
+    """One set of hyper-parameters, and the result of training with it.
 
     Attributes:
-        number: Its number; trials are numbered from 0 in the order in which they were suggested.
-        params: The hyper-parameters, as the space has them.
+        number: The number of the trial, from 0, in the order of the suggestions.
+        params: The hyper-parameters, in the structure of the space.
         status: ``"running"``; ``"ok"``; ``"pruned"``: ended by the pruner; ``"stopped"``: ended with the search;
-            ``"failed"``: it raised, it diverged before its first good epoch, or its process was lost again and again.
-        value: The metric at the best epoch, or what the objective returned; ``None`` where there is none. A trial that was
-            pruned or stopped has the value of the best epoch that it came to.
-        best_epoch: That epoch, counted from 1; ``None`` where nothing was reported by epochs, or where an objective returned
-            a loss that is not the best that it had reported.
-        history: The figures of each epoch, as in ``keras.callbacks.History.history``, a list for one with
-            several values; of an objective, what it reported.
-        worker: Where it ran: the machine, and the number of the worker.
-        seconds: How long it took.
-        ended: When it ended, in seconds since the search began, pauses between resumed searches left out.
-        attempts: How often it was given out; more than once where a worker was lost.
-        error: What went wrong, in one line.
-        traceback: The traceback of a trial that raised.
-        extra: What else an objective returned that JSON knows.
-        chosen: What the search algorithm chose for each label of the space; of ``hp.choice`` the number of the option.
-        intermediate_values: The metric at each epoch, turned so that smaller is better; what pruners see.
+            ``"failed"``: it raised an error, diverged in its first epoch, or repeatedly lost its process.
+        value: The metric at the best epoch, or the loss that the objective returned; ``None`` without one. A pruned or
+            stopped trial has the value of its best epoch so far.
+        best_epoch: The epoch of ``value``, counted from 1; ``None`` if the objective reported no epochs, or returned a loss
+            other than the best one that it reported.
+        history: The metrics of each epoch, as in ``keras.callbacks.History.history``, with a list for a metric that has
+            several values; for an objective, the values that it reported.
+        worker: The host name and the number of the worker that ran the trial.
+        seconds: The duration in seconds.
+        ended: The time of its end, in seconds since the search began, without the pauses between resumed searches.
+        attempts: How often the trial was assigned to a worker; more than once if a worker was lost.
+        error: The error message, or a short description of what failed; empty without one.
+        traceback: The traceback, if the trial raised an error.
+        extra: Further entries of the dict that an objective returned, as JSON values.
+        chosen: The value that the search algorithm chose for each label of the space; for ``hp.choice`` the index of the
+            option.
+        intermediate_values: The metric at each epoch, with the sign changed if larger is better, so that smaller is always
+            better; the input of pruners.
     """
 
     number: int
@@ -54,16 +56,16 @@ class Trial:
 
     @property
     def epochs(self) -> int:
-        """The epochs that were reported."""
+        """The number of reported epochs."""
         return max([len(self.intermediate_values), *map(len, self.history.values())])
 
 
 def ranked(trials: Sequence[Trial], sign: float) -> list[Trial]:
-    """The trials that have a value, the best first; of equal ones the earlier.
+    """The trials that have a value, the best first; ties are in the order of their numbers.
 
     Args:
         trials: Any trials.
-        sign: 1 where small values are good, -1 where large ones are.
+        sign: 1 if smaller values are better, -1 if larger ones are.
     """
     return sorted(
         (trial for trial in trials if trial.value is not None), key=lambda trial: (sign * (trial.value or 0.0), trial.number)

@@ -1,4 +1,4 @@
-"""Where the trials of a search run: on Spark, or, for tests, in this process."""
+"""The workers of a search: Spark tasks, or, for tests, this process."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Workers(Protocol):
-    """Where the trials of a search run."""
+    """Runs the workers of a search."""
 
     @property
     def free_slots(self) -> int:
-        """How many workers can run at the same time now, at least 1."""
+        """The number of workers that can run at the same time now, at least 1."""
         ...
 
     @property
-    def in_children(self) -> bool:
-        """Whether each trial has a process of its own."""
+    def in_child_processes(self) -> bool:
+        """Whether each trial runs in a child process of its worker."""
         ...
 
     @property
     def driver(self) -> DriverAddress:
-        """How workers reach this process."""
+        """The address at which workers reach this process."""
         ...
 
     def dataset(self, count: int) -> Dataset:
@@ -42,7 +42,7 @@ class Workers(Protocol):
         ...
 
     def background(self, call: Callable[[], R]) -> Running[R]:
-        """Call something that runs tasks, in a thread of its own."""
+        """Call a function that runs tasks in a new thread."""
         ...
 
     def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
@@ -51,10 +51,10 @@ class Workers(Protocol):
 
 
 class SparkWorkers:
-    """Tasks of one Spark job.
+    """Runs the workers as tasks of one Spark job.
 
     Args:
-        context: The SparkContext; ``None`` takes the active one, or starts one on this machine.
+        context: The SparkContext; ``None`` uses the active one, or starts one on this machine.
 
     Raises:
         ClusterError: The context was stopped, or its workers lack Keras.
@@ -62,70 +62,70 @@ class SparkWorkers:
 
     def __init__(self, context: Any) -> None:
         self._cluster = Cluster(context, _search_environment)
-        self.in_children = True
+        self.in_child_processes = True
 
     @property
     def free_slots(self) -> int:
-        """As `Workers.free_slots`."""
+        """The number of free task slots."""
         return self._cluster.free_slots
 
     @property
     def driver(self) -> DriverAddress:
-        """As `Workers.driver`."""
+        """The address of the Spark driver."""
         return self._cluster.driver
 
     def dataset(self, count: int) -> Dataset:
-        """As `Workers.dataset`."""
+        """An empty Spark dataset with ``count`` partitions."""
         return without_rows(self._cluster, count)
 
     def background(self, call: Callable[[], R]) -> Running[R]:
-        """As `Workers.background`."""
+        """Call a function in a new thread, whose Spark jobs can be cancelled."""
         return self._cluster.background(call)
 
     def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
-        """As `Workers.collected`."""
+        """Collect an RDD or a DataFrame as arrays."""
         return data.collected(rows, _search_environment, named)
 
 
 @dataclass(frozen=True)
 class LocalWorkers:
-    """The in-memory implementation: a thread of this process, in which workers run one after the other.
+    """The in-memory implementation: workers run one after the other in a thread of this process.
 
-    `HyperParamModel` takes it in place of a SparkContext.
+    `HyperParamModel` accepts it in place of a SparkContext.
 
     Attributes:
-        free_slots: As `Workers.free_slots`.
+        free_slots: The number of workers.
     """
 
     free_slots: int = 1
 
     @property
-    def in_children(self) -> bool:
-        """Trials run in this process."""
+    def in_child_processes(self) -> bool:
+        """False: trials run in this process."""
         return False
 
     @property
     def driver(self) -> DriverAddress:
-        """This process."""
+        """The address of this process."""
         return LocalDataset(()).driver
 
     def dataset(self, count: int) -> Dataset:
-        """As `Workers.dataset`."""
+        """An empty local dataset with ``count`` partitions."""
         return LocalDataset((None,) * count)
 
     def background(self, call: Callable[[], R]) -> Running[R]:
-        """As `Workers.background`."""
+        """Call a function in a new thread."""
         return LocalRunning(call)
 
     def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
-        """There is no Spark whose rows these could be.
+        """Reject Spark data, which this implementation cannot read.
 
         Raises:
             ConfigurationError: Always.
         """
-        raise ConfigurationError(f"data={rows!r} lives on Spark, and this search runs in memory: give arrays.")
+        raise ConfigurationError(f"data={rows!r} is on Spark, but this search runs without Spark: give arrays.")
 
 
 def _search_environment(cores: int) -> Mapping[str, str]:
-    """Workers of a search run nothing on the backend themselves, so they are not those that `SparkModel` trains in."""
+    """The environment of search workers. Its extra variable keeps Spark from reusing processes that have trained."""
     return {**device.worker_environment(cores), "SPARKKERAS_SEARCH": "1"}

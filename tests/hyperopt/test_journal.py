@@ -1,4 +1,4 @@
-"""A search on disk: what stands there, and going on with it."""
+"""The journal of a search on disk, and resuming from it."""
 
 import gc
 import json
@@ -18,12 +18,12 @@ SETTINGS = {"space": "abc", "metric": "val_loss", "mode": "min", "seed": 7}
 
 
 def params(chosen):
-    """What the space makes of a choice: something that JSON does not know."""
+    """Hyper-parameters of a type that JSON cannot represent."""
     return {name: complex(value) for name, value in chosen.items()}
 
 
-def trial(number, value=0.5, status=OK, **told):
-    return Trial(number, params({"x": number}), status, value, chosen={"x": number}, **told)
+def trial(number, value=0.5, status=OK, **fields):
+    return Trial(number, params({"x": number}), status, value, chosen={"x": number}, **fields)
 
 
 def write(journal, *trials):
@@ -38,7 +38,7 @@ def opened(journal, settings=SETTINGS):
 
 
 def keep(journal, number, value, data=b"weights"):
-    """Offer a model and keep it if it is wanted; then its trial is written down, as the service does."""
+    """Offer a model and keep it if it is wanted; then write its trial, as the service does."""
     if journal.wants(value):
         draft = journal.draft(100 + number)
         draft.write_bytes(data + str(number).encode())
@@ -57,7 +57,7 @@ def folder(tmp_path):
     return str(tmp_path / "deep" / "search")
 
 
-def test_drafts_that_nobody_finished_go(folder):
+def test_unfinished_drafts_are_removed(folder):
     journal = Journal(folder, None, 1.0)
     journal.draft(3).write_bytes(b"half")
     journal.drop_drafts()
@@ -77,21 +77,21 @@ FULL = trial(
     seconds=1.5,
     ended=20.25,
     attempts=2,
-    error="words with\nä line break",
+    error="a message with\nä line break",
     traceback="Traceback",
     extra={"note": [1, {"a": None}]},
     intermediate_values=(0.5, 0.25),
 )
 
 
-def test_trials_come_back_as_they_were(folder):
+def test_trials_are_restored_exactly(folder):
     trials = [trial(0), FULL, trial(3, None, FAILED, error="it raised"), trial(7, None, STOPPED)]
     write(Journal(folder, 10, 1.0), *trials)
     again = opened(Journal(folder, 10, 1.0))
     assert sorted(again, key=lambda each: each.number) == sorted(trials, key=lambda each: each.number)
 
 
-def test_figures_that_are_not_finite_come_back(folder):
+def test_metrics_that_are_not_finite_are_restored(folder):
     write(Journal(folder, 10, 1.0), trial(0, history={"loss": [1.0, math.nan, math.inf]}, extra={"x": -math.inf}))
     (again,) = opened(Journal(folder, 10, 1.0))
     assert again.history["loss"][0] == 1.0
@@ -99,30 +99,30 @@ def test_figures_that_are_not_finite_come_back(folder):
     assert (again.history["loss"][2], again.extra["x"]) == (math.inf, -math.inf)
 
 
-def test_a_trial_that_is_written_twice_is_there_once(folder):
+def test_writing_a_trial_again_replaces_it(folder):
     write(Journal(folder, 10, 1.0), trial(0, 0.5), trial(0, 0.4))
     assert [each.value for each in opened(Journal(folder, 10, 1.0))] == [0.4]
 
 
-def test_what_a_later_version_knows_of_a_trial_is_passed_over(folder):
+def test_unknown_fields_of_a_later_version_are_ignored(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     path = Path(folder) / "trials" / "00000.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "blue"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "color": "blue"}))
     assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
 
 
-def test_people_can_read_what_was_tried(folder):
+def test_trial_files_show_readable_hyper_parameters(folder):
     write(Journal(folder, 10, 1.0), trial(3))
     assert json.loads((Path(folder) / "trials" / "00003.json").read_text())["params"] == "{'x': (3+0j)}"
 
 
-def test_files_that_were_not_finished_are_no_trials(folder):
+def test_temporary_files_are_ignored(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "trials" / ".00001.json.abc.tmp").write_text('{"num')
     assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
 
 
-def test_a_file_is_whole_or_not_there(folder, monkeypatch):
+def test_trial_files_are_written_atomically(folder, monkeypatch):
     journal = Journal(folder, 10, 1.0)
     write(journal, trial(0, 0.5))
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -136,63 +136,68 @@ def test_a_file_is_whole_or_not_there(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff", b"{}", b'{"number": 3}'])
-def test_damaged_trials_are_told_by_name(folder, damage):
+def test_damaged_trials_are_reported_by_file_name(folder, damage):
     write(Journal(folder, 10, 1.0), trial(0), trial(1))
     (Path(folder) / "trials" / "00000.json").write_bytes(damage)
-    with pytest.raises(StorageError, match="trials/00000.json' is damaged .*: remove it to go on without it"):
+    with pytest.raises(StorageError, match="trials/00000.json' is damaged .*: remove it to resume without it"):
         opened(Journal(folder, 10, 1.0))
     (Path(folder) / "trials" / "00000.json").unlink()
     assert opened(Journal(folder, 10, 1.0)) == [trial(1)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"null", b"\xff"])
-def test_damaged_settings_are_told_by_name(folder, damage):
+def test_damaged_settings_are_reported_by_file_name(folder, damage):
     write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "search.json").write_bytes(damage)
-    with pytest.raises(StorageError, match="search.json' is damaged .*: remove it to go on without it"):
+    with pytest.raises(StorageError, match="search.json' is damaged .*: remove it to resume without it"):
         opened(Journal(folder, 10, 1.0))
 
 
 # Settings
 
 
-def test_settings_are_remembered(folder):
+def test_settings_are_saved(folder):
     assert Journal(folder, 10, 1.0).settings() == {}
     write(Journal(folder, 10, 1.0))
     assert Journal(folder, 10, 1.0).settings() == {"format": 1, **SETTINGS}
 
 
 @pytest.mark.parametrize(("name", "value"), [("metric", "loss"), ("mode", "max"), ("seed", 8)])
-def test_another_search_cannot_go_on_here(folder, name, value):
+def test_a_search_with_other_settings_cannot_resume(folder, name, value):
     write(Journal(folder, 10, 1.0), trial(0))
     with pytest.raises(
-        ConfigurationError, match=f"holds another search: its {name} differs .{SETTINGS[name]!r} there, {value!r} now"
+        ConfigurationError,
+        match=f"holds another search: its {name} differs .{SETTINGS[name]!r} in the folder, {value!r} now",
     ):
         opened(Journal(folder, 10, 1.0), {**SETTINGS, name: value})
     assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
 
 
-def test_several_differences_are_all_told(folder):
+def test_all_differing_settings_are_reported(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     with pytest.raises(ConfigurationError, match="its metric differs .*; its seed differs "):
         opened(Journal(folder, 10, 1.0), {**SETTINGS, "metric": "loss", "seed": 1})
 
 
-def test_another_space_is_told_by_its_labels(folder):
+def test_a_different_space_is_reported_by_its_labels(folder):
     settings = {"parameters": ["lr", "units"], **SETTINGS}
-    for name, value, told in [
-        ("parameters", ["lr", "unit"], "the labels of its space differ (only there: 'units'; only now: 'unit'). Go on"),
-        ("parameters", ["lr"], "the labels of its space differ (only there: 'units'). Go on"),
-        ("space", "xyz", "the ranges, options or conditions of its space differ (the labels are the same). Go on"),
+    for name, value, difference in [
+        (
+            "parameters",
+            ["lr", "unit"],
+            "the labels of its space differ (only in the folder: 'units'; only now: 'unit'). Resume it",
+        ),
+        ("parameters", ["lr"], "the labels of its space differ (only in the folder: 'units'). Resume it"),
+        ("space", "xyz", "the ranges, options or conditions of its space differ (the labels are the same). Resume it"),
     ]:
-        other = folder + str(len(told))
+        other = folder + str(len(difference))
         with Journal(other, 10, 1.0).opened(settings, params):
             Journal(other, 10, 1.0).write(trial(0))
-        with pytest.raises(ConfigurationError, match=re.escape(f"holds another search: {told}")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"holds another search: {difference}")):
             opened(Journal(other, 10, 1.0), {**settings, "space": "xyz", name: value})
 
 
-def test_what_a_later_version_wrote_is_refused(folder):
+def test_a_folder_of_a_later_version_is_rejected(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "search.json").write_text(json.dumps({"format": 2, **SETTINGS}))
     with pytest.raises(ConfigurationError, match="written by a later version of sparkkeras: upgrade"):
@@ -200,8 +205,8 @@ def test_what_a_later_version_wrote_is_refused(folder):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_where_no_trial_has_ended_another_search_may_begin(folder, version):
-    """The space or the metric was mistaken, say."""
+def test_another_search_may_start_in_a_folder_without_trials(folder, version):
+    """For example after an error in the space or the metric."""
     write(Journal(folder, 10, 1.0))
     (Path(folder) / "search.json").write_text(json.dumps({"format": version, **SETTINGS}))
     other = {**SETTINGS, "space": "xyz", "seed": 8}
@@ -209,54 +214,54 @@ def test_where_no_trial_has_ended_another_search_may_begin(folder, version):
     assert Journal(folder, 10, 1.0).settings() == {"format": 1, **other}
 
 
-def test_two_searches_do_not_go_on_in_one_folder(folder):
+def test_two_searches_cannot_run_in_one_folder(folder):
     one, other = Journal(folder, 10, 1.0), Journal(folder + "/", 10, 1.0)
     with one.opened(SETTINGS, params):
-        with pytest.raises(ConfigurationError, match="another search is going on there"):
+        with pytest.raises(ConfigurationError, match="another search is running in this folder"):
             opened(other)
         one.write(trial(0))
     assert opened(other) == [trial(0)]
 
 
-def test_a_search_that_failed_lets_go_of_its_folder(folder):
+def test_a_failed_search_releases_its_folder(folder):
     with pytest.raises(ZeroDivisionError), Journal(folder, 10, 1.0).opened(SETTINGS, params):
         _ = 1 / 0
     assert opened(Journal(folder, 10, 1.0)) == []
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot .*file/search.*: Not a directory"):
         opened(Journal(str(tmp_path / "file" / "search"), 10, 1.0))
 
 
-def test_a_folder_with_other_things_is_left_as_it_is(folder):
+def test_a_folder_with_other_files_is_rejected_and_unchanged(folder):
     Path(folder).mkdir(parents=True)
-    (Path(folder) / "thesis.tex").write_text("words")
-    with pytest.raises(ConfigurationError, match=r"holds other things \(thesis.tex\): give a folder that is new"):
+    (Path(folder) / "thesis.tex").write_text("text")
+    with pytest.raises(ConfigurationError, match=r"holds other files \(thesis.tex\): give a new or empty folder"):
         opened(Journal(folder, 10, 1.0))
     assert [path.name for path in Path(folder).iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("name", ["models/resnet.keras", "models/00001.keras", "trials/notes.json"])
-def test_folders_of_somebody_elses_that_have_the_names_of_ours_are_left_alone(folder, name):
+def test_foreign_folders_with_the_same_names_are_rejected_and_unchanged(folder, name):
     path = Path(folder) / name
     path.parent.mkdir(parents=True)
-    path.write_text("dear")
-    with pytest.raises(ConfigurationError, match=rf"holds other things \({name}\): give a folder that is new"):
+    path.write_text("text")
+    with pytest.raises(ConfigurationError, match=rf"holds other files \({name}\): give a new or empty folder"):
         opened(Journal(folder, 10, 1.0))
-    assert path.read_text() == "dear"
+    assert path.read_text() == "text"
     assert [each for each in Path(folder).rglob("*") if each.is_file()] == [path]
 
 
-def test_a_search_that_was_ended_at_its_first_words_may_begin_again(folder):
+def test_a_search_killed_while_it_wrote_its_settings_may_start_again(folder):
     Path(folder).mkdir(parents=True)
     (Path(folder) / ".search.json.abc.tmp").write_text("{")
     (Path(folder) / "search.lock").write_text("")
     assert opened(Journal(folder, 10, 1.0)) == []
 
 
-def test_damaged_settings_can_be_removed_to_go_on(folder):
+def test_a_search_can_resume_after_its_settings_file_is_removed(folder):
     write(Journal(folder, 10, 1.0), trial(0))
     (Path(folder) / "search.json").unlink()
     assert opened(Journal(folder, 10, 1.0)) == [trial(0)]
@@ -271,7 +276,7 @@ VALUES = [0.5, 0.9, 0.1, 0.7, 0.3, 0.3, 0.8]
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("count", [0, 1, 3, 7, None])
-def test_the_models_of_the_best_are_kept(folder, sign, count):
+def test_the_models_of_the_best_trials_are_kept(folder, sign, count):
     journal = Journal(folder, count, sign)
     with journal.opened(SETTINGS, params):
         for number, value in enumerate(VALUES):
@@ -284,7 +289,7 @@ def test_the_models_of_the_best_are_kept(folder, sign, count):
         assert journal.model_file(number) == (f"{number:05d}.npz", b"weights" + str(number).encode())
 
 
-def test_of_equal_trials_the_model_of_the_earlier_is_kept_whichever_ends_first(folder):
+def test_ties_keep_the_model_of_the_lowest_trial_number(folder):
     journal = Journal(folder, 1, 1.0)
     with journal.opened(SETTINGS, params):
         for number in (5, 3, 4):
@@ -292,8 +297,8 @@ def test_of_equal_trials_the_model_of_the_earlier_is_kept_whichever_ends_first(f
     assert models(journal) == ["00003.npz"]
 
 
-def test_a_model_is_let_go_of_only_when_another_trial_is_written(folder):
-    """However the driver ends in between, the best trial that stands there has its model."""
+def test_a_model_is_removed_only_after_the_better_trial_is_written(folder):
+    """Wherever the driver crashes in between, the best written trial has its model."""
     journal = Journal(folder, 1, 1.0)
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
@@ -306,7 +311,7 @@ def test_a_model_is_let_go_of_only_when_another_trial_is_written(folder):
     assert crashed.model_file(0) == ("00000.npz", b"weights0")
 
 
-def test_a_driver_that_ends_before_it_lets_go_of_a_model_does_so_when_it_goes_on(folder):
+def test_resuming_removes_surplus_models_of_a_crashed_driver(folder):
     journal = Journal(folder, 1, 1.0)
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
@@ -319,7 +324,7 @@ def test_a_driver_that_ends_before_it_lets_go_of_a_model_does_so_when_it_goes_on
     assert crashed.model_file(1) == ("00001.npz", b"better")
 
 
-def test_a_model_that_cannot_be_kept_costs_no_other(folder, monkeypatch):
+def test_a_failure_to_keep_a_model_removes_no_other_model(folder, monkeypatch):
     journal = Journal(folder, 1, 1.0)
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
@@ -334,7 +339,7 @@ def test_a_model_that_cannot_be_kept_costs_no_other(folder, monkeypatch):
     assert not journal.has_model(1)
 
 
-def test_the_model_of_a_trial_that_is_tried_again_is_that_of_the_last_time(folder):
+def test_the_model_of_a_repeated_trial_is_the_last_one(folder):
     journal = Journal(folder, 2, 1.0)
     with journal.opened(SETTINGS, params):
         for lease, (value, suffix) in enumerate(((0.25, "keras"), (0.5, "npz"))):
@@ -345,7 +350,7 @@ def test_the_model_of_a_trial_that_is_tried_again_is_that_of_the_last_time(folde
     assert journal.model_file(0) == ("00000.npz", b"npz")
 
 
-def test_only_models_that_may_be_kept_are_wanted(folder):
+def test_only_models_that_could_be_kept_are_wanted(folder):
     journal = Journal(folder, 2, -1.0)
     with journal.opened(SETTINGS, params):
         assert journal.wants(-100.0)
@@ -370,7 +375,7 @@ def test_models_of_an_earlier_call_count(folder):
     assert models(journal) == ["00001.npz", "00003.npz"]
 
 
-def test_fewer_models_are_kept_when_fewer_are_asked_for(folder):
+def test_resuming_with_a_smaller_number_removes_models(folder):
     first = Journal(folder, None, -1.0)
     with first.opened(SETTINGS, params):
         for number, value in enumerate(VALUES):
@@ -388,7 +393,7 @@ def test_models_without_a_trial_are_removed(folder):
         journal.write(trial(2, None, FAILED))
     others = [".00003.npz.swp", "00001.npz.bak", "resnet.keras", "strange", "²²²²².npz"]
     for name in ("00001.npz", "00002.keras", f".00000.npz.{'5f' * 16}.tmp", *others):
-        (Path(folder) / "models" / name).write_bytes(b"left behind")
+        (Path(folder) / "models" / name).write_bytes(b"leftover")
     again = Journal(folder, 3, 1.0)
     opened(again)
     assert models(again) == sorted(["00000.npz", *others])
@@ -396,7 +401,7 @@ def test_models_without_a_trial_are_removed(folder):
     assert not again.has_model(1)
 
 
-def test_models_come_as_weights_or_whole(folder):
+def test_models_are_stored_as_weights_or_whole_models(folder):
     journal = Journal(folder, 3, 1.0)
     with journal.opened(SETTINGS, params):
         for number, suffix in enumerate(("npz", "keras")):
@@ -408,13 +413,13 @@ def test_models_come_as_weights_or_whole(folder):
     assert [again.model_file(number) for number in range(2)] == [("00000.npz", b"npz"), ("00001.keras", b"keras")]
 
 
-def test_drafts_of_two_leases_do_not_meet(folder):
+def test_drafts_of_two_leases_have_different_files(folder):
     journal = Journal(folder, 3, 1.0)
     assert journal.draft(1) != journal.draft(2)
     assert not str(journal.draft(1)).startswith(folder)
 
 
-def test_a_model_that_went_away_is_told(folder):
+def test_a_missing_model_file_is_reported(folder):
     journal = Journal(folder, 3, 1.0)
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
@@ -426,7 +431,7 @@ def test_a_model_that_went_away_is_told(folder):
 # Temporary folders
 
 
-def test_a_temporary_folder_goes_with_its_journal():
+def test_a_temporary_folder_is_removed_with_its_journal():
     journal = Journal(None, 3, 1.0)
     with journal.opened(SETTINGS, params):
         keep(journal, 0, 0.5)
@@ -440,7 +445,7 @@ def test_a_temporary_folder_goes_with_its_journal():
     assert not drafts.exists()
 
 
-def test_a_folder_of_the_persons_stays(folder):
+def test_a_folder_of_the_user_is_kept(folder):
     journal = Journal(folder, 3, 1.0)
     write(journal, trial(0))
     drafts = journal.draft(1).parent
@@ -451,7 +456,7 @@ def test_a_folder_of_the_persons_stays(folder):
     assert (Path(folder) / "trials" / "00000.json").exists()
 
 
-def test_trials_can_be_replaced_without_harm(folder):
+def test_copies_of_a_trial_with_other_numbers_can_be_written(folder):
     journal = Journal(folder, 3, 1.0)
     write(journal, FULL, replace(FULL, number=13))
     assert {each.number for each in opened(journal)} == {12, 13}

@@ -1,4 +1,4 @@
-"""Hyper-parameters as people see them: names and values, the same in lines, tables and plots."""
+"""Display names and values of hyper-parameters, the same in progress lines, tables and plots."""
 
 import functools
 from enum import Enum
@@ -8,7 +8,7 @@ import pytest
 from hyperopt import hp, rand
 from hyperopt.pyll import scope
 
-from sparkkeras.hyperopt.parameters import as_text, described, distinct, number, parameters_of, shortened
+from sparkkeras.hyperopt.parameters import as_text, describe_params, format_number, make_distinct, parameters_of, shorten
 from sparkkeras.hyperopt.space import Space
 
 
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 def nested():
-    """Labels unlike keys, and options that have the same key."""
+    """A space whose labels differ from its keys, and whose options share a key."""
     return {
         "rate": hp.loguniform("lr", -7, -2),
         "optimizer": hp.choice(
@@ -53,10 +53,10 @@ NAMES = {
 # Names
 
 
-def test_names_are_where_a_trial_has_the_value():
+def test_names_are_paths_in_the_hyper_parameters():
     assert {each.label: each.name for each in Space(nested()).parameters} == NAMES
     labels = [each.label for each in parameters_of(nested())]
-    assert labels.index("opt") + 1 == labels.index("lr_sgd")  # what an option needs stands behind it
+    assert labels.index("opt") + 1 == labels.index("lr_sgd")  # parameters of options follow their choice
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_names_are_where_a_trial_has_the_value():
     ],
     ids=range(7),
 )
-def test_names_in_spaces_of_every_form(space, names):
+def test_names_in_spaces_of_every_structure(space, names):
     assert [each.name for each in parameters_of(space)] == names
 
 
-def test_a_part_that_stands_at_two_places_has_one_name():
+def test_a_parameter_that_occurs_twice_has_one_name():
     shared = hp.uniform("x", 0, 1)
     assert [each.name for each in parameters_of({"a": shared, "b": {"c": shared}})] == ["a"]
 
@@ -84,19 +84,19 @@ def test_a_part_that_stands_at_two_places_has_one_name():
 # Values
 
 
-def test_a_trial_in_one_line():
+def test_describe_params_returns_one_line():
     space = Space(nested())
     sgd = {"lr": 0.00123456, "opt": 0, "lr_sgd": 0.5, "m": 30.0, "u0": 1, "u1": 2}
-    assert described(space.parameters, sgd) == (
+    assert describe_params(space.parameters, sgd) == (
         "layers.0.units=64 layers.1.units=(1, 2) optimizer=sgd optimizer.lr (lr_sgd)=0.5 optimizer.momentum=30 rate=0.001235"
     )
     adam = {"lr": 0.1, "opt": 1, "lr_adam": 1e-9, "u0": 0, "u1": 0}
-    assert described(space.parameters, adam) == (
+    assert describe_params(space.parameters, adam) == (
         "layers.0.units=32 layers.1.units=None optimizer=adam optimizer.lr (lr_adam)=1e-9 rate=0.1"
     )
 
 
-def test_values_are_those_that_the_trial_gets():
+def test_values_are_the_ones_that_the_trial_receives():
     space = Space(
         {
             "a": scope.int(hp.quniform("a", 1, 8, 1)) + 1,
@@ -135,7 +135,7 @@ def test_names_of_options(options, names):
     assert weighted.options == names
 
 
-# Words
+# Text
 
 
 @pytest.mark.parametrize(
@@ -156,18 +156,18 @@ def test_values_as_text(value, text):
     assert as_text(value) == text
 
 
-def test_long_texts_lose_their_middle():
-    assert shortened("x" * 10, 10) == "x" * 10
-    assert shortened("abcdefghijk", 6) == "abc…jk"
+def test_long_texts_are_abbreviated_in_the_middle():
+    assert shorten("x" * 10, 10) == "x" * 10
+    assert shorten("abcdefghijk", 6) == "abc…jk"
     (choice,) = parameters_of({"a": hp.choice("a", ["x" * 40])})
-    assert described([choice], {"a": 0}) == f"a={'x' * 12}…{'x' * 11}"
+    assert describe_params([choice], {"a": 0}) == f"a={'x' * 12}…{'x' * 11}"
 
 
-def test_texts_that_are_to_be_different():
-    assert distinct(["a", "b", "a"]) == ("a #0", "b", "a #2")
-    assert distinct(["resnet_frozen_weights", "resnet_tuned_weights", "none"], 10) == ("…frozen…", "…tuned…", "none")
-    assert distinct(["a" * 20, "a" * 20], 10) == ("aaaaa…aaaa #0", "aaaaa…aaaa #1")
+def test_distinct_texts_stay_distinct():
+    assert make_distinct(["a", "b", "a"]) == ("a #0", "b", "a #2")
+    assert make_distinct(["resnet_frozen_weights", "resnet_tuned_weights", "none"], 10) == ("…frozen…", "…tuned…", "none")
+    assert make_distinct(["a" * 20, "a" * 20], 10) == ("aaaaa…aaaa #0", "aaaaa…aaaa #1")
 
 
-def test_numbers_in_few_characters():
-    assert [number(value) for value in (1e-5, 0.003, 200.0, 12345.6)] == ["1e-5", "0.003", "200", "1.235e4"]
+def test_numbers_are_formatted_briefly():
+    assert [format_number(value) for value in (1e-5, 0.003, 200.0, 12345.6)] == ["1e-5", "0.003", "200", "1.235e4"]

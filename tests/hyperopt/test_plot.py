@@ -1,4 +1,4 @@
-"""A search as a picture: what stands where, and that any search can be drawn."""
+"""Plots of searches: the positions of what they show, and that any search can be plotted."""
 
 import sys
 import warnings
@@ -29,7 +29,7 @@ def trial(number, value, status=OK, *, lr=0.01, units=0, momentum=None, **given)
     return Trial(number, {}, status, value, ended=10.0 * (number + 1), chosen=chosen, **given)
 
 
-def some():
+def example_trials():
     return [
         trial(0, 0.5, lr=0.001, units=1),
         trial(1, 0.7, PRUNED, lr=0.1, units=2, momentum=0.5),
@@ -61,12 +61,12 @@ def ticks(axes):
     return [label.get_text() for label in axes.get_xticklabels()]
 
 
-def words(figure):
+def texts_of(figure):
     return [text.get_text() for text in figure.texts]
 
 
 def overlapping(figure):
-    """The pairs of texts that lie on each other, once they have their places."""
+    """The pairs of texts that overlap after the layout is computed."""
     figure.draw_without_rendering()
     texts = [*figure.texts]
     for axes in figure.axes:
@@ -81,17 +81,17 @@ def overlapping(figure):
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in inside]
     return [
         (one, other)
-        for place, (one, box) in enumerate(boxes)
-        for other, behind in boxes[place + 1 :]
-        if box.overlaps(behind)
+        for index, (one, box) in enumerate(boxes)
+        for other, other_box in boxes[index + 1 :]
+        if box.overlaps(other_box)
     ]
 
 
-# What stands where
+# Positions
 
 
-def test_values_stand_at_their_times_by_their_status():
-    over_time = draw(some()).axes[0]
+def test_values_are_plotted_by_time_and_status():
+    over_time = draw(example_trials()).axes[0]
     assert points(over_time, OK) == [(10.0, 0.5), (30.0, 0.2)]
     assert points(over_time, PRUNED) == [(20.0, 0.7)]
     assert points(over_time, STOPPED) == [(50.0, 0.3)]
@@ -101,28 +101,28 @@ def test_values_stand_at_their_times_by_their_status():
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, [0.5, 0.5, 0.2, 0.2, 0.2]), (-1.0, [0.5, 0.7, 0.7, 0.7, 0.7])])
-def test_the_best_so_far_is_a_line_to_the_end(sign, expected):
-    (line,) = [line for line in draw(some(), sign=sign).axes[0].lines if line.get_label() == "best so far"]
+def test_the_best_so_far_is_a_step_line_to_the_end(sign, expected):
+    (line,) = [line for line in draw(example_trials(), sign=sign).axes[0].lines if line.get_label() == "best so far"]
     assert list(line.get_ydata()) == expected
     assert list(line.get_xdata()) == [10, 20, 30, 50, 50]
     assert line.get_drawstyle() == "steps-post"
 
 
-def test_time_is_the_order_however_trials_are_given():
-    (line,) = [line for line in draw(some()[::-1]).axes[0].lines if line.get_label() == "best so far"]
+def test_trials_are_plotted_in_the_order_of_their_ends():
+    (line,) = [line for line in draw(example_trials()[::-1]).axes[0].lines if line.get_label() == "best so far"]
     assert list(line.get_xdata()) == [10, 20, 30, 50, 50]
 
 
 @pytest.mark.parametrize(("factor", "unit", "last"), [(1, "seconds", 50), (60, "minutes", 50), (3600, "hours", 50)])
-def test_time_has_a_unit_that_fits(factor, unit, last):
-    axes = draw([replace(each, ended=each.ended * factor) for each in some()]).axes[0]
+def test_the_time_axis_has_a_suitable_unit(factor, unit, last):
+    axes = draw([replace(each, ended=each.ended * factor) for each in example_trials()]).axes[0]
     assert axes.get_xlabel() == f"{unit} since the search began"
     assert points(axes, STOPPED)[0][0] == last
 
 
-def test_failed_trials_are_ticks_at_the_bad_edge():
+def test_failed_trials_are_ticks_at_the_edge_of_the_worst_values():
     for sign, heights in ((1.0, [0.955, 1.0]), (-1.0, [0.0, 0.045])):
-        for axes, place in zip(draw(some(), sign=sign).axes, (40.0, 0.02, 0.0), strict=False):
+        for axes, place in zip(draw(example_trials(), sign=sign).axes, (40.0, 0.02, 0.0), strict=False):
             (ticks,) = [each for each in axes.collections if each.get_label() == FAILED]
             (segment,) = ticks.get_segments()
             assert set(segment[:, 0]) == {segment[0, 0]}
@@ -130,9 +130,9 @@ def test_failed_trials_are_ticks_at_the_bad_edge():
             assert list(segment[:, 1]) == heights
 
 
-@pytest.mark.parametrize(("sign", "best"), [(1.0, some()[2]), (-1.0, some()[1])])
-def test_the_best_trial_is_marked_everywhere(sign, best):
-    over_time, *others = draw(some(), sign=sign).axes
+@pytest.mark.parametrize(("sign", "best"), [(1.0, example_trials()[2]), (-1.0, example_trials()[1])])
+def test_the_best_trial_is_marked_in_all_axes(sign, best):
+    over_time, *others = draw(example_trials(), sign=sign).axes
     assert stars(over_time) == [(best.ended, best.value)]
     for axes, parameter in zip(others, PARAMETERS, strict=True):
         ((x, y),) = stars(axes)
@@ -140,16 +140,16 @@ def test_the_best_trial_is_marked_everywhere(sign, best):
         assert y == best.value
 
 
-def test_all_axes_show_the_same_values():
-    figure = draw(some())
+def test_all_axes_have_the_same_range_of_values():
+    figure = draw(example_trials())
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     low, high = figure.axes[0].get_ylim()
     assert low < 0.2
     assert high > 0.7
 
 
-def test_each_hyper_parameter_has_its_axes_and_scale():
-    figure = draw(some())
+def test_each_hyper_parameter_has_axes_with_its_scale():
+    figure = draw(example_trials())
     assert [axes.get_xlabel() for axes in figure.axes[1:]] == ["lr", "units", "momentum"]
     assert [axes.get_xscale() for axes in figure.axes[1:]] == ["log", "linear", "linear"]
     assert points(figure.axes[1], OK) == [(0.001, 0.5), (0.01, 0.2)]
@@ -157,22 +157,22 @@ def test_each_hyper_parameter_has_its_axes_and_scale():
 
 
 @pytest.mark.parametrize("kind", ["loguniform", "qloguniform", "lognormal", "qlognormal"])
-def test_what_is_drawn_by_its_logarithm_is_shown_so(kind):
+def test_log_distributions_have_a_log_scale(kind):
     lr = [Parameter("lr", "lr", kind)]
-    assert draw(some(), lr).axes[1].get_xscale() == "log"
+    assert draw(example_trials(), lr).axes[1].get_xscale() == "log"
     assert draw([trial(0, 1.0, lr=0.0), trial(1, 2.0, lr=5.0)], lr).axes[1].get_xscale() == "linear"
 
 
 def test_a_trial_without_the_hyper_parameter_is_left_out():
-    axes = draw(some()).axes[3]
+    axes = draw(example_trials()).axes[3]
     assert points(axes, OK) == [(0.9, 0.2)]
     assert points(axes, PRUNED) == [(0.5, 0.7)]
     assert points(axes, STOPPED) == []
     assert not axes.collections
 
 
-def test_a_best_trial_without_the_hyper_parameter_is_marked_elsewhere_only():
-    trials = [*some(), trial(9, 0.1)]
+def test_a_best_trial_without_the_hyper_parameter_is_marked_only_in_other_axes():
+    trials = [*example_trials(), trial(9, 0.1)]
     assert [len(stars(axes)) for axes in draw(trials).axes] == [1, 1, 1, 0]
 
 
@@ -180,7 +180,7 @@ def test_a_hyper_parameter_that_no_trial_used_has_no_axes():
     assert len(draw([trial(0, 1.0)]).axes) == 3
 
 
-def test_a_choice_has_the_names_of_its_options_and_is_spread():
+def test_a_choice_has_the_names_of_its_options_and_its_trials_are_spread():
     axes = draw([trial(number, 1.0 + number, units=number % 2 * 2) for number in range(40)]).axes[2]
     assert ticks(axes) == ["32", "128"]
     assert list(axes.get_xticks()) == [0, 2]
@@ -191,7 +191,7 @@ def test_a_choice_has_the_names_of_its_options_and_is_spread():
     assert [x for x, _ in points(again, OK)] == list(places)
 
 
-def test_a_random_integer_has_numbers():
+def test_a_random_integer_has_numeric_ticks():
     trials = [Trial(n, {}, OK, 1.0 + n, chosen={"seed": n * 50}, ended=1.0 + n) for n in range(20)]
     axes = draw(trials, [Parameter("seed", "seed", "randint")]).axes[1]
     assert points(axes, OK) == [(n * 50.0, 1.0 + n) for n in range(20)]
@@ -202,7 +202,7 @@ def chosen(label, *indices):
     return [Trial(n, {}, OK, 1.0 + n, chosen={label: index}, ended=1.0 + n) for n, index in enumerate(indices)]
 
 
-def test_a_choice_within_a_nested_space_has_the_names_of_its_options_and_of_its_place():
+def test_a_choice_in_a_nested_space_has_the_names_of_its_options_and_its_path():
     axes = draw(chosen("act", 0, 1, 2), [Parameter("act", "layers.0.activation", "randint", ("relu", "None", "True"))]).axes[
         1
     ]
@@ -210,8 +210,8 @@ def test_a_choice_within_a_nested_space_has_the_names_of_its_options_and_of_its_
     assert axes.get_xlabel() == "layers.0.activation"
 
 
-def test_what_is_computed_stands_where_its_result_is():
-    """As in 2 ** hp.randint: a trial gets the power of two."""
+def test_computed_values_are_plotted_at_their_result():
+    """For example 2 ** hp.randint: a trial gets the power of two."""
     space = Space({"units": 2 ** hp.randint("power", 4, 8), "kind": scope.getitem(["a", "b"], hp.randint("index", 2))})
     trials = [Trial(n, {}, OK, 1.0 + n, chosen={"power": 4 + n, "index": n % 2}, ended=1.0 + n) for n in range(4)]
     kind, units = draw(trials, space.parameters).axes[1:]
@@ -220,7 +220,7 @@ def test_what_is_computed_stands_where_its_result_is():
     assert [x for x, _ in points(units, OK)] == pytest.approx([16, 32, 64, 128], abs=1)
 
 
-def test_long_names_of_options_keep_what_distinguishes_them():
+def test_long_names_of_options_keep_their_differences():
     names = ("imagenet_resnet50_frozen_backbone", "imagenet_resnet50_tuned_backbone", "x" * 40, "None")
     assert ticks(draw(chosen("w", 0, 1, 2, 3), [Parameter("w", "w", "randint", names)]).axes[1]) == [
         "…frozen…",
@@ -230,27 +230,27 @@ def test_long_names_of_options_keep_what_distinguishes_them():
     ]
 
 
-def test_of_many_options_some_are_named():
+def test_only_some_of_many_options_have_labels():
     sizes = Parameter("a", "a", "randint", tuple(str(16 * n) for n in range(1, 41)))
-    told = ticks(draw(chosen("a", *range(40)), [sizes]).axes[1])
-    assert 3 < len(told) < 9
-    assert told[:2] == ["16", "112"]
-    words = Parameter("a", "a", "randint", tuple(f"augmentation number {n}" for n in range(40)))
-    assert ticks(draw(chosen("a", *range(40)), [words]).axes[1])[:2] == ["augment…mber 0", "augment…mber 5"]
+    labels = ticks(draw(chosen("a", *range(40)), [sizes]).axes[1])
+    assert 3 < len(labels) < 9
+    assert labels[:2] == ["16", "112"]
+    names = Parameter("a", "a", "randint", tuple(f"augmentation number {n}" for n in range(40)))
+    assert ticks(draw(chosen("a", *range(40)), [names]).axes[1])[:2] == ["augment…mber 0", "augment…mber 5"]
 
 
-def test_title_and_legend_tell_what_is_seen():
-    figure = draw(some())
-    assert words(figure) == ["Best val_loss: 0.2 (trial 2)"]
+def test_title_and_legend_describe_the_plot():
+    figure = draw(example_trials())
+    assert texts_of(figure) == ["Best val_loss: 0.2 (trial 2)"]
     assert figure.axes[0].get_title("left") == "5 trials in 50.0s; smaller is better"
-    told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert told == ["2 ok", "1 pruned", "1 stopped", "1 failed", "best so far", "best"]
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["2 ok", "1 pruned", "1 stopped", "1 failed", "best so far", "best"]
     alone = draw([trial(0, 3.0)], sign=-1.0)
     assert alone.axes[0].get_title("left") == "1 trial in 10.0s; larger is better"
     assert [text.get_text() for text in alone.axes[0].get_legend().get_texts()] == ["1 ok", "best so far", "best"]
 
 
-# Values that dwarf the others
+# Outliers
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_title_and_legend_tell_what_is_seen():
         (list(np.linspace(0, 1, 500)), (0, 1)),
     ],
 )
-def test_only_values_that_dwarf_the_others_are_beyond_the_axes(losses, expected):
+def test_only_extreme_outliers_are_outside_the_axes(losses, expected):
     assert visible_losses(losses) == pytest.approx(expected)
     assert visible_losses(losses[::-1]) == pytest.approx(expected)
 
@@ -280,8 +280,8 @@ def test_a_long_tail_is_shown():
 @pytest.mark.parametrize(
     ("sign", "bound", "side", "arrow", "way"), [(1.0, 0.7, "above", "^", "up"), (-1.0, 0.2, "below", "v", "down")]
 )
-def test_diverged_values_are_arrows_at_the_edge_and_the_figure_says_so(sign, bound, side, arrow, way):
-    figure = draw([*some(), trial(7, sign * 1e6), trial(8, sign * 5e4, PRUNED)], sign=sign)
+def test_outliers_are_arrows_at_the_edge_with_a_note(sign, bound, side, arrow, way):
+    figure = draw([*example_trials(), trial(7, sign * 1e6), trial(8, sign * 5e4, PRUNED)], sign=sign)
     low, high = figure.axes[0].get_ylim()
     assert high - low < 1
     for axes in figure.axes[:3]:
@@ -290,19 +290,19 @@ def test_diverged_values_are_arrows_at_the_edge_and_the_figure_says_so(sign, bou
             assert low < y < high
             assert sign * y > sign * bound
         assert {line.get_marker() for line in axes.lines if "beyond" in line.get_label()} == {arrow}
-    (told,) = words(figure)[1:]
-    assert told[1:] == f" 2 trials have values {side} {bound} ({way} to {sign * 1e6:.0f}), cut off at the edge.".replace(
+    (note,) = texts_of(figure)[1:]
+    assert note[1:] == f" 2 trials have values {side} {bound} ({way} to {sign * 1e6:.0f}), cut off at the edge.".replace(
         "1000000", "1e6"
     )
 
 
-def test_one_diverged_value_is_told_by_itself():
-    (told,) = words(draw([*some(), trial(7, 1e6)]))[1:]
-    assert told == "▲ One trial has a value above 0.7 (1e6), cut off at the edge."
+def test_a_single_outlier_has_a_note():
+    (note,) = texts_of(draw([*example_trials(), trial(7, 1e6)]))[1:]
+    assert note == "▲ One trial has a value above 0.7 (1e6), cut off at the edge."
 
 
-def test_the_line_of_the_best_stays_on_the_axes():
-    figure = draw([replace(trial(7, 1e6), ended=1.0), *some()])
+def test_the_line_of_the_best_stays_within_the_axes():
+    figure = draw([replace(trial(7, 1e6), ended=1.0), *example_trials()])
     (line,) = [line for line in figure.axes[0].lines if line.get_label() == "best so far"]
     assert list(line.get_ydata()[:2]) == [0.7, 0.5]
 
@@ -311,7 +311,7 @@ def test_the_line_of_the_best_stays_on_the_axes():
 
 
 def many(count, width, seed=0):
-    """Trials of all kinds, and their hyper-parameters."""
+    """Trials of every status, and their hyper-parameters."""
     generator = np.random.default_rng(seed)
     kinds = {f"a_rather_long_name_{n}": ("loguniform", "uniform", "randint", "quniform")[n % 4] for n in range(width)}
     trials = []
@@ -327,7 +327,7 @@ def many(count, width, seed=0):
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 3), (3, 1), (30, 0), (30, 12), (300, 5)])
-def test_no_words_lie_on_each_other(count, width):
+def test_texts_do_not_overlap(count, width):
     trials, parameters = many(count, width)
     figure = draw(trials, parameters, metric="val_sparse_categorical_accuracy", sign=-1.0)
     assert len(figure.axes) == 1 + width
@@ -356,16 +356,16 @@ def test_a_range_within_a_decade_has_ticks():
     ],
     ids=range(9),
 )
-def test_odd_searches_are_drawn_without_a_warning(trials):
+def test_unusual_searches_are_plotted_without_a_warning(trials):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = draw(trials)
-        figure.dpi = 40  # as many warnings, and fewer dots
+        figure.dpi = 40  # fast to draw, with the same warnings
         figure.canvas.draw()
     assert np.isfinite(figure.axes[0].get_ylim()).all()
 
 
-def test_names_with_dollars_are_no_formulas():
+def test_names_with_dollar_signs_are_not_formulas():
     dollars = Parameter("x", "$x^$", "randint", ("$a_$", "$"))
     draw(chosen("x", 0, 1), [dollars], metric="$loss^$").draw_without_rendering()
 
@@ -375,7 +375,7 @@ def test_names_with_dollars_are_no_formulas():
 
 def test_the_file_is_a_png(tmp_path):
     for path in (tmp_path / "one.png", str(tmp_path / "other.PNG")):
-        assert plot_search(some(), path, metric="loss", sign=1.0, parameters=PARAMETERS) is None
+        assert plot_search(example_trials(), path, metric="loss", sign=1.0, parameters=PARAMETERS) is None
     for path in tmp_path.iterdir():
         data = path.read_bytes()
         assert data.startswith(PNG)
@@ -387,49 +387,49 @@ def test_the_file_is_a_png(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["search.pdf", "search", "png"])
-def test_a_file_that_would_be_no_picture_by_its_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigurationError, match=f"{name}': what is drawn is a PNG, so its name has to end in .png"):
-        plot_search(some(), tmp_path / name, metric="loss", sign=1.0, parameters=PARAMETERS)
+def test_a_path_that_does_not_end_in_png_is_rejected(tmp_path, name):
+    with pytest.raises(ConfigurationError, match=f"{name}': the plot is a PNG file, so the path must end in .png"):
+        plot_search(example_trials(), tmp_path / name, metric="loss", sign=1.0, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few dots."""
+    """A low resolution, which is fast to draw."""
     monkeypatch.setattr(plot, "DPI", 30)
 
 
 @pytest.mark.usefixtures("small")
-def test_a_file_is_written_over(tmp_path):
+def test_an_existing_file_is_overwritten(tmp_path):
     path = tmp_path / "search.png"
     path.write_text("old")
-    plot_search(some(), path, metric="loss", sign=1.0, parameters=PARAMETERS)
+    plot_search(example_trials(), path, metric="loss", sign=1.0, parameters=PARAMETERS)
     assert path.read_bytes().startswith(PNG)
 
 
 @pytest.mark.usefixtures("small")
-def test_a_path_that_cannot_be_written_is_told(tmp_path):
+def test_a_path_that_cannot_be_written_is_reported(tmp_path):
     with pytest.raises(StorageError, match="cannot write .*nowhere/search.png"):
-        plot_search(some(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(example_trials(), tmp_path / "nowhere" / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
 
 
 @pytest.mark.parametrize("trials", [[], [trial(0, None, FAILED)], [trial(0, float("nan"))]], ids=["none", "failed", "nan"])
-def test_without_a_value_there_is_nothing_to_draw(trials, tmp_path):
+def test_a_search_without_a_value_cannot_be_plotted(trials, tmp_path):
     with pytest.raises(ConfigurationError, match="no trial has a value yet"):
         plot_search(trials, tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_the_remedy_is_told(tmp_path, monkeypatch):
+def test_missing_matplotlib_is_reported_with_the_pip_command(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match="pip install matplotlib"):
-        plot_search(some(), tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
+        plot_search(example_trials(), tmp_path / "search.png", metric="loss", sign=1.0, parameters=PARAMETERS)
 
 
 @pytest.mark.programs
-def test_pyplot_is_not_touched(tmp_path):
+def test_pyplot_is_not_imported(tmp_path):
     import subprocess
 
     code = (

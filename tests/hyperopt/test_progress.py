@@ -1,13 +1,13 @@
-"""What a search tells on standard output."""
+"""The progress of a search on standard output."""
 
 import sys
 from dataclasses import replace
 
 import pytest
 
-from sparkkeras.hyperopt.ledger import Limits, Suggested, TrialLedger, Worker
+from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
 from sparkkeras.hyperopt.parameters import Parameter
-from sparkkeras.hyperopt.progress import SHOWN, SearchProgress, duration, table
+from sparkkeras.hyperopt.progress import TABLE_ROWS, SearchProgress, format_duration, table
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial
 
 CLEAR = "\r\033[K"
@@ -15,26 +15,26 @@ LR, OPTIMIZER = Parameter("lr", "lr", "uniform"), Parameter("o", "fit.optimizer"
 
 
 class Bench:
-    """A search on a clock that the test moves, and how it is told of."""
+    """A search on a simulated clock, with its progress output."""
 
-    def __init__(self, verbose=1, *, max_evals=10, sign=1.0, before=(), workers=2):
+    def __init__(self, verbose=1, *, max_evals=10, sign=1.0, earlier=(), workers=2):
         self.now = 0.0
         self.ledger = TrialLedger(
-            lambda number, trials: Suggested({"lr": 0.001 * (number + 1)}, {}), Limits(max_evals), lambda: self.now, before
+            lambda number, trials: Suggestion({"lr": 0.001 * (number + 1)}, {}), Limits(max_evals), lambda: self.now, earlier
         )
         self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers, [LR])
 
-    def end(self, value=None, status=OK, seconds=2.0, **told):
-        """A trial that takes two seconds."""
+    def end(self, value=None, status=OK, seconds=2.0, **fields):
+        """Run a trial that takes two seconds, and update the progress."""
         lease = self.ledger.ask(Worker("w")).lease
         self.now += seconds
-        self.ledger.finish(lease, replace(self.ledger.hand_over(lease), value=value, status=status, **told))
+        self.ledger.finish(lease, replace(self.ledger.extend_for_upload(lease), value=value, status=status, **fields))
         self.progress.tick()
 
 
 @pytest.fixture
 def terminal(capsys, monkeypatch):
-    """As if the output were one."""
+    """Make standard output look like a terminal."""
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
 
 
@@ -42,10 +42,10 @@ def lines(capsys):
     return capsys.readouterr().out.splitlines()
 
 
-# Where there is no terminal
+# Without a terminal
 
 
-def test_silence_is_silent(capsys):
+def test_verbose_0_writes_nothing(capsys):
     bench = Bench(0)
     bench.progress.begin()
     bench.end(0.5)
@@ -65,21 +65,21 @@ def test_without_a_terminal_there_is_a_line_for_each_new_best_trial(capsys):
     ]
 
 
-def test_where_large_values_are_good_the_largest_is_best(capsys):
+def test_maximizing_reports_new_maxima(capsys):
     bench = Bench(1, sign=-1.0)
     for value in (0.5, 0.7, 0.4):
         bench.end(value)
     assert [line.split()[1] for line in lines(capsys)] == ["0", "1"]
 
 
-def test_the_first_failure_is_told_with_its_first_line(capsys):
+def test_the_first_failure_is_reported_with_the_first_line_of_its_error(capsys):
     bench = Bench(1)
     bench.end(None, FAILED, error="ValueError: too large\nsecond line")
     bench.end(None, FAILED, error="ValueError: too small")
     assert lines(capsys) == ["trial 0 failed lr=0.001 (2.0s): ValueError: too large"]
 
 
-def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
+def test_verbose_2_writes_a_line_for_each_trial(capsys):
     bench = Bench(2)
     bench.end(0.5)
     bench.end(0.75, PRUNED, seconds=75)
@@ -87,7 +87,7 @@ def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
     lease = bench.ledger.ask(Worker("w")).lease
     bench.now += 2
     bench.ledger.stop("enough")
-    bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), status=STOPPED))
+    bench.ledger.finish(lease, replace(bench.ledger.extend_for_upload(lease), status=STOPPED))
     bench.progress.tick()
     bench.progress.tick()
     assert lines(capsys) == [
@@ -98,19 +98,19 @@ def test_each_trial_has_a_line_if_they_are_asked_for(capsys):
     ]
 
 
-def test_trials_that_end_between_two_looks_are_each_told_once(capsys):
+def test_trials_that_end_between_two_ticks_are_reported_once(capsys):
     bench = Bench(1)
     leases = [bench.ledger.ask(Worker("w")).lease for _ in range(3)]
     for lease, value in zip(leases, (0.5, 0.9, 0.1), strict=True):
         bench.now += 1
-        bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=value, status=OK))
+        bench.ledger.finish(lease, replace(bench.ledger.extend_for_upload(lease), value=value, status=OK))
     bench.progress.tick()
     bench.progress.tick()
     assert [line.split()[1] for line in lines(capsys)] == ["0", "2"]
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
-def test_the_beginning_tells_what_takes_a_while(capsys, verbose):
+def test_the_first_line_reports_the_workers(capsys, verbose):
     Bench(verbose).progress.begin()
     Bench(verbose, workers=1).progress.begin()
     assert lines(capsys) == [
@@ -119,14 +119,14 @@ def test_the_beginning_tells_what_takes_a_while(capsys, verbose):
     ]
 
 
-def test_a_search_that_goes_on_says_so_and_repeats_nothing(capsys):
-    before = [Trial(number, {}, OK, 0.1 * (number + 1), ended=60.0 * (number + 1)) for number in range(3)]
-    bench = Bench(2, before=before)
+def test_a_resumed_search_does_not_report_earlier_trials_again(capsys):
+    earlier = [Trial(number, {}, OK, 0.1 * (number + 1), ended=60.0 * (number + 1)) for number in range(3)]
+    bench = Bench(2, earlier=earlier)
     bench.progress.begin()
     bench.progress.tick()
     bench.end(0.05)
     assert lines(capsys) == [
-        "Searching on 2 workers, which load Keras first, going on after 3 trials.",
+        "Searching on 2 workers, which load Keras first, resuming after 3 trials.",
         "trial 3 val_loss 0.05 lr=0.004 (2.0s)",
     ]
 
@@ -134,7 +134,7 @@ def test_a_search_that_goes_on_says_so_and_repeats_nothing(capsys):
 # On a terminal
 
 
-def test_on_a_terminal_one_line_lives(capsys, terminal):
+def test_on_a_terminal_one_line_is_updated(capsys, terminal):
     bench = Bench(1)
     bench.end(0.5)
     bench.end(0.4)
@@ -144,7 +144,7 @@ def test_on_a_terminal_one_line_lives(capsys, terminal):
     assert out.endswith(f"{CLEAR}2/10 trials - best val_loss 0.4 (trial 1) - 4.0s, about 16.0s left")
 
 
-def test_on_a_terminal_a_failure_has_a_line_above_the_living_one(capsys, terminal):
+def test_on_a_terminal_a_failure_has_a_line_above_the_progress_line(capsys, terminal):
     bench = Bench(1)
     bench.end(None, FAILED, error="it raised")
     assert capsys.readouterr().out == (
@@ -152,7 +152,7 @@ def test_on_a_terminal_a_failure_has_a_line_above_the_living_one(capsys, termina
     )
 
 
-def test_on_a_terminal_lines_of_trials_are_plain(capsys, terminal):
+def test_on_a_terminal_verbose_2_writes_no_control_characters(capsys, terminal):
     bench = Bench(2)
     bench.end(0.5)
     bench.progress.end()
@@ -170,27 +170,27 @@ def test_the_summary_counts():
     bench.now += 4
     bench.ledger.stop("enough")
     for lease, value in zip(leases[:2], (None, 0.25), strict=True):
-        bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=value, status=STOPPED))
+        bench.ledger.finish(lease, replace(bench.ledger.extend_for_upload(lease), value=value, status=STOPPED))
     assert (
         bench.progress.summary()
         == "5 trials - 1 running - 1 pruned - 2 stopped - 1 failed - best val_loss 0.25 (trial 4) - 10.0s"
     )
 
 
-def test_before_the_first_trial_nothing_is_foretold():
+def test_before_the_first_trial_there_is_no_estimate_of_the_time_left():
     assert Bench().progress.summary() == "0/10 trials - 0.0s"
 
 
-def test_the_time_left_is_told_by_the_trials_of_this_call():
-    before = [Trial(number, {}, OK, 0.5, ended=1000.0 * (number + 1)) for number in range(4)]
-    bench = Bench(before=before)
+def test_the_time_left_is_estimated_from_the_trials_of_this_call():
+    earlier = [Trial(number, {}, OK, 0.5, ended=1000.0 * (number + 1)) for number in range(4)]
+    bench = Bench(earlier=earlier)
     assert "left" not in bench.progress.summary()
     bench.end(0.5)
     bench.end(0.5)
     assert bench.progress.summary() == "6/10 trials - best val_loss 0.5 (trial 0) - 1h 06m, about 8.0s left"
 
 
-def test_when_it_is_over_no_time_is_left():
+def test_a_finished_search_reports_no_time_left():
     bench = Bench(max_evals=1)
     bench.end(0.5)
     assert "left" not in bench.progress.summary()
@@ -203,26 +203,26 @@ def test_when_it_is_over_no_time_is_left():
 # The end
 
 
-def test_the_end_has_a_table_of_the_best(capsys):
+def test_the_output_ends_with_a_table_of_the_best_trials(capsys):
     bench = Bench(1, max_evals=12)
     for number in range(12):
         bench.end(1 / (number + 1), best_epoch=2, intermediate_values=(0.5, 0.4, 0.3))
     capsys.readouterr()
     bench.progress.end()
-    told = lines(capsys)
-    assert told[0] == "12/12 trials - best val_loss 0.08333 (trial 11) - 24.0s."
-    assert [line.split()[0] for line in told[1:]] == ["trial", *(str(11 - place) for place in range(SHOWN))]
+    output = lines(capsys)
+    assert output[0] == "12/12 trials - best val_loss 0.08333 (trial 11) - 24.0s."
+    assert [line.split()[0] for line in output[1:]] == ["trial", *(str(11 - place) for place in range(TABLE_ROWS))]
 
 
-def test_the_end_tells_what_was_not_told_yet_and_why_it_ended(capsys):
+def test_the_end_reports_remaining_trials_and_the_reason(capsys):
     bench = Bench(1)
     lease = bench.ledger.ask(Worker("w")).lease
-    bench.ledger.finish(lease, replace(bench.ledger.hand_over(lease), value=0.5, status=OK))
-    bench.ledger.stop("somebody said so")
+    bench.ledger.finish(lease, replace(bench.ledger.extend_for_upload(lease), value=0.5, status=OK))
+    bench.ledger.stop("a reason")
     bench.progress.end()
-    told = lines(capsys)
-    assert told[0].startswith("trial 0 val_loss 0.5")
-    assert told[1].endswith("0.0s. The search ended before its time: somebody said so.")
+    output = lines(capsys)
+    assert output[0].startswith("trial 0 val_loss 0.5")
+    assert output[1].endswith("0.0s. The search ended early: a reason.")
 
 
 def test_without_a_value_there_is_no_table(capsys):
@@ -256,11 +256,11 @@ def test_the_table_has_columns():
     ]
 
 
-# Words
+# Durations
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "output"),
     [
         (0, "0.0s"),
         (3.24, "3.2s"),
@@ -274,5 +274,5 @@ def test_the_table_has_columns():
         (360_000, "100h 00m"),
     ],
 )
-def test_seconds_in_words(seconds, told):
-    assert duration(seconds) == told
+def test_durations_as_text(seconds, output):
+    assert format_duration(seconds) == output

@@ -1,4 +1,4 @@
-"""Whole searches in memory: what is found, kept and refused; tests/integration/test_search.py has them on Spark."""
+"""Whole searches in memory: results, resuming and errors; tests/integration/test_search.py runs searches on Spark."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def build(params):
 
 
 class Quick(keras.Sequential):
-    """Fits without training: the second epoch is the best, and all weights are the loss of the epoch."""
+    """A model that fits without training: its second epoch is the best, and all weights equal the loss of the epoch."""
 
     def fit(self, x, y, *, epochs, callbacks, validation_split=0.0, validation_data=None, **others):
         callbacks = keras.callbacks.CallbackList(callbacks, model=self, epochs=epochs)
@@ -63,7 +63,7 @@ def quick(params):
 
 
 def losses_of(models):
-    """What the weights of quick models say."""
+    """The losses in the weights of quick models."""
     return [model.get_weights()[0][0, 0] for model in models]
 
 
@@ -73,20 +73,20 @@ def parabola(params, data):
 
 @pytest.fixture(scope="module")
 def rows(digits):
-    """Few: 80 of 64 features, the last 16 of which validate."""
+    """80 rows of 64 features; the last 16 are for validation."""
     x, y, *_ = digits
     return x[:80], y[:80]
 
 
 def search_of(**arguments):
-    own = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
-    search = HyperParamModel(LocalWorkers(), **own)
+    constructor_arguments = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
+    search = HyperParamModel(LocalWorkers(), **constructor_arguments)
     search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
     return search
 
 
 def fits_of(rows, **arguments):
-    """A search that fits quick models, two epochs each."""
+    """A search that fits quick models for two epochs each."""
     given = {
         "model": quick,
         "data": rows,
@@ -99,11 +99,11 @@ def fits_of(rows, **arguments):
     return search_of(**{**given, **arguments})
 
 
-def test_it_is_where_trials_run():
+def test_local_workers_implement_the_protocol():
     assert isinstance(LocalWorkers(), Workers)
 
 
-class TestWhatIsFound:
+class TestResults:
     def test_the_best_model_has_the_weights_of_its_best_epoch(self, rows):
         search = fits_of(rows, epochs=3, model=build)
         best, trial = search.best_model, search.best_trial
@@ -118,7 +118,7 @@ class TestWhatIsFound:
         mean = np.mean([model.predict(x, verbose=0) for model in search.best_models(2)], axis=0)
         np.testing.assert_allclose(ensemble.predict(x), mean, atol=1e-5)
 
-    def test_the_models_of_the_best_are_kept(self, rows):
+    def test_the_models_of_the_best_trials_are_kept(self, rows):
         search = fits_of(rows, max_evals=6, epochs=3, keep_models=3)
         assert {trial.best_epoch for trial in search.trials} == {2}
         values = sorted(trial.value for trial in search.trials)
@@ -129,8 +129,8 @@ class TestWhatIsFound:
 
     def test_the_same_seed_gives_the_same_trials(self, rows):
         first, second = (fits_of(rows, model=build, seed=11, max_evals=2, epochs=1) for _ in range(2))
-        told = [[(trial.number, trial.params, trial.history) for trial in search.trials] for search in (first, second)]
-        assert told[0] == told[1]
+        trials = [[(trial.number, trial.params, trial.history) for trial in search.trials] for search in (first, second)]
+        assert trials[0] == trials[1]
         assert [trial.params for trial in fits_of(rows, seed=12, max_evals=1).trials] != [first.trials[0].params]
 
     @pytest.mark.parametrize("algo", ["random", "anneal", hyperopt.tpe.suggest])
@@ -139,7 +139,7 @@ class TestWhatIsFound:
         assert [trial.number for trial in search.trials] == list(range(8))
         assert search.best_value == min((trial.params["x"] - 3) ** 2 for trial in search.trials)
 
-    def test_the_largest_value_is_best_where_it_is_to_be_maximized(self, rows):
+    def test_maximizing_a_metric(self, rows):
         search = fits_of(rows, metric="val_accuracy")
         assert search.best_value == max(trial.value for trial in search.trials)
         assert search.best_value == max(search.best_trial.history["val_accuracy"])
@@ -148,7 +148,7 @@ class TestWhatIsFound:
         )
 
     @pytest.mark.parametrize("transport", ["socket", "http"])
-    def test_either_transport_carries_it(self, transport):
+    def test_either_transport(self, transport):
         assert len(search_of(objective=parabola, transport=transport).trials) == 6
 
     def test_spaces_of_objects_and_conditions(self):
@@ -170,10 +170,10 @@ class TestWhatIsFound:
         assert search.best_value == 2
         assert {trial.params["activation"] for trial in search.trials} == {doubled, sorted}
 
-    def test_trials_are_in_the_order_of_their_numbers_however_they_ended(self):
+    def test_trials_are_in_the_order_of_their_numbers(self):
         search = search_of(objective=parabola, max_evals=2)
-        ledger = search._found.ledger
-        ledger._state.finished = {  # as Ctrl-C leaves them: the slowest was given out first
+        ledger = search._results.ledger
+        ledger._state.finished = {  # as after Ctrl-C: the slowest was assigned first
             number: type(trial)(number, {}, "stopped", ended=10.0 - number, chosen={"x": 0.0})
             for number, trial in zip(range(5), search.trials * 3, strict=False)
         }
@@ -181,7 +181,7 @@ class TestWhatIsFound:
         assert [trial.number for trial in search.trials] == [0, 1, 2, 3, 4]
 
 
-class TestWhatATrialGets:
+class TestTrialInputs:
     def test_fit_arguments_from_params_and_from_the_builder(self, rows):
         x, y = rows
 
@@ -193,7 +193,7 @@ class TestWhatATrialGets:
         assert [trial.epochs for trial in search.trials] == [trial.params["epochs"] for trial in search.trials]
         assert all("val_loss" in trial.history for trial in search.trials)
 
-    def test_callbacks_are_new_in_each_trial(self, rows):
+    def test_each_trial_has_new_callbacks(self, rows):
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0)
         search = fits_of(rows, max_evals=2, epochs=9, callbacks=[stopping])
         assert [trial.epochs for trial in search.trials] == [2, 2]
@@ -240,7 +240,7 @@ class TestWhatATrialGets:
         assert search.best_model.count_params() == build(search.best_params).count_params()
         assert len(search.best_models(2)) == 2
 
-    def test_an_objective_gets_data_if_there_are_any(self):
+    def test_an_objective_receives_data_if_there_is_any(self):
         def objective(params, folds=3):
             return folds
 
@@ -249,8 +249,8 @@ class TestWhatATrialGets:
         assert search_of(objective=lambda params: 7.0, data=5, max_evals=1).best_value == 7
 
 
-class TestEarlyEnds:
-    def test_asha_ends_hopeless_trials_and_reports_arrive(self):
+class TestEarlyStopping:
+    def test_asha_prunes_trials_by_their_reports(self):
         def objective(params, data):
             for epoch in range(27):
                 report(abs(params["x"]) + 1 / (epoch + 1), other=epoch)
@@ -266,15 +266,15 @@ class TestEarlyEnds:
             assert trial.value == min(trial.history["loss"])
 
     def test_a_pruned_fit_ends_at_its_epoch(self, rows):
-        class Never:
+        class PruneAtTwo:
             def should_prune(self, losses, others):
                 return len(losses) == 2
 
-        search = fits_of(rows, max_evals=2, epochs=9, pruner=Never())
+        search = fits_of(rows, max_evals=2, epochs=9, pruner=PruneAtTwo())
         assert [(trial.status, trial.epochs) for trial in search.trials] == [("pruned", 2), ("pruned", 2)]
         assert search.best_model is not None
 
-    def test_timeout_keeps_what_was_reported(self):
+    def test_timeout_keeps_the_best_reported_value(self):
         def objective(params, data):
             for _ in range(3000):
                 report(params["x"])
@@ -306,17 +306,17 @@ class TestFailures:
         assert failed
         assert all("KeyError: 'no such thing'" in trial.error and "objective(params" in trial.traceback for trial in failed)
         assert all(trial.value is None for trial in failed)
-        with pytest.raises(SearchError, match=r"failed trials|trials failed.*no such thing"):
+        with pytest.raises(SearchError, match=r"trials failed.*no such thing"):
             search_of(objective=objective, max_evals=8, max_failures=0)
 
-    def test_if_all_fail_the_search_does(self):
+    def test_the_search_fails_if_all_trials_fail(self):
         def objective(params, data):
-            raise ValueError("hopeless")
+            raise ValueError("an error")
 
-        with pytest.raises(SearchError, match="3 of 3 trials failed. The first of them, trial 0 .*hopeless"):
+        with pytest.raises(SearchError, match="3 of 3 trials failed. The first of them, trial 0 .*an error"):
             search_of(objective=objective, max_evals=3)
 
-    def test_nan_is_no_value(self, rows):
+    def test_nan_is_not_a_value(self, rows):
         def diverging(params):
             model = build({"units": 8, "lr": 0.01})
             optimizer = keras.optimizers.SGD(1e30 if params["x"] < 3 else 0.1)
@@ -341,18 +341,18 @@ class TestFailures:
             (lambda params: (build({"units": 8, "lr": 0.1}), 3), "expected a compiled keras.Model"),
         ],
     )
-    def test_builders_that_build_nothing(self, rows, builder, message):
+    def test_functions_that_return_no_compiled_model(self, rows, builder, message):
         with pytest.raises((SearchError, ConfigurationError), match=message):
             search_of(model=builder, data=rows, max_evals=2, metric="loss")
 
-    def test_a_metric_that_is_none(self, rows):
-        with pytest.raises(ConfigurationError, match="'val_los' is not among.*Did you mean 'val_loss'"):
+    def test_an_unknown_metric_is_reported(self, rows):
+        with pytest.raises(ConfigurationError, match="'val_los' is not in the logs.*Did you mean 'val_loss'"):
             fits_of(rows, metric="val_los", mode="min", max_evals=99)
-        with pytest.raises(ConfigurationError, match="need rows to validate on"):
+        with pytest.raises(ConfigurationError, match="need validation data"):
             fits_of(rows, validation_split=0.0, max_evals=99)
 
     def test_data_that_does_not_fit_the_model(self, rows):
-        """Only a trial can tell, and the first one does."""
+        """Only a trial can check this; the first one raises the error."""
         x, y = rows
         for data, message in [((x, y + 100), "has the label 109|labels"), ((x[:, :5], y), "shape")]:
             search = HyperParamModel(LocalWorkers())
@@ -376,7 +376,7 @@ class TestFailures:
 
 
 class TestResume:
-    def test_going_on_repeats_nothing(self, rows, tmp_path):
+    def test_resuming_repeats_no_trial(self, rows, tmp_path):
         arguments = {"save_to": tmp_path / "search", "keep_models": 2}
         first = fits_of(rows, max_evals=3, **arguments)
         second = fits_of(rows, max_evals=5, **arguments)
@@ -388,8 +388,8 @@ class TestResume:
         with pytest.raises(ConfigurationError, match="holds another search.*metric"):
             fits_of(rows, max_evals=5, metric="loss", **arguments)
 
-    def test_data_that_cannot_be_read_any_more_costs_no_trials(self, rows, tmp_path):
-        file = tmp_path / "there"
+    def test_unreadable_data_fails_no_trials(self, rows, tmp_path):
+        file = tmp_path / "exists"
         file.touch()
 
         def read():
@@ -404,7 +404,7 @@ class TestResume:
         file.touch()
         assert [trial.status for trial in fits_of(read, max_evals=4, **arguments).trials] == ["ok"] * 4
 
-    def test_objects_of_the_space_are_each_models_own(self, rows, tmp_path):
+    def test_each_model_has_copies_of_the_objects_in_the_space(self, rows, tmp_path):
         layer = keras.layers.Dense(8, "relu", name="first")
 
         def build(params):
@@ -423,11 +423,11 @@ class TestResume:
         another = keras.layers.Dense(8, "relu", name="second")
         again = fits_of(rows, space=space(another), max_evals=3, **arguments)
         assert len(again.trials) == 3
-        another = keras.layers.Dense(8, "relu")  # it has another name
+        another = keras.layers.Dense(8, "relu")  # with another generated name
         again = fits_of(rows, space=space(another), max_evals=2, **arguments)
         assert again.trials[0].params["layer"] is another
 
-    def test_what_was_stopped_or_mistaken_is_run_anew(self, rows, tmp_path):
+    def test_stopped_trials_and_trials_with_a_mistake_run_again(self, rows, tmp_path):
         slow = tmp_path / "slow"
         slow.touch()
 
@@ -442,11 +442,11 @@ class TestResume:
         slow.unlink()
         assert [trial.status for trial in search_of(**arguments).trials] == ["ok"] * 4
         arguments = {"validation_split": 0.0, "max_evals": 1, "save_to": tmp_path / "other"}
-        with pytest.raises(ConfigurationError, match="is not among"):
+        with pytest.raises(ConfigurationError, match="is not in the logs"):
             fits_of(rows, metric="val_loss", **arguments)
         assert len(fits_of(rows, metric="loss", **arguments).trials) == 1
 
-    def test_an_early_stop_is_remembered(self, tmp_path):
+    def test_an_early_stop_is_kept_when_resuming(self, tmp_path):
         def ended(max_evals):
             return search_of(
                 objective=lambda params, data: 1.0,
@@ -459,18 +459,18 @@ class TestResume:
         assert len(first.trials) < 8
         assert ended(30).trials == first.trials
 
-    def test_a_call_that_is_refused_changes_nothing(self, tmp_path):
+    def test_a_rejected_call_changes_nothing(self, tmp_path):
         arguments = {"objective": parabola, "space": LINE, "max_evals": 3, "seed": 1, "verbose": 0}
         search = HyperParamModel(LocalWorkers())
         search.minimize(**arguments, save_to=tmp_path / "search")
-        before = search.best_trial
+        best = search.best_trial
         with pytest.raises(ConfigurationError, match="mode differs"):
             search.minimize(**arguments, mode="max", save_to=tmp_path / "search")
-        assert search.best_trial == before
+        assert search.best_trial == best
 
-    def test_other_folders_are_left_alone(self, tmp_path):
+    def test_folders_with_other_files_are_unchanged(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
-        with pytest.raises(ConfigurationError, match=r"holds other things .thesis\.tex"):
+        with pytest.raises(ConfigurationError, match=r"holds other files .thesis\.tex"):
             search_of(objective=parabola, save_to=tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -506,9 +506,9 @@ class TestResume:
 
 
 class Nowhere:
-    """Workers that no one is to ask for anything."""
+    """Workers that a search must not use."""
 
-    free_slots = in_children = driver = None
+    free_slots = in_child_processes = driver = None
 
     def dataset(self, count):
         raise AssertionError("the search began")
@@ -520,8 +520,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({}, "give one of model= .* and objective="),
-            ({"objective": parabola, "model": build}, "give one of"),
+            ({}, "give exactly one of model= .* and objective="),
+            ({"objective": parabola, "model": build}, "give exactly one of"),
             ({"objective": 3}, "objective=3: expected a function"),
             ({"objective": parabola, "max_evals": None}, "give max_evals="),
             ({"objective": parabola, "max_evals": 0}, "max_evals=0: expected a positive whole number"),
@@ -531,28 +531,28 @@ class TestBadInput:
             ({"objective": parabola, "mode": "best"}, "mode='best' is not known"),
             ({"objective": parabola, "keep_models": -1}, "keep_models=-1"),
             ({"objective": parabola, "keep_models": "some"}, "keep_models='some': .* at least 0, or \"all\""),
-            ({"objective": parabola, "space": {}}, "leaves nothing to choose"),
-            ({"objective": parabola, "space": {"x": [1, 2]}}, "leaves nothing to choose"),
+            ({"objective": parabola, "space": {}}, "has no hyper-parameter to choose"),
+            ({"objective": parabola, "space": {"x": [1, 2]}}, "has no hyper-parameter to choose"),
             ({"objective": parabola, "seed": -3}, "seed=-3"),
             ({"objective": parabola, "loss_threshold": "low"}, "loss_threshold='low'"),
-            ({"objective": parabola, "epochs": 3}, "epochs= goes with model="),
+            ({"objective": parabola, "epochs": 3}, "epochs= works only with model="),
             ({"objective": parabola, "early_stop_fn": 3}, "early_stop_fn=3: expected a function"),
             ({"objective": lambda: 1}, r"expected a function of \(params, data\)"),
             ({"objective": parabola, "save_to": 3}, "save_to=3: expected a path"),
-            ({"objective": parabola, "features": "a"}, "data is no DataFrame"),
+            ({"objective": parabola, "features": "a"}, "data is of type NoneType: give a DataFrame"),
             ({"model": lambda: 1, "data": ([[1.0]], [1.0])}, r"build\(params\)"),
-            ({"model": build, "metric": "val_niceness"}, "does not show whether it should be small or large"),
-            ({"model": build, "data": list, "validation_data": 3}, "let the function return a dict"),
+            ({"model": build, "metric": "val_niceness"}, "cannot infer from its name whether to minimize or maximize"),
+            ({"model": build, "data": list, "validation_data": 3}, "let it return a dict"),
             ({"model": build, "callbacks": [1]}, "expected keras.callbacks.Callback objects"),
             ({"model": build, "class_weight": "balanced"}, "class_weight='balanced': expected a dict"),
         ],
     )
-    def test_is_told_before_anything_starts(self, arguments, message):
+    def test_arguments_are_checked_before_the_search_starts(self, arguments, message):
         search = HyperParamModel(Nowhere())
         with pytest.raises(ConfigurationError, match=message):
             search.minimize(**{"space": LINE, "max_evals": 6, "verbose": 0, **arguments})
 
-    def test_data_that_is_none(self, rows):
+    def test_invalid_data_is_reported(self, rows):
         x, y = rows
         for data, message in [
             (None, "data is None"),
@@ -572,7 +572,7 @@ class TestBadInput:
             fits_of((x, y), model=build({"units": 8, "lr": 0.1}))
 
     @pytest.mark.parametrize(
-        ("metric", "is_large_good"),
+        ("metric", "is_maximized"),
         [
             ("val_accuracy", True),
             ("val_auc_1", True),
@@ -588,13 +588,13 @@ class TestBadInput:
             ("precision_loss", False),
         ],
     )
-    def test_what_a_metrics_name_tells(self, metric, is_large_good):
+    def test_the_direction_is_inferred_from_the_name_of_a_metric(self, metric, is_maximized):
         from sparkkeras.hyperopt.arguments import sign_of
 
-        assert (sign_of(metric, "auto") < 0) == is_large_good
+        assert (sign_of(metric, "auto") < 0) == is_maximized
         assert sign_of(metric, "max") < 0 < sign_of(metric, "min")
 
-    def test_what_cannot_travel(self):
+    def test_an_objective_that_cannot_be_sent(self):
         lock = threading.Lock()
         with pytest.raises(CustomObjectError, match="objective cannot be sent"):
             search_of(objective=lambda params, data: lock.locked())
@@ -607,12 +607,12 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="sc='local'"):
             HyperParamModel("local")
 
-    @pytest.mark.parametrize(("slots", "words"), [(1, "1 free slot,"), (2, "2 free slots,")])
-    def test_more_workers_than_slots(self, slots, words):
+    @pytest.mark.parametrize(("slots", "message"), [(1, "1 free slot,"), (2, "2 free slots,")])
+    def test_more_workers_than_slots(self, slots, message):
         search = HyperParamModel(LocalWorkers(slots), num_workers=9)
-        with pytest.warns(UserWarning, match=f"num_workers=9, but Spark has {words}") as told:
+        with pytest.warns(UserWarning, match=f"num_workers=9, but Spark has {message}") as caught:
             search.minimize(objective=parabola, space=LINE, max_evals=1, seed=1, verbose=0)
-        (warning,) = told
+        (warning,) = caught
         assert f"no more than {slots} will run at the same time" in str(warning.message)
         assert "train" not in str(warning.message)
         assert warning.filename == __file__
@@ -620,39 +620,41 @@ class TestBadInput:
             warnings.simplefilter("error")
             search_of(objective=parabola, num_workers=1, max_evals=1)
 
-    def test_nothing_to_look_at_yet(self):
+    def test_there_are_no_results_before_the_first_search(self):
         search = HyperParamModel()
         assert search.trials == []
-        for ask in (lambda: search.best_params, lambda: search.best_model):
+        for access in (lambda: search.best_params, lambda: search.best_model):
             with pytest.raises(SearchError, match="call minimize first"):
-                ask()
-        for ask in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
+                access()
+        for access in (lambda: search.plot("search.png"), search.best_models, lambda: search.model_of(0)):
             with pytest.raises(SearchError, match="call minimize first"):
-                ask()
+                access()
 
-    def test_a_search_in_which_no_trial_has_a_value_has_no_best_one(self):
+    def test_a_search_without_a_value_has_no_best_trial(self):
         def objective(params, data):
-            raise ValueError("hopeless")
+            raise ValueError("an error")
 
         search = HyperParamModel(LocalWorkers())
         with pytest.raises(SearchError, match="2 of 2 trials failed"):
             search.minimize(objective=objective, space=LINE, max_evals=2, verbose=0)
-        with pytest.raises(SearchError, match="none of 2 trials has a value: look at trials, and call minimize again"):
+        with pytest.raises(
+            SearchError, match="none of the 2 trials has a value: see trials for errors, and call minimize again"
+        ):
             _ = search.best_model
 
 
-class TestHyperoptsFmin:
-    def test_going_on(self, tmp_path):
-        def found(max_evals):
+class TestSparkTrials:
+    def test_resuming(self, tmp_path):
+        def run(max_evals):
             trials = SparkTrials(spark_session=LocalWorkers(), save_to=tmp_path / "search")
             hyperopt.fmin(lambda params: params["x"], LINE, hyperopt.rand.suggest, max_evals, trials=trials, verbose=False)
             return trials
 
-        first, second = found(3), found(5)
+        first, second = run(3), run(5)
         assert second.vals["x"][:3] == first.vals["x"]
         assert len(second.trials) == 5
 
-    def test_failures_do_not_end_it(self):
+    def test_failures_do_not_end_the_search(self):
         def objective(params):
             if params["x"] < 0:
                 raise ValueError
@@ -665,12 +667,12 @@ class TestHyperoptsFmin:
         assert {"ok", "fail"} == set(trials.statuses())
 
 
-def test_lines_table_and_plot_have_the_same_names(capsys, tmp_path, monkeypatch):
+def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, monkeypatch):
     from sparkkeras.hyperopt import plot
 
     drawn = []
     monkeypatch.setattr(plot, "DPI", 30)
-    monkeypatch.setattr(plot, "_draw_parameter", lambda axes, shown, panel: drawn.append(panel))
+    monkeypatch.setattr(plot, "_draw_parameter", lambda axes, data, panel: drawn.append(panel))
     space = {"fit": {"optimizer": hp.choice("o", ["adam", "sgd"])}, "x": hp.choice("place", [-1.5, 2.5])}
     search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
     lines = capsys.readouterr().out.splitlines()

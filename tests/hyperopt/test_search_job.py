@@ -1,4 +1,4 @@
-"""A whole search without Spark: tasks over a local dataset, calls within the process, trials in this process."""
+"""A whole search without Spark: tasks over a local dataset, an in-process transport, trials in this process."""
 
 import signal
 import time
@@ -14,8 +14,8 @@ from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError, WorkerError
 from sparkkeras.hyperopt import search_job, service
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import GO_ON, STOP, Limits, Suggested, TrialLedger, Worker
-from sparkkeras.hyperopt.objective import Call
+from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, Suggestion, TrialLedger, Worker
+from sparkkeras.hyperopt.objective import CallObjective
 from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
@@ -31,19 +31,24 @@ ENDPOINT = Endpoint("127.0.0.1", "127.0.0.1")
 def ledger_of(journal=None, **limits):
     def suggest(number, trials):
         chosen = SPACE.suggest(rand.suggest, number, trials, number, 1.0)
-        return Suggested(chosen, SPACE.params(chosen))
+        return Suggestion(chosen, SPACE.params(chosen))
 
     return TrialLedger(
         suggest, Limits(**{"max_evals": 6, **limits}), time.monotonic, (), journal.write if journal else print
     )
 
 
-def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, tick=lambda: None, **limits):
+def run_search(objective, *, workers=2, read=None, data=None, start=LocalRunning, tick=lambda: None, **limits):
     journal = Journal(None, None, 1.0)
     with journal.opened({}, SPACE.params):
         ledger = ledger_of(journal, **limits)
         work = Work(
-            Call(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, read, False
+            CallObjective(ByValue.dump(objective, "objective"), True),
+            ByValue.dump(SPACE.objects, "space"),
+            1.0,
+            0,
+            read,
+            False,
         )
         handler = SearchService(ledger, journal, SPACE.encode)
         with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
@@ -52,20 +57,20 @@ def searched(objective, *, workers=2, read=None, data=None, start=LocalRunning, 
     return ledger
 
 
-def test_trials_get_their_params_and_data():
-    ledger = searched(lambda params, data: float(params["f"](params["x"])) + data, data=100)
+def test_trials_receive_params_and_data():
+    ledger = run_search(lambda params, data: float(params["f"](params["x"])) + data, data=100)
     assert [trial.number for trial in ledger.finished] == list(range(6))
     assert all(trial.value == trial.params["f"](trial.params["x"]) + 100 for trial in ledger.finished)
-    assert ledger.over
+    assert ledger.is_over
 
 
-def test_data_that_is_read_there():
-    assert searched(lambda params, data: data, read=ByValue.dump(lambda: 5, "data")).finished[0].value == 5
+def test_workers_can_read_the_data():
+    assert run_search(lambda params, data: data, read=ByValue.dump(lambda: 5, "data")).finished[0].value == 5
     with pytest.raises(ConfigurationError, match="reads the data failed: ZeroDivisionError"):
-        searched(lambda params, data: data, read=ByValue.dump(lambda: 1 // 0, "data"))
+        run_search(lambda params, data: data, read=ByValue.dump(lambda: 1 // 0, "data"))
 
 
-def test_a_job_that_is_lost_is_begun_again_with_its_trials():
+def test_the_trials_of_a_lost_job_run_in_a_new_job():
     jobs = []
 
     class Failing(LocalRunning):
@@ -76,11 +81,11 @@ def test_a_job_that_is_lost_is_begun_again_with_its_trials():
         def fail(self):
             raise WorkerError("a worker went away")
 
-    assert len(searched(lambda params, data: 1.0, start=Failing).finished) == 6
+    assert len(run_search(lambda params, data: 1.0, start=Failing).finished) == 6
     assert len(jobs) == 2
 
 
-def test_jobs_that_are_lost_without_end():
+def test_the_search_fails_after_too_many_lost_jobs():
     def start(call):
         def fail():
             raise WorkerError("a worker went away")
@@ -88,10 +93,10 @@ def test_jobs_that_are_lost_without_end():
         return LocalRunning(fail)
 
     with pytest.raises(WorkerError, match="went away"):
-        searched(lambda params, data: 1.0, start=start)
+        run_search(lambda params, data: 1.0, start=start)
 
 
-def test_a_worker_whose_code_fails_is_not_tried_again():
+def test_a_job_whose_code_raises_is_not_retried():
     jobs = []
 
     def start(call):
@@ -102,12 +107,12 @@ def test_a_worker_whose_code_fails_is_not_tried_again():
         return LocalRunning(fail)
 
     with pytest.raises(WorkerError, match="it raised"):
-        searched(lambda params, data: 1.0, start=start)
+        run_search(lambda params, data: 1.0, start=start)
     assert len(jobs) == 1
 
 
 def test_an_interrupted_search_ends_its_job(monkeypatch):
-    monkeypatch.setattr(search_job, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(search_job, "SHUTDOWN_SECONDS", 0.5)
 
     def objective(params, data):
         time.sleep(0.05)
@@ -125,7 +130,9 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
             raise KeyboardInterrupt
 
     ledger = ledger_of(max_evals=10_000)
-    work = Work(Call(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, None, False)
+    work = Work(
+        CallObjective(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, None, False
+    )
     handler = SearchService(ledger, Journal(None, None, 1.0), SPACE.encode)
     with make_transport("inprocess").serve(handler, ENDPOINT, Secret.fresh()) as address:
         task = SearchTask(LocalShared(work), LocalShared(None), address)
@@ -136,40 +143,40 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     assert "interrupted" in ledger.reason
 
 
-def test_ctrl_c_is_not_pysparks_while_trials_can_end():
-    """What PySpark does at Ctrl-C is to cancel all jobs, and to raise then."""
+def test_the_search_replaces_pysparks_interrupt_handler():
+    """PySpark's handler would cancel all jobs before it raises."""
     seen = []
 
-    def pysparks(number, frame):
+    def pyspark_handler(number, frame):
         raise AssertionError("the jobs are cancelled")
 
-    def look():
+    def record_handler():
         seen.append(signal.getsignal(signal.SIGINT))
 
-    pysparks.__module__ = "pyspark.core.context"
-    before = signal.signal(signal.SIGINT, pysparks)
+    pyspark_handler.__module__ = "pyspark.core.context"
+    before = signal.signal(signal.SIGINT, pyspark_handler)
     try:
-        searched(lambda params, data: 1.0, tick=look)
+        run_search(lambda params, data: 1.0, tick=record_handler)
         assert set(seen) == {signal.default_int_handler}
-        assert signal.getsignal(signal.SIGINT) is pysparks
-        signal.signal(signal.SIGINT, look)  # somebody else's stays
+        assert signal.getsignal(signal.SIGINT) is pyspark_handler
+        signal.signal(signal.SIGINT, record_handler)  # another handler is left in place
         del seen[:]
-        searched(lambda params, data: 1.0, tick=look)
-        assert set(seen) == {look}
+        run_search(lambda params, data: 1.0, tick=record_handler)
+        assert set(seen) == {record_handler}
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_model_that_is_being_handed_over_has_its_time(monkeypatch):
-    monkeypatch.setattr(search_job, "LEAVE_SECONDS", 0.3)
+def test_a_job_is_not_cancelled_during_an_upload(monkeypatch):
+    monkeypatch.setattr(search_job, "SHUTDOWN_SECONDS", 0.3)
     monkeypatch.setattr(search_job, "TICK_SECONDS", 0.05)
     ledger = ledger_of()
     lease = ledger.ask(Worker("here/0")).lease
-    ledger.hand_over(lease)
+    ledger.extend_for_upload(lease)
     ledger.stop("enough")
     ticks, cancelled = [], []
 
-    class Handing:
+    class UploadingJob:
         done = False
 
         def cancel(self):
@@ -184,7 +191,7 @@ def test_a_model_that_is_being_handed_over_has_its_time(monkeypatch):
         if len(ticks) == 20:
             ledger.renew(lease)
 
-    search_job._watch(Handing(), ledger, tick)
+    search_job._watch(UploadingJob(), ledger, tick)
     assert cancelled[0] >= 25
 
 
@@ -199,7 +206,7 @@ def served(tmp_path):
             yield ledger, journal, address
 
 
-def test_models_travel_in_pieces_and_the_best_are_kept(served):
+def test_models_are_uploaded_in_pieces_and_the_best_are_kept(served):
     ledger, journal, address = served
     model = np.random.default_rng(0).bytes(2 * PIECE_BYTES + 5)
     with SearchClient(address, Worker("here/0")) as client:
@@ -208,23 +215,23 @@ def test_models_travel_in_pieces_and_the_best_are_kept(served):
             client.finish(assignment.lease, Outcome(OK, value, model=model, suffix="npz"))
         assert [journal.has_model(number) for number in range(4)] == [False, True, True, False]
         assert journal.model_file(1) == ("00001.npz", model)
-        odd = client.ask()
-        with pytest.raises(Exception, match="not understood"):
-            client.finish(odd.lease, Outcome(OK, 0.5, model=b"...", suffix="../../evil"))
+        invalid = client.ask()
+        with pytest.raises(Exception, match="'finish' is malformed"):
+            client.finish(invalid.lease, Outcome(OK, 0.5, model=b"...", suffix="../../evil"))
     assert [trial.value for trial in ledger.finished] == [3.0, 1.0, 2.0, 5.0]
 
 
-def test_what_is_too_much_to_tell_is_left_out(served, monkeypatch):
+def test_too_large_results_are_left_out(served, monkeypatch):
     monkeypatch.setattr(service, "OUTCOME_BYTES", 1000)
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         client.finish(client.ask().lease, Outcome(OK, 3.0, 1, {"loss": [0.25] * 1000}, error="diverged", extra={"a": 1}))
     (trial,) = ledger.finished
     assert (trial.value, trial.best_epoch, trial.history, trial.extra) == (3.0, 1, {}, {})
-    assert trial.error.startswith("diverged; its history and what it returned beside its loss are too large to be kept (6,")
+    assert trial.error.startswith("diverged; its history and its extra results are too large to be kept (6,")
 
 
-def test_a_model_that_cannot_be_let_go_of_ends_the_search(served, monkeypatch):
+def test_a_failure_to_remove_a_model_ends_the_search(served, monkeypatch):
     ledger, journal, address = served
 
     def fail():
@@ -236,7 +243,7 @@ def test_a_model_that_cannot_be_let_go_of_ends_the_search(served, monkeypatch):
     assert str(ledger.failure) == "read-only"
 
 
-def test_a_last_word_may_come_twice(served):
+def test_finish_may_be_repeated(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         assignment = client.ask()
@@ -245,17 +252,17 @@ def test_a_last_word_may_come_twice(served):
     assert [trial.value for trial in ledger.finished] == [3.0]
 
 
-def test_epochs_that_were_reported_come_to_the_ledger_once(served):
+def test_reports_of_an_epoch_are_recorded_once(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         lease = client.ask().lease
-        assert [client.report(lease, epoch, loss) for epoch, loss in ((1, 0.5), (1, 0.5), (3, 0.25))] == [GO_ON] * 3
+        assert [client.report(lease, epoch, loss) for epoch, loss in ((1, 0.5), (1, 0.5), (3, 0.25))] == [CONTINUE] * 3
         assert [trial.intermediate_values for trial in ledger.running] == [(0.5, 0.5, 0.25)]
         ledger.stop("enough")
         assert client.report(lease, 4, 0.1) == STOP
 
 
-def test_a_copy_of_a_worker_waits_until_that_has_ended(served, monkeypatch):
+def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypatch):
     ledger, _, address = served
     waits = []
 
@@ -279,7 +286,7 @@ def test_a_copy_of_a_worker_waits_until_that_has_ended(served, monkeypatch):
     assert len(ledger.finished) == 6
 
 
-def test_a_copy_of_a_worker_takes_over_what_that_lost(served, monkeypatch):
+def test_a_copy_of_a_worker_gets_the_lost_trial_of_that_worker(served, monkeypatch):
     ledger, _, address = served
     monkeypatch.setattr(service.time, "sleep", lambda seconds: first.lose(assignments[3].lease, "it was killed"))
     with SearchClient(address, Worker("a/0")) as first, SearchClient(address, Worker("b/0", attempt=1)) as copy:
@@ -288,7 +295,7 @@ def test_a_copy_of_a_worker_takes_over_what_that_lost(served, monkeypatch):
     assert len(ledger.running) == 6
 
 
-def test_a_mistake_ends_the_search_where_no_trial_has_a_value_yet(served):
+def test_a_mistake_ends_the_search_if_no_trial_has_a_value_yet(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         client.finish(client.ask().lease, Outcome(FAILED, error="it raised"))
@@ -299,7 +306,7 @@ def test_a_mistake_ends_the_search_where_no_trial_has_a_value_yet(served):
     assert str(ledger.failure) == "no such metric\n\nTr"
 
 
-def test_a_mistake_of_one_trial_among_good_ones_is_its_failure(served):
+def test_a_mistake_after_successful_trials_only_fails_its_trial(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         client.finish(client.ask().lease, Outcome(OK, 0.5))
@@ -309,7 +316,7 @@ def test_a_mistake_of_one_trial_among_good_ones_is_its_failure(served):
     assert [trial.status for trial in ledger.finished] == [OK, FAILED]
 
 
-def test_drafts_go_when_their_trial_has_ended(served):
+def test_drafts_are_removed_when_their_trial_has_ended(served):
     _, journal, address = served
     with SearchClient(address, Worker("here/0")) as client:
         for outcome in (
@@ -323,8 +330,8 @@ def test_drafts_go_when_their_trial_has_ended(served):
             assert not journal.draft(lease).exists()
 
 
-def test_a_trial_that_is_told_to_end_though_the_search_goes_on_leaves_no_model(served):
-    """It is tried again, and may come to another value then."""
+def test_a_trial_that_is_stopped_while_the_search_continues_leaves_no_model(served):
+    """It runs again, and may get another value then."""
     ledger, journal, address = served
     with SearchClient(address, Worker("here/0")) as client:
         for value in (0.5, 0.4):
@@ -339,8 +346,8 @@ def test_a_trial_that_is_told_to_end_though_the_search_goes_on_leaves_no_model(s
     assert [trial.value for trial in ledger.finished] == [0.5, 0.4, 0.9]
 
 
-def test_a_trial_that_was_stopped_with_the_search_takes_no_other_ones_model(served):
-    """It is not written down, so who goes on here has the others."""
+def test_a_trial_that_is_stopped_with_the_search_removes_no_other_model(served):
+    """It is not written, so a resumed search has the others."""
     ledger, journal, address = served
     with SearchClient(address, Worker("here/0")) as client:
         for value in (0.5, 0.4):
@@ -354,14 +361,14 @@ def test_a_trial_that_was_stopped_with_the_search_takes_no_other_ones_model(serv
     assert [journal.has_model(number) for number in range(2)] == [True, True]
 
 
-def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
+def test_a_worker_that_disconnects_loses_its_trial_to_the_next_that_asks(served):
     ledger, _, address = served
     first = SearchClient(address, Worker("here/0"))
     lost = first.ask()
     first._caller.close()
     deadline = time.monotonic() + 10
     with SearchClient(address, Worker("here/1")) as second:
-        while not any(held.doubted for held in ledger._state.leases.values()) and time.monotonic() < deadline:
+        while not any(held.presumed_lost for held in ledger._state.leases.values()) and time.monotonic() < deadline:
             time.sleep(0.01)
         again = second.ask()
         assert again.number == lost.number
@@ -374,7 +381,7 @@ def test_who_hangs_up_loses_the_trial_to_the_next_that_asks(served):
     assert [(trial.value, trial.attempts, trial.worker) for trial in ledger.finished] == [(2.0, 2, "here/1")]
 
 
-def test_calls_that_are_none(served):
+def test_malformed_and_unknown_calls_are_rejected(served):
     *_, address = served
     with SearchClient(address, Worker("here/0")) as client:
         for name, fields in [
@@ -389,11 +396,11 @@ def test_calls_that_are_none(served):
                 client._caller.call(name, fields)
 
 
-def test_the_task_reads_its_rows_to_the_end(served):
-    """Spark ends a worker process that leaves rows unread."""
+def test_the_task_consumes_all_its_rows(served):
+    """Spark ends a Python worker that leaves rows unread."""
     ledger, _, address = served
     ledger.stop("enough")
-    work = Work(Call(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), 1.0, 0, None, False)
+    work = Work(CallObjective(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), 1.0, 0, None, False)
     rows = iter([1, 2])
     assert list(SearchTask(LocalShared(work), LocalShared(None), address)(TaskContext(0), rows)) == []
     assert list(rows) == []

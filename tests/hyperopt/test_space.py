@@ -1,4 +1,4 @@
-"""Search spaces of every kind, what travels of them, and the algorithms that choose from them."""
+"""Search spaces of every kind, their encoding, and the search algorithms."""
 
 import enum
 import json
@@ -20,7 +20,7 @@ from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.encoding import decode, encode
-from sparkkeras.hyperopt.search import _suggested
+from sparkkeras.hyperopt.search import _suggest
 from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
@@ -103,7 +103,7 @@ def choose(space, count, algorithm=rand.suggest):
 
 
 def trials_of(space, count, loss=lambda params: 0.5, algorithm=rand.suggest):
-    """Finished trials; as a search would have had them."""
+    """Finished trials, as in a search."""
     chosen = choose(space, count, algorithm)
     return [
         Trial(number, space.params(each), OK, loss(space.params(each)), chosen=each) for number, each in enumerate(chosen)
@@ -114,25 +114,25 @@ def trials_of(space, count, loss=lambda params: 0.5, algorithm=rand.suggest):
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_what_is_chosen_is_in_the_space_and_travels(kind):
+def test_suggestions_are_in_the_space_and_can_be_encoded(kind):
     given, is_in = EVERY_KIND[kind]
     space = Space(given)
     for chosen in choose(space, 25):
         assert json.loads(json.dumps(chosen)) == chosen
         params = space.params(chosen)
         assert is_in(params), params
-        travelled = decode(json.loads(json.dumps(space.encode(params))), space.objects)
-        assert type(travelled) is type(params) or isinstance(params, np.generic)
-        assert travelled is params or travelled == params
+        decoded = decode(json.loads(json.dumps(space.encode(params))), space.objects)
+        assert type(decoded) is type(params) or isinstance(params, np.generic)
+        assert decoded is params or decoded == params
 
 
-def test_all_options_are_met():
+def test_all_options_are_suggested():
     space = Space(hp.choice("a", [THING, "x", None, one_way]))
     met = [space.params(chosen) for chosen in choose(space, 60)]
     assert all(any(option is each for each in met) for option in (THING, "x", None, one_way))
 
 
-def test_only_what_is_active_is_chosen():
+def test_only_active_parameters_are_chosen():
     space = Space(nested())
     for chosen in choose(space, 30):
         params = space.params(chosen)
@@ -145,7 +145,7 @@ def test_only_what_is_active_is_chosen():
             assert params["optimizer"] == {"kind": "adam", "deep": (chosen["n"],)}
 
 
-def test_labels_have_their_kinds():
+def test_labels_have_their_distributions():
     assert Space(nested()).labels == {
         "lr": "loguniform",
         "units": "randint",
@@ -156,7 +156,7 @@ def test_labels_have_their_kinds():
     assert Space(hp.pchoice("p", [(0.5, 1), (0.5, 2)])).labels == {"p": "categorical"}
 
 
-def test_objects_travel_beside_the_choice_and_each_once():
+def test_each_object_is_sent_once_and_referred_to_by_index():
     space = Space({"a": hp.choice("a", [THING, one_way]), "b": hp.choice("b", [one_way, another_way, 3]), "c": THING})
     assert len(space.objects) == 3
     assert {id(each) for each in space.objects} == {id(THING), id(one_way), id(another_way)}
@@ -182,13 +182,13 @@ def test_objects_travel_beside_the_choice_and_each_once():
     ],
     ids=repr,
 )
-def test_structures_travel_as_they_are(value):
-    travelled = decode(json.loads(json.dumps(Space(hp.uniform("a", 0, 1)).encode(value))), [])
-    assert repr(travelled) == repr(value)
+def test_structures_are_restored_exactly(value):
+    decoded = decode(json.loads(json.dumps(Space(hp.uniform("a", 0, 1)).encode(value))), [])
+    assert repr(decoded) == repr(value)
 
 
 class Settings(dict):
-    """A dict that can do more."""
+    """A subclass of dict."""
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ class Settings(dict):
     [MappingProxyType({"a": 1}), Settings(a=1), OrderedDict(a=1), Pair(1, 2), Kind.SGD, Padding.SAME, {"x"}, THING, b"x"],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_is_not_just_a_dict_or_a_number_is_an_object(value):
-    """JSON would make something plainer of it."""
-    told = encode({"a": [value, 1]}, [THING, value])
-    assert told == {"dict": [["a", {"list": [{"object": 0 if value is THING else 1}, 1]}]]}
-    assert decode(json.loads(json.dumps(told)), [THING, value])["a"][0] is value
+def test_values_that_json_cannot_preserve_are_encoded_as_objects(value):
+    """JSON would convert it to a plain type."""
+    encoded = encode({"a": [value, 1]}, [THING, value])
+    assert encoded == {"dict": [["a", {"list": [{"object": 0 if value is THING else 1}, 1]}]]}
+    assert decode(json.loads(json.dumps(encoded)), [THING, value])["a"][0] is value
     with pytest.raises(ConfigurationError, match="is computed within the space"):
         encode({"a": value}, [])
 
@@ -218,7 +218,7 @@ print(Space(test_space.nested()).digest, Space(test_space.objects_of_all_kinds()
 
 
 def objects_of_all_kinds():
-    names = {f"name {number}" for number in range(20)}  # of their order, each process has its own
+    names = {f"name {number}" for number in range(20)}  # their order differs between processes
     return {
         "a": hp.choice("a", [THING, one_way, Optimizer, {"x": ARRAY}, lambda x: x, names, frozenset(names), {1, "a"}]),
         "b": hp.pchoice("b", [(1.0, Kind.ADAM)]),
@@ -233,15 +233,15 @@ def test_a_digest_is_the_same_in_another_process():
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "KERAS_BACKEND": "jax"},  # the backend that loads soonest
+            env={**os.environ, "PYTHONHASHSEED": seed, "KERAS_BACKEND": "jax"},  # the backend that loads fastest
         )
         for seed in ("1", "2")
     ]
-    ((plain, _),) = {tuple(other.communicate()[0].split()) for other in others}
-    assert plain == Space(nested()).digest
+    ((digest, _),) = {tuple(other.communicate()[0].split()) for other in others}
+    assert digest == Space(nested()).digest
 
 
-def test_other_spaces_have_other_digests():
+def test_different_spaces_have_different_digests():
     spaces = [
         {"a": hp.uniform("a", 0, 1)},
         {"a": hp.uniform("a", 0, 2)},
@@ -285,14 +285,14 @@ def with_all_kinds_of_trials(space, loss):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 class TestAlgorithms:
-    def test_they_choose_with_any_trials_behind_them(self, name, sign):
+    def test_they_suggest_after_trials_of_any_status(self, name, sign):
         space = Space(nested())
         trials = with_all_kinds_of_trials(space, lambda params: params["lr"])
         for known in (trials, trials[30:31], trials[31:32], trials[30:32], trials[33:34], []):
             chosen = space.suggest(ALGORITHMS[name], 40, known, 3, sign)
             assert space.params(chosen)["units"] in (32, 64, 128)
 
-    def test_the_same_seed_and_trials_give_the_same_choice(self, name, sign):
+    def test_the_same_seed_and_trials_give_the_same_suggestion(self, name, sign):
         space = Space(nested())
         trials = with_all_kinds_of_trials(space, lambda params: params["lr"])
         first = [space.suggest(ALGORITHMS[name], 40, trials, seed, sign) for seed in range(5)]
@@ -301,17 +301,17 @@ class TestAlgorithms:
         assert len({each["lr"] for each in first}) == 5
 
 
-def test_a_search_draws_each_trial_from_a_seed_of_its_own():
+def test_each_trial_has_a_separate_seed():
     space = Space({"x": hp.uniform("x", -10, 10)})
-    found = [_suggested(space, ALGORITHMS["random"], 7, 1.0, number, ()).params["x"] for number in range(5)]
-    assert len(set(found)) == 5
-    assert _suggested(space, ALGORITHMS["random"], 7, 1.0, 3, ()).params["x"] == found[3]
+    suggestions = [_suggest(space, ALGORITHMS["random"], 7, 1.0, number, ()).params["x"] for number in range(5)]
+    assert len(set(suggestions)) == 5
+    assert _suggest(space, ALGORITHMS["random"], 7, 1.0, 3, ()).params["x"] == suggestions[3]
 
 
 @pytest.mark.parametrize("algorithm", [tpe.suggest, anneal.suggest], ids=["tpe", "anneal"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_what_was_good_is_looked_for(algorithm, sign):
-    """The value is the square distance from 3, or minus that where large values are good."""
+def test_algorithms_suggest_values_near_good_ones(algorithm, sign):
+    """The value is the squared distance from 3, negated to be maximized."""
     space = Space({"x": hp.uniform("x", -10, 10)})
     trials = trials_of(space, 40, lambda params: sign * (params["x"] - 3) ** 2)
     chosen = [space.suggest(algorithm, 40, trials, seed, sign)["x"] for seed in range(40)]
@@ -320,7 +320,7 @@ def test_what_was_good_is_looked_for(algorithm, sign):
     assert np.median(np.abs(np.array(spread) - 3)) > 3
 
 
-def test_failed_trials_teach_nothing_even_with_a_value():
+def test_failed_trials_have_no_loss_in_the_history():
     space = Space({"x": hp.uniform("x", -10, 10)})
     (doc,) = history_of([Trial(0, {}, FAILED, 0.1, chosen={"x": 1.0})], 1.0, ["x"]).trials
     assert doc["result"]["status"] == hyperopt.STATUS_FAIL
@@ -328,7 +328,7 @@ def test_failed_trials_teach_nothing_even_with_a_value():
     assert space.suggest(tpe.suggest, 1, [Trial(0, {}, FAILED, None, chosen={"x": 1.0})], 0, 1.0)
 
 
-def test_an_algorithm_of_ones_own_sees_the_trials_as_hyperopts():
+def test_a_custom_algorithm_receives_hyperopt_trials():
     seen = {}
 
     def suggest(new_ids, domain, trials, seed):
@@ -354,12 +354,12 @@ def test_an_algorithm_of_ones_own_sees_the_trials_as_hyperopts():
     assert seen["states"] == [hyperopt.JOB_STATE_DONE, hyperopt.JOB_STATE_DONE, hyperopt.JOB_STATE_RUNNING]
 
 
-def test_an_algorithm_that_has_nothing_left_says_so():
+def test_an_algorithm_without_suggestions_returns_none():
     space = Space({"x": hp.uniform("x", 0, 1)})
     assert space.suggest(lambda new_ids, domain, trials, seed: [], 0, (), 0, 1.0) is None
 
 
-def test_the_history_has_what_objectives_returned_and_what_was_chosen():
+def test_the_history_has_extra_results_and_chosen_values():
     trials = [Trial(3, {}, OK, 0.5, chosen={"a": 1, "b": 0.5}, extra={"note": "x"}), Trial(5, {}, OK, 0.2, chosen={"a": 0})]
     history = history_of(trials, -1.0, ["a", "b", "c"])
     assert history.tids == [3, 5]
@@ -369,10 +369,10 @@ def test_the_history_has_what_objectives_returned_and_what_was_chosen():
     assert history.best_trial["tid"] == 3
 
 
-def test_names_of_algorithms():
+def test_algorithms_by_name():
     assert make_algorithm("tpe") is tpe.suggest
-    own = partial(tpe.suggest, n_startup_jobs=5)
-    assert make_algorithm(own) is own
+    custom = partial(tpe.suggest, n_startup_jobs=5)
+    assert make_algorithm(custom) is custom
     for given in ("TPE", "bayes", None, 3, dict):
         with pytest.raises(ConfigurationError, match=r"algo=.* is not known.*Known: 'anneal', 'random', 'tpe'"):
             make_algorithm(given)
@@ -384,28 +384,28 @@ def test_names_of_algorithms():
 
 
 @pytest.mark.parametrize(
-    ("space", "words"),
+    ("space", "message"),
     [
-        ({}, "leaves nothing to choose: a list of values is hp.choice"),
-        ({"units": [32, 64]}, "leaves nothing to choose"),
-        (None, "leaves nothing to choose"),
-        ("units", "leaves nothing to choose"),
+        ({}, "has no hyper-parameter to choose: write a list of values as hp.choice"),
+        ({"units": [32, 64]}, "has no hyper-parameter to choose"),
+        (None, "has no hyper-parameter to choose"),
+        ("units", "has no hyper-parameter to choose"),
         ({"a": hp.uniform("x", 0, 1), "b": hp.choice("x", [1, 2])}, "the label .*x.* is used twice"),
         (hp.choice("a", [1, hp.uniform("a", 0, 1)]), "the label .*a.* is used twice"),
     ],
     ids=range(6),
 )
-def test_bad_spaces_are_refused(space, words):
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_spaces_are_rejected(space, message):
+    with pytest.raises(ConfigurationError, match=message):
         Space(space)
 
 
-def test_a_space_that_cannot_be_sampled_is_refused():
-    with pytest.raises(ConfigurationError, match="space: it cannot be sampled: "):
+def test_a_space_that_cannot_be_sampled_is_rejected():
+    with pytest.raises(ConfigurationError, match="cannot be sampled .*Error"):
         Space({"a": scope.int(hp.choice("a", ["x", "y"]))})
 
 
-def test_objects_that_are_computed_within_the_space_are_refused():
+def test_objects_that_are_computed_within_the_space_are_rejected():
     @scope.define
     def an_optimizer_of(rate):
         return Optimizer(rate)
@@ -431,7 +431,7 @@ def test_finite_numbers(value, expected):
     assert is_finite(value) is expected
 
 
-def test_nothing_here_warns_of_what_the_person_did_not_do():
+def test_suggestions_raise_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         space = Space(nested())

@@ -1,4 +1,4 @@
-"""Work in a process of its own: what comes back, and that nothing is left of it."""
+"""Functions that run in a child process: their results, and that the process leaves nothing behind."""
 
 import contextlib
 import gc
@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 from sparkkeras.hyperopt import subprocess_task
-from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, StopWork, run_here, run_in_child
+from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, StopWork, run_in_child, run_inline
 
-# The backend may have been used in this process, whose threads the children lack: none of them uses it.
+# This process may have used the backend, whose threads do not exist in children; no child here uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 SOON = 0.02
 
 
-def run(work, answer=lambda question: question, beat=lambda: True, every=SOON):
-    return run_in_child(work, answer, beat, every)
+def run(work, answer=lambda request: request, heartbeat=lambda: True, interval=SOON):
+    return run_in_child(work, answer, heartbeat, interval)
 
 
 @pytest.fixture(autouse=True)
@@ -52,37 +52,37 @@ def is_alive(pid):
         return False
 
 
-# What comes back
+# Results
 
 
-def test_the_result_comes_back_from_another_process():
+def test_the_result_comes_from_another_process():
     assert run(lambda ask: ("result", os.getpid()))[0] == "result"
     assert run(lambda ask: os.getpid()) != os.getpid()
     assert run(lambda ask: os.getppid()) == os.getpid()
 
 
-def test_what_the_child_does_stays_there():
-    there = []
-    assert run(lambda ask: (there.append(1), len(there))[1]) == 1
-    assert there == []
+def test_side_effects_stay_in_the_child():
+    calls = []
+    assert run(lambda ask: (calls.append(1), len(calls))[1]) == 1
+    assert calls == []
 
 
-def test_large_results_come_back():
+def test_large_results_are_returned():
     assert len(run(lambda ask: b"x" * 50_000_000)) == 50_000_000
 
 
-def test_questions_are_answered_in_this_process():
-    asked = []
+def test_requests_are_answered_in_this_process():
+    requests = []
 
-    def answer(question):
-        asked.append((os.getpid(), question))
-        return question * 10
+    def answer(request):
+        requests.append((os.getpid(), request))
+        return request * 10
 
     assert run(lambda ask: [ask(number) for number in range(5)], answer) == [0, 10, 20, 30, 40]
-    assert asked == [(os.getpid(), number) for number in range(5)]
+    assert requests == [(os.getpid(), number) for number in range(5)]
 
 
-def test_what_the_work_raises_is_raised_here():
+def test_an_error_of_the_work_is_raised_here():
     def work(ask):
         raise KeyError("the key", 3)
 
@@ -91,14 +91,14 @@ def test_what_the_work_raises_is_raised_here():
     assert caught.value.args == ("the key", 3)
 
 
-def test_what_the_answer_raises_is_raised_here_and_ends_the_child():
+def test_an_error_of_the_answer_function_is_raised_here_and_ends_the_child():
     with pytest.raises(ZeroDivisionError):
-        run(lambda ask: (ask(1), time.sleep(600)), lambda question: 1 / 0)
+        run(lambda ask: (ask(1), time.sleep(600)), lambda request: 1 / 0)
 
 
-def test_what_the_beat_raises_is_raised_here_and_ends_the_child():
+def test_an_error_of_the_heartbeat_is_raised_here_and_ends_the_child():
     with pytest.raises(ZeroDivisionError):
-        run(lambda ask: time.sleep(600), beat=lambda: 1 / 0)
+        run(lambda ask: time.sleep(600), heartbeat=lambda: 1 / 0)
 
 
 class NoPickleError(Exception):
@@ -106,60 +106,62 @@ class NoPickleError(Exception):
         raise TypeError("not this one")
 
 
-def test_what_cannot_be_pickled_is_told():
-    with pytest.raises(TypeError, match="what came of it cannot leave its process: .*[lL]ock"):
+def test_a_result_that_cannot_be_pickled_is_reported():
+    with pytest.raises(TypeError, match="the result of the child process cannot be pickled: .*[lL]ock"):
         run(lambda ask: threading.Lock())
 
 
 class OneWayError(Exception):
-    """Can be pickled, and not be read again."""
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, one, two):
         super().__init__(one)
 
 
-@pytest.mark.parametrize("error", [NoPickleError("words"), OneWayError("words", 2)], ids=["one", "other"])
-def test_errors_that_cannot_be_pickled_are_told_by_their_words(error):
+@pytest.mark.parametrize("error", [NoPickleError("text"), OneWayError("text", 2)], ids=["one", "other"])
+def test_an_error_that_cannot_be_pickled_is_described(error):
     def work(ask):
         raise error
 
-    with pytest.raises(TypeError, match=rf"what it raised cannot leave its process \(.*\): {type(error).__name__}: words"):
+    with pytest.raises(
+        TypeError, match=rf"the child process raised an error that cannot be pickled \(.*\): {type(error).__name__}: text"
+    ):
         run(work)
 
 
-def test_the_plain_twin_works_here():
-    assert run_here(lambda ask: (ask(2), os.getpid()), lambda question: question * 10, lambda: True, SOON) == (
+def test_the_in_memory_implementation_runs_in_this_process():
+    assert run_inline(lambda ask: (ask(2), os.getpid()), lambda request: request * 10, lambda: True, SOON) == (
         20,
         os.getpid(),
     )
 
 
-def test_what_is_written_in_the_child_is_not_lost(tmp_path):
-    for place in range(5):
-        with (tmp_path / f"{place}").open("w", buffering=1_000_000) as file:
+def test_buffered_output_of_the_child_is_flushed(tmp_path):
+    for number in range(5):
+        with (tmp_path / f"{number}").open("w", buffering=1_000_000) as file:
 
             def work(ask, file=file):
                 sys.stdout = file
-                sys.stdout.write("words" * 1000)
+                sys.stdout.write("text" * 1000)
 
             run(work)
-        assert (tmp_path / f"{place}").read_text() == "words" * 1000
+        assert (tmp_path / f"{number}").read_text() == "text" * 1000
 
 
-# How a child may end
+# The end of a child
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "message"),
     [
-        (signal.SIGKILL, r"its process was killed by SIGKILL \(perhaps for its memory\)"),
+        (signal.SIGKILL, r"its process was killed by SIGKILL \(perhaps out of memory\)"),
         (signal.SIGUSR1, "its process was killed by SIGUSR1$"),
         (signal.SIGTERM, "its process was killed by SIGTERM$"),
         (signal.SIGRTMIN + 1, f"its process was killed by signal {signal.SIGRTMIN + 1}$"),
     ],
 )
-def test_a_child_that_is_killed_is_lost(number, words):
-    with pytest.raises(ChildLostError, match=words):
+def test_a_child_that_is_killed_is_lost(number, message):
+    with pytest.raises(ChildLostError, match=message):
         run(lambda ask: os.kill(os.getpid(), number))
 
 
@@ -169,7 +171,7 @@ def test_a_child_that_ends_its_process_is_lost(code):
         run(lambda ask: os._exit(code))
 
 
-def test_a_child_that_is_killed_between_questions_is_lost():
+def test_a_child_that_is_killed_between_requests_is_lost():
     def work(ask):
         ask(1)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -178,17 +180,17 @@ def test_a_child_that_is_killed_between_questions_is_lost():
         run(work)
 
 
-def test_a_child_that_does_not_wait_for_its_answer_is_lost():
+def test_a_child_that_exits_before_the_reply_is_lost():
     def work(ask):
         threading.Thread(target=ask, args=(1,)).start()
         time.sleep(0.1)
         os._exit(7)
 
     with pytest.raises(ChildLostError, match="exit code 7"):
-        run(work, lambda question: time.sleep(0.5))
+        run(work, lambda request: time.sleep(0.5))
 
 
-def test_threads_of_the_person_are_not_waited_for():
+def test_threads_of_the_user_are_not_waited_for():
     def work(ask):
         threading.Thread(target=time.sleep, args=(600,)).start()
         return "done"
@@ -196,8 +198,8 @@ def test_threads_of_the_person_are_not_waited_for():
     assert run(work) == "done"
 
 
-def left_behind(then, is_daemon):
-    """Work that forks a process which stays, tells its number and then does something."""
+def leaves_a_process(then, is_daemon):
+    """Work that forks a process that keeps running, sends its process id, and then calls ``then``."""
 
     def work(ask):
         pid = os.fork()
@@ -214,7 +216,7 @@ def left_behind(then, is_daemon):
 
 @pytest.mark.parametrize("is_daemon", [False, True], ids=["plain", "daemon"])
 @pytest.mark.parametrize("how", ["returns", "is killed", "exits"])
-def test_a_process_that_the_child_left_behind_holds_nobody_up(how, is_daemon):
+def test_a_process_that_outlives_the_child_does_not_block_the_worker(how, is_daemon):
     pids = []
     then = {
         "returns": lambda: "done",
@@ -223,11 +225,11 @@ def test_a_process_that_the_child_left_behind_holds_nobody_up(how, is_daemon):
     }
     try:
         if how == "returns":
-            assert run(left_behind(then[how], is_daemon), pids.append) == "done"
+            assert run(leaves_a_process(then[how], is_daemon), pids.append) == "done"
         else:
             with pytest.raises(ChildLostError, match="SIGKILL" if how == "is killed" else "exit code 3"):
-                run(left_behind(then[how], is_daemon), pids.append)
-        if not is_daemon:  # whoever has left the child's group stays
+                run(leaves_a_process(then[how], is_daemon), pids.append)
+        if not is_daemon:  # a daemon has left the child's process group, so it keeps running
             until(lambda: not is_alive(pids[0]))
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -235,8 +237,8 @@ def test_a_process_that_the_child_left_behind_holds_nobody_up(how, is_daemon):
 
 
 @pytest.mark.parametrize("how", ["stopped", "raised"])
-def test_programs_that_the_child_has_begun_end_with_it(how, monkeypatch):
-    """Loaders of data, say."""
+def test_programs_that_the_child_started_end_with_it(how, monkeypatch):
+    """For example data loaders."""
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.1)
     pids = []
 
@@ -248,12 +250,12 @@ def test_programs_that_the_child_has_begun_end_with_it(how, monkeypatch):
         time.sleep(600)
 
     with pytest.raises(KeyError if how == "raised" else ChildStoppedError):
-        run(work, pids.append, beat=lambda: how == "raised" or not pids)
+        run(work, pids.append, heartbeat=lambda: how == "raised" or not pids)
     until(lambda: not is_alive(pids[0]))
 
 
-def test_a_process_of_the_childs_does_not_speak_for_it():
-    """It has no end of the pipe, so its own death and the worker's answers are nothing to it."""
+def test_a_grandchild_cannot_send_requests():
+    """A grandchild has no end of the pipe, so neither its death nor the worker's replies affect it."""
 
     def work(ask):
         pid = os.fork()
@@ -268,35 +270,35 @@ def test_a_process_of_the_childs_does_not_speak_for_it():
     assert run(work) == ("the right one", 5)
 
 
-# Signs of life
+# Heartbeats and stop requests
 
 
-def test_a_silent_child_has_its_worker_beat(tmp_path):
-    beats, mark = [], tmp_path / "mark"
+def test_a_silent_child_causes_heartbeats(tmp_path):
+    heartbeats, mark = [], tmp_path / "mark"
 
-    def beat():
-        beats.append(1)
-        if len(beats) == 2:
+    def heartbeat():
+        heartbeats.append(1)
+        if len(heartbeats) == 2:
             mark.touch()
         return True
 
-    assert run(lambda ask: until(mark.exists) or "done", beat=beat) == "done"
+    assert run(lambda ask: until(mark.exists) or "done", heartbeat=heartbeat) == "done"
 
 
-def test_a_child_that_talks_needs_no_beats():
-    beats = []
-    run(lambda ask: [ask(number) for number in range(200)], beat=lambda: beats.append(1) or True, every=60)
-    assert beats == []
+def test_a_child_that_sends_requests_causes_no_heartbeats():
+    heartbeats = []
+    run(lambda ask: [ask(number) for number in range(200)], heartbeat=lambda: heartbeats.append(1) or True, interval=60)
+    assert heartbeats == []
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Children have so long to stop that none is ended."""
+    """Gives children so much time to stop that none is killed."""
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 600.0)
 
 
 def busy(ask):
-    """Does not stop for any error of the usual kind."""
+    """Ignores every ``Exception``."""
     while True:
         with contextlib.suppress(Exception):
             sum(range(1000))
@@ -304,24 +306,24 @@ def busy(ask):
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("work", [lambda ask: time.sleep(500), busy], ids=["asleep", "busy"])
-def test_a_child_that_shall_stop_does_so_wherever_it_is(work):
-    said, began = [], time.monotonic()
+def test_a_stop_request_interrupts_the_child_anywhere(work):
+    requests, started = [], time.monotonic()
     with pytest.raises(ChildStoppedError):
-        run(lambda ask: (ask("begun"), work(ask)), said.append, beat=lambda: not said)
-    assert time.monotonic() - began < 60
+        run(lambda ask: (ask("begun"), work(ask)), requests.append, heartbeat=lambda: not requests)
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_child_may_be_told_to_stop_before_it_has_begun():
+def test_a_stop_request_may_arrive_before_the_work_starts():
     for _ in range(20):
         with pytest.raises(ChildStoppedError):
-            run(lambda ask: time.sleep(500), beat=lambda: False, every=0.0005)
+            run(lambda ask: time.sleep(500), heartbeat=lambda: False, interval=0.0005)
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_child_that_shall_stop_may_tell_what_it_has():
-    """It is told again and again, and hears it once."""
-    beats, heard = [], []
+def test_a_stopped_child_may_still_return_a_result():
+    """It gets several signals, but `StopWork` is raised once."""
+    heartbeats, requests = [], []
 
     def work(ask):
         try:
@@ -332,18 +334,18 @@ def test_a_child_that_shall_stop_may_tell_what_it_has():
                 time.sleep(0.05)
             return ask("ended")
 
-    def answer(question):
-        heard.append(question)
-        return question, len(beats)
+    def answer(request):
+        requests.append(request)
+        return request, len(heartbeats)
 
-    said, count = run(work, answer, beat=lambda: not heard or beats.append(1))
-    assert said == "ended"
+    result, count = run(work, answer, heartbeat=lambda: not requests or heartbeats.append(1))
+    assert result == "ended"
     assert count >= 3
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_shall_stop_hears_the_answer_to_its_question_first():
-    """So the next answer is that to the next question."""
+def test_a_stop_request_waits_for_the_reply_to_a_pending_request():
+    """So that the next reply belongs to the next request."""
 
     def work(ask):
         try:
@@ -351,16 +353,16 @@ def test_who_shall_stop_hears_the_answer_to_its_question_first():
         except StopWork:
             return [ask("one"), ask("two")]
 
-    def answer(question):
-        if isinstance(question, int):
-            os.kill(question, signal.SIGTERM)
+    def answer(request):
+        if isinstance(request, int):
+            os.kill(request, signal.SIGTERM)
             time.sleep(0.1)
-        return question
+        return request
 
     assert run(work, answer) == ["one", "two"]
 
 
-def test_a_child_that_somebody_else_ends_is_lost():
+def test_a_child_that_another_process_terminates_is_lost():
     def work(ask):
         ask(os.getpid())
         time.sleep(500)
@@ -370,14 +372,14 @@ def test_a_child_that_somebody_else_ends_is_lost():
 
 
 class LateError(Exception):
-    """Its process is told to stop when it travels already."""
+    """Its process receives the stop signal while the error is pickled."""
 
     def __reduce__(self):
         os.kill(os.getpid(), signal.SIGTERM)
         return LateError, ()
 
 
-def test_who_has_ended_cannot_be_stopped_any_more():
+def test_a_stop_request_after_the_end_is_ignored():
     def work(ask):
         raise LateError
 
@@ -385,7 +387,7 @@ def test_who_has_ended_cannot_be_stopped_any_more():
         run(work)
 
 
-def test_a_child_that_does_not_stop_is_ended(monkeypatch):
+def test_a_child_that_does_not_stop_is_killed(monkeypatch):
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.1)
     pids = []
 
@@ -395,19 +397,19 @@ def test_a_child_that_does_not_stop_is_ended(monkeypatch):
         time.sleep(600)
 
     with pytest.raises(ChildStoppedError):
-        run(work, pids.append, beat=lambda: not pids)
+        run(work, pids.append, heartbeat=lambda: not pids)
     assert not is_alive(pids[0])
 
 
-def test_a_child_that_may_go_on_is_not_ended(monkeypatch):
+def test_a_child_that_may_continue_is_not_killed(monkeypatch):
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.05)
-    assert run(lambda ask: time.sleep(0.4) or "done", beat=lambda: True) == "done"
+    assert run(lambda ask: time.sleep(0.4) or "done", heartbeat=lambda: True) == "done"
 
 
-# What is left
+# Cleanup
 
 
-def test_after_many_children_nothing_is_open(monkeypatch):
+def test_many_children_leave_no_open_files_or_threads(monkeypatch):
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.02)
     me = psutil.Process()
     run(lambda ask: None)
@@ -423,28 +425,28 @@ def test_after_many_children_nothing_is_open(monkeypatch):
                     lambda ask: time.sleep(600),
                     lambda ask: threading.Lock(),
                 )[number % 5],
-                beat=lambda: False,
+                heartbeat=lambda: False,
             )
     assert me.num_fds() <= files
     assert threading.active_count() <= threads
     assert [each for each in me.children() if each.status() == psutil.STATUS_ZOMBIE] == []
 
 
-def test_a_child_holds_no_connection_of_its_worker():
-    """Who talks to the worker must notice its end, though a child of it may live a little longer."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+def test_a_child_closes_the_connections_of_its_worker():
+    """The worker's peers must notice its end, although its child may live a little longer."""
+    one_end, other_end = socket.socketpair()
+    with one_end, other_end:
 
         def work(ask):
             try:
-                os.fstat(theirs.fileno())
+                os.fstat(other_end.fileno())
             except OSError:
                 return ask("closed")
             return "open"
 
         assert run(work) == "closed"
-        theirs.sendall(b"x")
-        assert ours.recv(1) == b"x"
+        other_end.sendall(b"x")
+        assert one_end.recv(1) == b"x"
 
 
 PARENT = """
@@ -462,7 +464,7 @@ run_in_child(work, answer, lambda: True, 0.1)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children of their parent's end")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux signals the end of the parent to children")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_child_dies_with_its_worker(number):
     with subprocess.Popen(
@@ -477,7 +479,7 @@ def test_a_child_dies_with_its_worker(number):
 
 @dataclass(frozen=True)
 class Work:
-    """As tasks have it."""
+    """A picklable work object, as in a task."""
 
     factor: int
 

@@ -1,4 +1,4 @@
-"""Searches on Spark: what needs its workers, their processes and their ends; tests/hyperopt/test_search.py has the rest."""
+"""Searches on Spark: workers, their processes and their failures; tests/hyperopt/test_search.py has everything else."""
 
 import contextlib
 import gc
@@ -42,9 +42,9 @@ def parabola(params, data):
 
 
 def search_of(sc, **arguments):
-    own = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
-    # Who is lost is known by its closed connection; a machine that pauses for seconds is not to look like that.
-    search = HyperParamModel(sc, server_options=ServerOptions(lease_seconds=100), **own)
+    constructor_arguments = {name: arguments.pop(name) for name in ("num_workers", "transport") if name in arguments}
+    # Lost workers are noticed by their closed connection; a machine that pauses for seconds must not look lost.
+    search = HyperParamModel(sc, server_options=ServerOptions(lease_seconds=100), **constructor_arguments)
     search.minimize(**{"space": LINE, "max_evals": 6, "seed": 1, "verbose": 0, **arguments})
     return search
 
@@ -68,11 +68,11 @@ def test_the_best_model_and_an_ensemble(sc, digits):
     np.testing.assert_allclose(search.best_ensemble(2).predict(x_test), mean, atol=1e-5)
 
 
-def test_http_carries_it_as_well(sc):
+def test_http_transport(sc):
     assert len(search_of(sc, objective=parabola, transport="http").trials) == 6
 
 
-def test_rows_on_spark(sc, spark, digits, monkeypatch):
+def test_data_in_an_rdd_or_a_data_frame(sc, spark, digits, monkeypatch):
     from sparkkeras.spark.cluster import Cluster
 
     x, y = digits[0][:200], digits[1][:200]
@@ -90,9 +90,9 @@ def test_rows_on_spark(sc, spark, digits, monkeypatch):
 
 
 class TestProcesses:
-    """A trial has a process of its own, forked from a worker in which the backend has not run."""
+    """Each trial has a separate process, forked from a worker in which the backend has not run."""
 
-    def test_as_many_threads_as_its_task_has_cores(self, sc):
+    def test_a_trial_has_as_many_threads_as_its_task_has_cores(self, sc):
         def objective(params, data):
             import tensorflow as tf
 
@@ -106,8 +106,8 @@ class TestProcesses:
         extra = search_of(sc, objective=objective, max_evals=1).best_trial.extra
         assert extra == {"threads": 1, "env": "1", "untouched": True}
 
-    def test_data_that_is_read_with_the_backend(self, sc):
-        """A trial could not be forked from a process in which TensorFlow has run; so data is read in a child, too."""
+    def test_the_data_may_be_read_with_the_backend(self, sc):
+        """Trials cannot be forked from a process in which TensorFlow has run, so data is read in a child process, too."""
 
         def read():
             return keras.ops.convert_to_numpy(keras.ops.arange(5)) * 2
@@ -117,11 +117,11 @@ class TestProcesses:
 
         assert search_of(sc, objective=objective, data=read, max_evals=2).best_value == 20
 
-    def test_a_workers_memory_does_not_grow(self, sc):
-        """What a trial leaves in its process, 40 MB here, goes with it."""
+    def test_the_memory_of_a_worker_does_not_grow(self, sc):
+        """The memory that a trial allocates, 40 MB here, is freed with its process."""
 
         def objective(params, data):
-            keras.left_behind = [*getattr(keras, "left_behind", []), np.ones(5_000_000)]
+            keras.leaked = [*getattr(keras, "leaked", []), np.ones(5_000_000)]
             memory = psutil.Process(os.getppid()).memory_info()
             return {"loss": params["x"], "memory": memory.rss - memory.shared, "pid": os.getppid()}
 
@@ -131,7 +131,7 @@ class TestProcesses:
         assert memory[-1] - memory[2] < 20e6, [round(each / 1e6) for each in memory]
 
     @pytest.mark.soak
-    def test_a_workers_memory_does_not_grow_over_many_fits(self, sc, digits):
+    def test_the_memory_of_a_worker_does_not_grow_over_many_fits(self, sc, digits):
         x, y, *_ = digits
 
         def objective(params, data):
@@ -146,8 +146,8 @@ class TestProcesses:
         memory = [trial.extra["memory"] for trial in trials]
         assert memory[-1] <= 1.1 * memory[4], [round(each / 1e6) for each in memory]
 
-    def test_nobody_waits_for_the_slowest(self, sc, tmp_path):
-        """One trial ends only when all others have: they go through the other worker meanwhile."""
+    def test_workers_do_not_wait_for_the_slowest_trial(self, sc, tmp_path):
+        """One trial ends only after all others, which run on the other worker meanwhile."""
 
         def objective(params, data):
             slow = tmp_path / "slow"
@@ -165,9 +165,9 @@ class TestProcesses:
         assert [trial.worker for trial in search.trials].count(slow.worker) == 1
 
 
-class TestEnds:
-    def test_a_fit_that_is_stopped_hands_its_best_model_over(self, sc, digits, tmp_path):
-        """Its second epoch would take for ever."""
+class TestEndOfSearch:
+    def test_a_stopped_fit_uploads_its_best_model(self, sc, digits, tmp_path):
+        """Its second epoch would take minutes."""
 
         class Slow(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
@@ -181,7 +181,7 @@ class TestEnds:
         def stop():
             while len(list(tmp_path.iterdir())) < 2:
                 time.sleep(0.05)
-            search._found.ledger.stop("that is enough")
+            search._results.ledger.stop("enough")
 
         threading.Thread(target=stop, daemon=True).start()
         best = search.minimize(
@@ -198,8 +198,8 @@ class TestEnds:
         assert {(trial.status, trial.epochs) for trial in search.trials} == {("stopped", 1)}
         assert best.evaluate(x[-280:], y[-280:], verbose=0)[0] == pytest.approx(search.best_value, rel=1e-4)
 
-    def test_ctrl_c_leaves_what_there_is(self, sc, tmp_path):
-        """PySpark's own answer to it would cancel the job before trials could say what they have."""
+    def test_ctrl_c_keeps_the_reported_values(self, sc, tmp_path):
+        """PySpark's handler would cancel the job before trials could report their results."""
 
         def objective(params, data):
             report(params["x"])
@@ -229,7 +229,7 @@ class TestEnds:
         settle(sc)
         assert sc.statusTracker().getActiveJobsIds() == []
 
-    def test_a_job_that_is_cancelled_is_not_begun_again(self, sc, tmp_path):
+    def test_a_cancelled_job_is_not_started_again(self, sc, tmp_path):
         def objective(params, data):
             (tmp_path / "begun").touch()
             time.sleep(60)
@@ -243,14 +243,14 @@ class TestEnds:
         with pytest.raises(ClusterError, match="the Spark job was cancelled"):
             search_of(sc, objective=objective)
 
-    def test_nothing_is_left(self, sc, digits):
+    def test_a_search_leaves_nothing_behind(self, sc, digits):
         x, y = digits[0][:200], digits[1][:200]
-        search_of(sc, objective=parabola, max_evals=4)  # the workers are there
+        search_of(sc, objective=parabola, max_evals=4)  # starts the Python workers
         before = len(threading.enumerate())
         children = len(psutil.Process().children(recursive=True))
         descriptors = psutil.Process().num_fds()
         search = search_of(sc, model=build, data=(x, y), space=SPACE, epochs=1, metric="loss", max_evals=2)
-        folder = Path(search._found.journal.folder)
+        folder = Path(search._results.journal.folder)
         assert folder.is_dir()
         del search
         gc.collect()
@@ -308,13 +308,13 @@ class TestEnds:
             assert runs.count(repr(trial["chosen"]["x"])) == 1
 
 
-class TestLosses:
-    def test_a_killed_trial_is_given_out_again_and_counts_once(self, sc, tmp_path):
+class TestLostWorkers:
+    def test_a_killed_trial_runs_again_and_counts_once(self, sc, tmp_path):
         mark = tmp_path / "killed"
 
         def objective(params, data):
             if params["x"] < 0:
-                with contextlib.suppress(FileExistsError):  # one trial only, though two may be here at once
+                with contextlib.suppress(FileExistsError):  # only one trial, although two may be here at the same time
                     mark.touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)
             return params["x"]
@@ -338,7 +338,7 @@ class TestLosses:
         assert all(trial.status == "failed" and trial.attempts == 3 and "SIGKILL" in trial.error for trial in failed)
 
     def test_a_killed_worker(self, sc, tmp_path):
-        """In ``local[2]`` Spark tries no task again, so the driver begins another job."""
+        """With ``local[2]`` Spark does not retry tasks, so the driver starts another job."""
         mark = tmp_path / "killed"
 
         def objective(params, data):
