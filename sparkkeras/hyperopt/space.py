@@ -94,7 +94,7 @@ class Space:
 
     @property
     def digest(self) -> str:
-        """A digest of labels, ranges and options, equal in every process; objects count by the names of their classes."""
+        """A digest of labels, ranges and options, equal in every process; objects are identified by their names."""
         nodes = re.sub(r" at 0x[0-9a-fA-F]+", "", repr([_node_key(node) for node in pyll.dfs(self._domain.expr)]))
         return hashlib.sha256(nodes.encode()).hexdigest()
 
