@@ -38,6 +38,8 @@ def describe(value: Any) -> str:
         return f"a dict with the keys {list(value)}"
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
+    if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "shape"):
+        return f"a pandas {type(value).__name__} of shape {value.shape}"
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 

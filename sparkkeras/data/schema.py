@@ -494,6 +494,11 @@ class Reader:
                     f"indices from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
                     "Renumber them, or increase input_dim."
                 )
+            if self.on_invalid == "allow" and is_floating(values.dtype) and np.isnan(values).any():
+                raise DataError(
+                    f"{name} of {place} is the input of an Embedding, which has no index for NaN: replace missing values by "
+                    f"an index of their own{', or drop such rows' if self.labelled else ''}."
+                )
 
     def _finite(self, block: Block, describe_value: Callable[[int, int, int], str], give: str = "give") -> Block:
         """Drop or reject rows with NaN or infinite values, as `on_invalid` says.

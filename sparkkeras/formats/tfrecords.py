@@ -94,7 +94,7 @@ def save_as_tfrecords(
     """
     if not is_frame(df):
         raise DataError(
-            f"df is {describe(df)}; expected a DataFrame: create one with spark.createDataFrame() or rdd.toDF()."
+            f"df is {describe(df)}; expected a Spark DataFrame: create one with spark.createDataFrame(...) or rdd.toDF()."
         )
     one_of("compression", compression, tuple(SUFFIXES))
     one_of("mode", mode, ("error", "overwrite"))

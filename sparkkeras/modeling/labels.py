@@ -9,7 +9,8 @@ import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec
 from sparkkeras.data.schema import LabelRange
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.outputs import known_loss, losses_of
 
 
@@ -31,9 +32,12 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
     names = list(getattr(model, "output_names", None) or [""] * len(outputs))
     losses = losses_of(model, names)
     with_loss = [index for index, loss in enumerate(losses) if loss is not None]
+    custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
+    if structure.names is not None and len(outputs) > 1 and not custom:
+        _check_names(structure.names, [spec.name for spec in schema_of(model).outputs], losses)
     labelled = list(range(len(outputs)))
     if structure.count != len(outputs):
-        if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS):
+        if custom:
             return
         labelled = with_loss  # Keras also accepts labels for only these outputs
         if structure.count != len(with_loss):
@@ -55,6 +59,19 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
             position = structure.names.index(names[index])
         if position < len(ranges):
             _check(labels[position], losses[index], leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+def _check_names(received: Sequence[str], names: Sequence[str], losses: Sequence[Any]) -> None:
+    """Reject labels for unknown outputs, and outputs that have a loss but no labels."""
+    unknown = next((name for name in received if name not in names), None)
+    if unknown is not None:
+        raise DataError(f"the labels are for the output {unknown!r}, which the model lacks. {known_names(unknown, names)}")
+    missing = [name for name, loss in zip(names, losses, strict=True) if loss is not None and name not in received]
+    if missing:
+        raise DataError(
+            f"labels are missing for the output(s) {', '.join(map(repr, missing))}, which have a loss: received labels for "
+            f"{', '.join(map(repr, received))}."
+        )
 
 
 def _arrays(count: int) -> str:

@@ -177,4 +177,4 @@ def _misfit(sample: Block, error: Exception) -> str:
         f"{label} has rows of shape {array.shape[1:]}, {array.dtype}"
         for label, array in zip(sample.form.labels, sample.arrays, strict=True)
     )
-    return f"the data does not fit the model, its loss or its metrics: {error}. The data: {shapes}."
+    return f"the data does not fit the model, its loss or its metrics: {str(error).rstrip('. ')}. The data: {shapes}."

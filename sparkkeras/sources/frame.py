@@ -230,9 +230,13 @@ class ArgumentsToBlocks:
     @property
     def _terms(self) -> Terms:
         wanted = self._values_wanted
+        if len(self.reader.schema.inputs) > 1:
+            fit = "Give one array or vector for each input, of the size of the input."
+        else:
+            fit = f"Give arguments that hold {wanted} number(s) in all." if wanted else "Give arguments of another size."
         return Terms(
             give=self.make,
-            fit=f"Give arguments that hold {wanted} number(s) in all." if wanted else "Give arguments of another size.",
+            fit=fit,
             fill="Fill it (coalesce), leave such rows out (WHERE ... IS NOT NULL)",
             function=self.function,
         )
@@ -395,7 +399,8 @@ def _side(argument: str, given: Columns | None, specs: Sequence[InputSpec], find
     if given is None:
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
-        if not given or (len(specs) > 1 and set(given) != set(names)):
+        partial = argument == "label"  # outputs without a loss need no labels
+        if not given or (len(specs) > 1 and not partial and set(given) != set(names)):
             raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {ends} are {names}.")
         by_name = dict(zip(names, specs, strict=True))
         leaves = []
@@ -447,9 +452,12 @@ def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:
 
 def _names(argument: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
-        told = " Add what you compute with df.withColumn first." if hasattr(given, "alias") else ""
+        advice = " Add computed columns with df.withColumn first." if hasattr(given, "alias") else ""
+        if isinstance(given, (list, tuple)) and any(isinstance(name, (list, tuple)) for name in given):
+            advice = f" For several columns per input or output, use a dict: {argument}={{name: [columns]}}."
         raise ConfigurationError(
-            f"{argument} is {describe(given)}; expected the name of a column, or a list of names.{told}"
+            f"{argument} is {given if advice and isinstance(given, (list, tuple)) else describe(given)}; expected the name "
+            f"of a column, or a list of names.{advice}"
         )
     return tuple(given)
 

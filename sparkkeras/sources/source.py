@@ -85,7 +85,7 @@ class NamedColumns:
         for name, given in (("features", self.features), ("label", self.label), ("loader", self.loader)):
             if given is not None:
                 raise ConfigurationError(
-                    f"{name}= is for the columns of a Spark DataFrame; the data is {_description(data)}."
+                    f"{name}= is for the columns of a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}"
                 )
 
 
@@ -123,6 +123,8 @@ def as_source(
         _refuse_beside_rdd(y, sample_weight)
         return RddSource(reader, data, environment)
     if hasattr(data, "to_numpy"):
+        if reader.labelled and y is None:
+            raise DataError(f"labels are missing: pass y= with {describe(data)}.{_as_columns(data)}")
         data = data.to_numpy()
     if not isinstance(data, (list, tuple, Mapping)) and not hasattr(data, "__array__"):
         raise DataError(
@@ -362,7 +364,8 @@ def _refuse_beside_rdd(y: Any, sample_weight: Any) -> None:
         )
 
 
-def _description(data: Any) -> str:
-    if type(data).__module__.partition(".")[0] == "pandas":
-        return f"a pandas {type(data).__name__}: convert it with spark.createDataFrame(data)"
-    return describe(data)
+def _as_columns(data: Any) -> str:
+    """How columns of a pandas DataFrame are used by name, to append to a message; empty for other data."""
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return " To use its columns by name, convert it with spark.createDataFrame(data)."
+    return ""

@@ -290,13 +290,18 @@ def active_context() -> SparkContext:
     Warns if an earlier context of this process was stopped, because its configuration may not apply to the new one.
 
     Raises:
-        ClusterError: This process uses Spark Connect, which has no SparkContext.
+        ClusterError: This process uses Spark Connect, which has no SparkContext, or is a worker that runs a task.
     """
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf, SparkContext, TaskContext
 
     active: SparkContext | None = SparkContext._active_spark_context
     if active is not None:
         return active
+    if TaskContext.get() is not None:
+        raise ClusterError(
+            "this call starts a Spark job on a worker, inside a task, and only the driver can start jobs. In worker "
+            "callbacks, transforms and objectives, use the Keras model in the worker's process (self.model.predict(...))."
+        )
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
         raise ClusterError(
             "this call needs a SparkContext, which Spark Connect does not have: pass data as a DataFrame (create one from "
@@ -362,7 +367,9 @@ def check_slots(context: SparkContext) -> None:
     slots = slots_of(context) if held else 0
     if slots > held or not held:
         return
-    fewer = f"num_workers={slots - 1} or fewer" if slots > 1 else "fewer workers than slots, on a cluster with more slots"
+    fewer = {1: "fewer workers than slots, on a cluster with more slots", 2: "num_workers=1"}.get(
+        slots, f"num_workers={slots - 1} or fewer"
+    )
     raise ConfigurationError(
         f"this call starts a Spark job inside a callback of an asynchronous fit, which holds all slots ({slots}) until its "
         "callbacks return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "

@@ -693,10 +693,14 @@ def test_out_of_range_indices_of_an_embedding_raise_an_error():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_nan_does_not_hide_an_out_of_range_index(dtype):
+def test_nan_is_not_an_index_and_hides_no_out_of_range_index(dtype):
     reader = Reader(Schema((InputSpec("words", (2,), indices=5),)), labelled=False, on_invalid="allow")
     for values, low, high in (([[np.nan, 4], [5, 0]], 0, 5), ([[-1, 4], [np.nan, np.nan]], -1, 4)):
         with pytest.raises(DataError, match=f"from 0 to 4, but they range from {low} to {high}\\."):
             reader.read_arrays(np.array(values, dtype), None, None)
     for values in ([[np.nan, 4], [3, 0]], [[np.nan, np.nan]]):
-        assert reader.read_arrays(np.array(values, dtype), None, None).rows == len(values)
+        with pytest.raises(DataError, match="^x of the arrays is the input of an Embedding, which has no index for NaN"):
+            reader.read_arrays(np.array(values, dtype), None, None)
+        null = Reader(reader.schema, labelled=False, on_invalid="null")
+        column = [ColumnValues(np.array(values, dtype), None, "w")]
+        assert null.read_columns(column, Form(Structure()), "here", 0)[0].rows == len(values)

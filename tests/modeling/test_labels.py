@@ -184,6 +184,14 @@ def test_one_hot_rows_in_place_of_class_indices(three, loss):
     assert error_of(three, np.zeros((2, 2)), loss).endswith("received rows of shape (2,). Pass class indices.")
 
 
+def test_labels_by_name_are_those_of_the_outputs_with_a_loss(two):
+    with pytest.raises(DataError, match=r"the output 'sise', which the model lacks. .*Did you mean 'size'\?"):
+        check(two, {"kind": np.array([0, 1]), "sise": np.array([0, 1])}, "mse")
+    with pytest.raises(DataError, match=r"missing for the output\(s\) 'size', which have a loss: received"):
+        check(two, {"kind": np.array([0, 1])}, "mse")
+    check(two, {"kind": np.array([0, 1])}, {"kind": "mse"})
+
+
 def test_one_array_of_labels_for_several_outputs(two, three):
     expected = (
         r"the model has 2 output\(s\) \(kind, size\), but the labels are 1 array\(s\): pass y as a tuple or a dict of 2"

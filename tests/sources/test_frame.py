@@ -85,6 +85,14 @@ def test_several_inputs_take_a_column_each_or_names(spark):
     assert select(wide, TWO, features=["u", "i"]).form.x == Structure(2, bare=False)
 
 
+def test_outputs_without_a_loss_need_no_labels(spark):
+    found = select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"price": "paid"})
+    assert found.names == ["user", "item", "paid"]
+    assert found.form.y == Structure(1, ("price",), bare=False)
+    with pytest.raises(ConfigurationError, match="label: the model has no output 'prize'. .* Did you mean 'price'?"):
+        select(frame(spark, "user array<int>, item int, paid double"), TWO, True, label={"prize": "paid"})
+
+
 def test_a_name_where_there_is_one_only_makes_no_dict(spark):
     given = frame(spark, "a int, b int, c int, d int, w float")
     named = {"features": {"x": ["a", "b", "c"]}, "label": {"y": "d"}, "sample_weight": {"y": "w"}}
@@ -114,6 +122,7 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
         (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
         (ONE, {"features": []}, "features is a list of 0"),
         (ONE, {"features": ["a", 3]}, "features is a list of 2"),
+        (TWO, {"features": ["a", ["b", "c"]]}, r"features is \['a', \['b', 'c'\]\]; .* features=\{name: \[columns\]\}"),
         (ONE, {"features": {}}, r"features has the keys \[\]"),
         (ONE, {"features": {"z": "a"}}, "features: the model has no input 'z'. Known: 'x'"),
         (ONE, {"features": {"x": 5}}, r"features\['x'\] is int 5"),

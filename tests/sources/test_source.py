@@ -2,12 +2,13 @@
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
 from sparkkeras.data.schema import InputSpec, Reader, Schema
-from sparkkeras.errors import DataError
-from sparkkeras.sources.source import as_source
+from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.sources.source import NamedColumns, as_source
 
 
 class Rows(keras.utils.PyDataset):
@@ -45,6 +46,16 @@ def test_a_tf_dataset_has_a_remedy():
         as_source(dataset, Reader(Schema()))
     x, y = map(np.stack, zip(*dataset.as_numpy_iterator(), strict=True))
     assert as_source(x, Reader(Schema()), y).block.rows == 4
+
+
+def test_a_pandas_data_frame_without_labels():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    words = "^labels are missing: pass y= with a pandas DataFrame of shape .2, 2.*spark.createDataFrame"
+    with pytest.raises(DataError, match=words):
+        as_source(frame, Reader(Schema()))
+    assert as_source(frame, Reader(Schema()), frame["b"]).block.rows == 2
+    with pytest.raises(ConfigurationError, match=r"features= is for .* a pandas DataFrame .*spark.createDataFrame"):
+        as_source(frame, Reader(Schema()), columns=NamedColumns(features="a"))
 
 
 @pytest.mark.parametrize("y", [(np.ones(3), None), [np.ones(3), None], {"a": np.ones(3), "b": None}])

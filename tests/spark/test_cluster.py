@@ -4,9 +4,10 @@ import threading
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext, TaskContext
 
-from sparkkeras.errors import ConfigurationError, WorkerError
-from sparkkeras.spark.cluster import Cluster, interruptible, quietly
+from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError
+from sparkkeras.spark.cluster import Cluster, active_context, interruptible, quietly
 from sparkkeras.spark.slots import holding_slots
 
 
@@ -110,7 +111,9 @@ def test_an_error_raised_from_a_py4j_error_becomes_the_interrupt():
         translates()
 
 
-@pytest.mark.parametrize(("slots", "remedy"), [(3, "num_workers=2 or fewer"), (1, "on a cluster with more slots")])
+@pytest.mark.parametrize(
+    ("slots", "remedy"), [(3, "num_workers=2 or fewer"), (2, r"num_workers=1\."), (1, "on a cluster with more slots")]
+)
 def test_a_job_that_would_deadlock_raises_an_error(cluster, slots, remedy):
     cluster.context._jsc, cluster.context.defaultParallelism = Stopped(), slots
     elsewhere = []
@@ -184,3 +187,10 @@ def in_time(call):
     thread.start()
     thread.join(10)
     return not thread.is_alive()
+
+
+def test_a_task_cannot_start_jobs(monkeypatch):
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: cls))
+    with pytest.raises(ClusterError, match=r"on a worker, inside a task.*self\.model\.predict"):
+        active_context()
