@@ -14,6 +14,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
+from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.modeling import archive as models
@@ -352,7 +353,7 @@ class SparkModel:
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
             self._fits += 1
-            if self.mode == "synchronous" and self.num_workers is None:
+            if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
             progress = Progress(request.verbose, job.epochs, job.num_workers)

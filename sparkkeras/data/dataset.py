@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.schema import LabelRange, union
-from sparkkeras.errors import DataError
+from sparkkeras.errors import ConfigurationError, DataError
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -104,9 +104,12 @@ class FilesMissing(Exception):  # noqa: N818 - a signal between a task and its r
     """
 
 
-@runtime_checkable
+PIECE_BYTES = 8 * 1024 * 1024
+"""The size of the pieces of a result that workers merge."""
+
+
 class Merging(Protocol[R]):
-    """Merges results, either as a whole or piece by piece: piece i of the merged result depends only on pieces i."""
+    """Merges results, as a whole or piece by piece: piece i of the merged result depends only on the pieces i."""
 
     def __call__(self, results: Sequence[R], /) -> R:
         """Merge results in the given order."""
@@ -128,22 +131,17 @@ class Results(Protocol[R]):
         """All results."""
         ...
 
-    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """Combine the results on the workers.
+    def reduce(self, merging: Merging[R]) -> list[R]:
+        """Merge the results on the workers, each of which merges some pieces of all results in partition order.
 
-        Args:
-            combine: Combines a sequence of results into one. If it is a `Merging`, an implementation may merge the results
-                of all partitions piece by piece instead.
-            groups: The number of groups of adjacent partitions, and so the largest number of results.
+        Returns:
+            The merged result, equal to ``merging(collect())`` to the last bit, and the results that are not in it: those of
+            partitions whose files were missing. Empty if there are no results.
         """
         ...
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """The results of some partitions, whose rows are read again from the source, by partition."""
-        ...
-
-    def lazy(self) -> Any:
-        """The results as a distributed collection of the source's kind, such as an RDD."""
         ...
 
 
@@ -185,6 +183,14 @@ class StoredDataset(Dataset, Protocol):
         """The metadata of each partition, in order."""
         ...
 
+
+@runtime_checkable
+class DriverDataset(StoredDataset, Protocol):
+    """Stored rows on a cluster whose driver is this process, so that tasks can connect to it, and rows pass through it.
+
+    Spark Connect has no such datasets: there the driver is the server.
+    """
+
     @property
     def slots(self) -> int:
         """The number of tasks that can run at the same time."""
@@ -210,6 +216,31 @@ class StoredDataset(Dataset, Protocol):
     def without_rows(self, count: int) -> Dataset:
         """A dataset of ``count`` empty partitions on the same cluster, for tasks that need no rows of their own."""
         ...
+
+
+def driver_dataset(dataset: StoredDataset, otherwise: str) -> DriverDataset:
+    """The same dataset, whose tasks can reach this process.
+
+    Raises:
+        ConfigurationError: They cannot; the message is ``otherwise``.
+    """
+    if not isinstance(dataset, DriverDataset):
+        raise ConfigurationError(otherwise)
+    return dataset
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a result, with its index; see `Merging.split`."""
+
+    index: int
+    value: Any
+
+
+def joined(merging: Merging[R], pieces: Sequence[Piece]) -> list[R]:
+    """The result that merged pieces make up, in a list; empty if there are none."""
+    in_order = sorted(pieces, key=lambda piece: piece.index)
+    return [merging.join([piece.value for piece in in_order])] if in_order else []
 
 
 def common_spec(handles: Sequence[Handle]) -> BlockSpec | None:

@@ -8,12 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import DriverAddress, Rows, Shared, StoredDataset, Task, TaskContext
+from sparkkeras.data.dataset import (
+    PIECE_BYTES,
+    DriverAddress,
+    Merging,
+    Piece,
+    Rows,
+    Shared,
+    StoredDataset,
+    Task,
+    TaskContext,
+    joined,
+)
 from sparkkeras.data.files import Handle
 from sparkkeras.data.schema import label_ranges
 
@@ -38,21 +48,15 @@ class LocalResults(Generic[R]):
         """All results, in the order of the partitions."""
         return [result for results in self.partitions() for result in results]
 
-    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """Combine the results of groups of adjacent partitions; see `Results.reduce`."""
-        partitions = self.partitions()
-        size = -(-len(partitions) // groups)
-        members = [list(chain(*partitions[start : start + size])) for start in range(0, len(partitions), size)]
-        return [combine(results) for results in members if results]
+    def reduce(self, merging: Merging[R]) -> list[R]:
+        """Merge the results piece by piece; see `Results.reduce`."""
+        results = [merging.split(result, PIECE_BYTES) for result in self.collect()]
+        return joined(merging, [Piece(index, merging(pieces)) for index, pieces in enumerate(zip(*results, strict=True))])
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """The results of some partitions; the blocks in memory are the source."""
         results = self.partitions()
         return {partition: results[partition] for partition in partitions}
-
-    def lazy(self) -> Iterator[R]:
-        """The results as an iterator."""
-        return iter(self.collect())
 
 
 class LocalRunning(Generic[R]):
@@ -97,7 +101,7 @@ class LocalRows:
 
 @dataclass(frozen=True)
 class LocalDataset:
-    """Blocks in memory, one per partition: both a `Dataset` and a `StoredDataset`.
+    """Blocks in memory, one per partition: a `DriverDataset`.
 
     Tasks are pickled and unpickled for every partition, as on a cluster.
     """

@@ -20,11 +20,11 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import Dataset, DriverAddress, Merging, Rows, Running, Shared, StoredDataset, Task
+from sparkkeras.data.dataset import PIECE_BYTES, Merging, Piece, Shared, StoredDataset, Task, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local import LocalShared
 from sparkkeras.data.schema import Reader
-from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.errors import ClusterError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import BatchesToBlocks, Selection
@@ -56,9 +56,6 @@ NO_COMMON_ROWS = (
     "rows that all workers read go through the driver, and Spark Connect has none: give validation_split= instead of "
     'validation_data=, train an ensemble with sampling="partition", or run the script on the cluster itself (spark-submit).'
 )
-
-PIECE_BYTES = 8 * 1024 * 1024
-"""Large results are brought together in pieces of about this size."""
 
 PLAN_CACHE = "spark.connect.session.planCache.enabled"
 """Off while rows are stored: the server would keep the last plans, and the values of many rounds with them."""
@@ -160,28 +157,6 @@ class StoredRemoteDataset:
         """What the results of one job may have altogether."""
         return self.source.max_result_bytes
 
-    @property
-    def slots(self) -> int:
-        """Connect does not report it."""
-        return len(self.handles)
-
-    @property
-    def driver(self) -> DriverAddress:
-        """There is none that workers could dial."""
-        raise ConfigurationError(NO_DRIVER)
-
-    def background(self, call: Callable[[], R]) -> Running[R]:
-        """Nobody needs it here."""
-        raise ConfigurationError(NO_DRIVER)
-
-    def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
-        """There is no driver for them to go through."""
-        raise ConfigurationError(NO_COMMON_ROWS)
-
-    def without_rows(self, count: int) -> Dataset:
-        """Nobody needs it here."""
-        raise ConfigurationError(NO_COMMON_ROWS)
-
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
         """As `Dataset.share`; what is large lies in files beside the rows until the context ends."""
@@ -252,7 +227,7 @@ class RemoteResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """As `Results.collect`."""
-        found = self.cluster.collect(self.lazy())
+        found = self.cluster.collect(_results(self.source, self.call))
         repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
         for item in found:
@@ -262,18 +237,15 @@ class RemoteResults(Generic[R]):
                 results.append(item)
         return results
 
-    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """As `Results.reduce`: each piece of a `Merging` is brought together by a task of its own."""
-        if not isinstance(combine, Merging):
-            return [combine(self.collect())]
-        pieces = self.source.mapInArrow(InPieces(self.call, combine, PIECE_BYTES), "piece int, place bigint, result binary")
+    def reduce(self, merging: Merging[R]) -> list[R]:
+        """Merge the results on the workers, by one shuffle in which each group has one piece of all results."""
+        pieces = self.source.mapInArrow(InPieces(self.call, merging, PIECE_BYTES), "piece int, place bigint, result binary")
         # A lambda: Spark looks at the arguments and hints of a function's own code.
-        combined = pieces.groupBy("piece").applyInArrow(lambda table: _combine_piece(combine, table), RESULT)
-        found = self.cluster.collect(combined)
+        merged = pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT)
+        found = self.cluster.collect(merged)
         missing = [item.partition for item in found if isinstance(item, Missing)]
-        in_order = sorted((item for item in found if isinstance(item, _Piece)), key=lambda piece: piece.number)
-        done = [combine.join([piece.value for piece in in_order])] if in_order else []
-        return done + [result for results in self.from_source(missing).values() for result in results]
+        extra = [result for results in self.from_source(missing).values() for result in results]
+        return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """As `Results.from_source`."""
@@ -283,10 +255,6 @@ class RemoteResults(Generic[R]):
             for partition, result in self.repair(partitions):
                 results[partition].append(result)
         return results
-
-    def lazy(self) -> DataFrame:
-        """The pickled results as a DataFrame."""
-        return _results(self.source, self.call)
 
 
 def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> DataFrame:
@@ -365,14 +333,6 @@ class _Only:
                 pass
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A piece of a result, and which."""
-
-    number: int
-    value: Any
-
-
 _WHOLE = -1
 """Stands for what is no piece: that something is missing, or has failed."""
 
@@ -409,12 +369,12 @@ def _partition() -> int:
     return 0 if task is None else task.partitionId()
 
 
-def _combine_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
-    """Combine the same piece of all results."""
+def _merge_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
+    """Merge the pieces of one index, in the order of their partitions."""
     import pyarrow as pa
 
-    number = table.column("piece")[0].as_py()
+    index = table.column("piece")[0].as_py()
     rows = zip(table.column("place").to_pylist(), table.column("result").to_pylist(), strict=True)
     found = [pickle.loads(packed) for _, packed in sorted(rows, key=lambda row: row[0])]
-    results = found if number == _WHOLE else [_Piece(number, merging(found))]
+    results = found if index == _WHOLE else [Piece(index, merging(found))]
     return pa.table([pa.array([pickle.dumps(result, 5) for result in results], pa.binary())], ["result"])

@@ -23,15 +23,19 @@ import numpy as np
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
+    PIECE_BYTES,
     Dataset,
     DriverAddress,
     FilesMissing,
+    Merging,
+    Piece,
     Rows,
     Running,
     Shared,
     StoredDataset,
     Task,
     TaskContext,
+    joined,
 )
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
@@ -178,16 +182,16 @@ class StoredSparkDataset:
 
     @property
     def driver(self) -> DriverAddress:
-        """As `StoredDataset.driver`."""
+        """See `DriverDataset.driver`."""
         return self.cluster.driver
 
     def background(self, call: Callable[[], R]) -> Running[R]:
-        """As `StoredDataset.background`."""
+        """See `DriverDataset.background`."""
         return self.cluster.background(call)
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """As `StoredDataset.everywhere`: the files where the workers share the driver's disk, else broadcasts.
+        """See `DriverDataset.everywhere`: the files where the workers share the driver's disk, else broadcasts.
 
         For these the rows come to the driver once.
         """
@@ -211,7 +215,7 @@ class StoredSparkDataset:
             )
 
     def without_rows(self, count: int) -> Dataset:
-        """As `StoredDataset.without_rows`."""
+        """See `DriverDataset.without_rows`."""
         return without_rows(self.cluster, count)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
@@ -271,21 +275,19 @@ class SparkResults(Generic[R]):
                 results.append(item)
         return results
 
-    def reduce(self, combine: Callable[[Sequence[Any]], Any], groups: int) -> list[Any]:
-        """As `Results.reduce`: one shuffle to ``groups`` tasks, each of which combines its results in their order."""
-        size = -(-self.source.num_partitions // groups)
-        keyed = self.source.map(self.cluster, _Keyed(self.call, size), training=True)
+    def reduce(self, merging: Merging[R]) -> list[R]:
+        """Merge the results on the workers, by one shuffle in which each task receives some pieces of all results."""
+        pieces = self.source.map(self.cluster, _InPieces(self.call, merging), training=True)
         with self.cluster.training_workers():
-            reduced = keyed.partitionBy(groups, by_key).mapPartitions(_Combine(combine))
-            _ = reduced._jrdd
-        found = self.cluster.collect(reduced)
+            merged = pieces.partitionBy(self.cluster.slots, _by_index).mapPartitions(_MergePieces(merging))
+            _ = merged._jrdd
+        found = self.cluster.collect(merged)
         missing = [item.partition for item in found if isinstance(item, Missing)]
         extra = [result for results in self.from_source(missing).values() for result in results]
-        done = [item for item in found if not isinstance(item, Missing)]
-        return [*done, combine(extra)] if extra else done
+        return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
 
     def lazy(self) -> RDD[R]:
-        """As `Results.lazy`: an RDD that computes the results in the workers that train, whatever is mapped onto it."""
+        """An RDD that computes the results in the workers that train, whatever function is mapped over it."""
         from pyspark import RDD
 
         rdd = self.source.map(self.cluster, self.call, training=True)
@@ -454,28 +456,33 @@ class _Numbered:
 
 
 @dataclass(frozen=True)
-class _Keyed:
-    """Key results by their group, with the partition to sort them by."""
+class _InPieces:
+    """Split results into pieces, keyed by their index, with the partition as the order in which they are merged."""
 
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
-    size: int
+    merging: Merging[Any]
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
-        return ((partition // self.size, (partition, result)) for result in self.call(partition, rows))
+        for result in self.call(partition, rows):
+            pieces = [result] if isinstance(result, Missing) else self.merging.split(result, PIECE_BYTES)
+            yield from ((index, (partition, piece)) for index, piece in enumerate(pieces))
 
 
 @dataclass(frozen=True)
-class _Combine:
-    """Combine the results of a group in the order of their partitions; pass on what is missing."""
+class _MergePieces:
+    """Merge the pieces of each index in the order of their partitions; pass on what is `Missing`."""
 
-    combine: Callable[[Sequence[Any]], Any]
+    merging: Merging[Any]
 
-    def __call__(self, keyed: Iterable[tuple[int, tuple[int, Any]]]) -> Iterator[Any]:
-        numbered = sorted((value for _, value in keyed), key=lambda pair: pair[0])
-        yield from (result for _, result in numbered if isinstance(result, Missing))
-        results = [result for _, result in numbered if not isinstance(result, Missing)]
-        if results:
-            yield self.combine(results)
+    def __call__(self, keyed: Iterable[tuple[int, tuple[int, Any]]]) -> Iterator[Piece | Missing]:
+        pieces: dict[int, list[tuple[int, Any]]] = {}
+        for index, (partition, piece) in keyed:
+            if isinstance(piece, Missing):
+                yield piece
+            else:
+                pieces.setdefault(index, []).append((partition, piece))
+        for index, numbered in pieces.items():
+            yield Piece(index, self.merging([piece for _, piece in sorted(numbered, key=lambda pair: pair[0])]))
 
 
 @dataclass(frozen=True)
@@ -493,6 +500,6 @@ class Sweep:
         return iter(())
 
 
-def by_key(key: int) -> int:
-    """A partitioner for keys that are partition numbers."""
-    return key
+def _by_index(index: int) -> int:
+    """The partitioner of pieces: Spark takes it modulo the number of partitions."""
+    return index

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import keras
 import numpy as np
 
-from sparkkeras.data.dataset import Results
+from sparkkeras.data.dataset import Merging, Results
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.training.job import Job
 
 R = TypeVar("R")
 
-TREE_WORKERS = 64
-"""With more workers than this, what they send is brought together on the workers first."""
+MAX_WORKERS = 64
+"""With more workers than this, their results are merged on the workers."""
 
-TREE_BYTES = 256 * 1024 * 1024
-"""So it is if it is larger than this altogether, or than half of what Spark lets a job return."""
+MAX_BYTES = 256 * 1024 * 1024
+"""Results that are larger than this in sum, or than half of what Spark lets a job return, are merged on the workers."""
 
 
 class WorkerReport(Protocol):
@@ -47,34 +46,23 @@ class WorkerReport(Protocol):
         ...
 
 
-def gathered(
-    results: Results[R], merge: Callable[[Sequence[R]], R], workers: int, each: int, max_result_bytes: int
-) -> list[R]:
-    """All results, or partial merges of neighbouring ones where they are many or large.
+def gathered(results: Results[R], merging: Merging[R], workers: int, each: int, max_result_bytes: int) -> list[R]:
+    """The results of all workers, merged on the workers if they are many or large.
 
     Args:
-        results: What workers yield.
-        merge: Makes one result of several.
-        workers: How many there are.
-        each: The bytes of one result.
-        max_result_bytes: What Spark lets the results of a job have; 0 is no bound.
+        results: The results.
+        merging: Merges results.
+        workers: The number of results.
+        each: The size of one result in bytes.
+        max_result_bytes: The limit on the size of all results of a job; 0: no limit.
     """
-    groups = tree_groups(workers, each, max_result_bytes)
-    return results.collect() if groups is None else results.reduce(merge, groups)
+    return results.reduce(merging) if merges_on_workers(workers, each, max_result_bytes) else results.collect()
 
 
-def tree_groups(workers: int, each: int, max_result_bytes: int) -> int | None:
-    """How many partial results come to the driver, or ``None`` where the results themselves can.
-
-    Args:
-        workers: How many results there are.
-        each: The bytes of one.
-        max_result_bytes: What Spark lets the results of a job have; 0 is no bound.
-    """
-    bound = min(TREE_BYTES, max_result_bytes // 2 if max_result_bytes else TREE_BYTES)
-    if workers <= TREE_WORKERS and workers * each <= bound:
-        return None
-    return max(1, min(math.isqrt(workers), bound // max(1, each)))
+def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
+    """Whether results are too many or too large for the driver; the arguments are those of `gathered`."""
+    limit = min(MAX_BYTES, max_result_bytes // 2 if max_result_bytes else MAX_BYTES)
+    return workers > MAX_WORKERS or workers * each > limit
 
 
 def figures(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:

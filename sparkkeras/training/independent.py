@@ -15,9 +15,10 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import Block, concatenate
-from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext
+from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.sources.connect import NO_COMMON_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
@@ -238,8 +239,9 @@ class IndependentStrategy:
             self._check_partitions(job.split.train)
             sample, put_aside = OwnRows(spans), OwnRows(held_out)
         else:
-            where = dataset.without_rows(len(self._members))
-            parts = stack.enter_context(dataset.everywhere())
+            whole = driver_dataset(dataset, NO_COMMON_ROWS)
+            where = whole.without_rows(len(self._members))
+            parts = stack.enter_context(whole.everywhere())
             rows, put_aside = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
         validation = job.validation
@@ -247,8 +249,9 @@ class IndependentStrategy:
             return where, sample, None
         if validation.spans is None:
             stored = stack.enter_context(validation.dataset.stored())
-            whole = tuple((0, handle.rows) for handle in stored.handles)
-            put_aside = AllRows(stack.enter_context(stored.everywhere()), whole)
+            spans = tuple((0, handle.rows) for handle in stored.handles)
+            parts = stack.enter_context(driver_dataset(stored, NO_COMMON_ROWS).everywhere())
+            put_aside = AllRows(parts, spans)
         return where, sample, ValidationRows(put_aside, validation.options, validation.frequency)
 
     def _check_partitions(self, rows: Sequence[int]) -> None:

@@ -22,7 +22,17 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block, describe
-from sparkkeras.data.dataset import FilesMissing, Results, Rows, Running, Shared, StoredDataset, TaskContext
+from sparkkeras.data.dataset import (
+    DriverDataset,
+    FilesMissing,
+    Results,
+    Rows,
+    Running,
+    Shared,
+    StoredDataset,
+    TaskContext,
+    driver_dataset,
+)
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, DriverConnectionError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
@@ -35,6 +45,7 @@ from sparkkeras.parameter.service import Contents, ParameterClient, ParameterSer
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret
+from sparkkeras.sources.connect import NO_COMMON_ROWS, NO_DRIVER
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.connectivity import check_reach, endpoint
@@ -114,9 +125,27 @@ class OptimizerVariables:
     optimizer: Flat
 
 
-def merge(workers: Sequence[OptimizerVariables]) -> OptimizerVariables:
-    """The mean, by rows."""
-    return OptimizerVariables(sum(each.rows for each in workers), average((each.optimizer, each.rows) for each in workers))
+@dataclass(frozen=True)
+class Merge:
+    """The mean of the workers' optimizer variables, weighted by rows: a `Merging`."""
+
+    def __call__(self, workers: Sequence[OptimizerVariables]) -> OptimizerVariables:
+        """The mean."""
+        return OptimizerVariables(
+            sum(each.rows for each in workers), average((each.optimizer, each.rows) for each in workers)
+        )
+
+    def split(self, worker: OptimizerVariables, max_bytes: int) -> list[OptimizerVariables]:
+        """Split the vector; see `Merging.split`."""
+        count = max(1, -(-worker.optimizer.nbytes // max_bytes))
+        return [OptimizerVariables(worker.rows, chunk) for chunk in worker.optimizer.split(count)]
+
+    def join(self, pieces: Sequence[OptimizerVariables]) -> OptimizerVariables:
+        """Join the pieces; see `Merging.join`."""
+        return OptimizerVariables(pieces[0].rows, Flat.join([piece.optimizer for piece in pieces]))
+
+
+merge = Merge()
 
 
 class WorkerExchange:
@@ -329,14 +358,14 @@ class ParameterServerStrategy:
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
-            _Training(job, dataset, callbacks, epochs, self._locked).run()
+            _Training(job, driver_dataset(dataset, NO_DRIVER), callbacks, epochs, self._locked).run()
         callbacks.on_train_end()
 
 
 class _Training:
     """The driver's half of one run."""
 
-    def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
+    def __init__(self, job: Job, dataset: DriverDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
         self._at_once = max(1, min(job.num_workers, dataset.slots))
         self._state = ModelState.take(job.model)
@@ -545,7 +574,8 @@ class _Training:
             return None
         if validation.spans is not None:
             return ValidationPlan(validation.options, validation.spans, ())
-        parts = stack.enter_context(stack.enter_context(validation.dataset.stored()).everywhere())
+        stored = stack.enter_context(validation.dataset.stored())
+        parts = stack.enter_context(driver_dataset(stored, NO_COMMON_ROWS).everywhere())
         training = [worker for worker, rows in enumerate(self._job.split.train) if rows]
         rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
         for turn, worker in enumerate(training):

@@ -11,6 +11,7 @@ from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.data.schema import LabelRange
 from sparkkeras.errors import DataError
+from tests.sources.conformance import Sum
 
 
 def numbered(start, stop):
@@ -77,7 +78,6 @@ def test_handles_describe_each_partition():
 def test_results_come_in_the_order_of_the_partitions():
     assert dataset().run(Labels()).collect() == [(0, [0, 1]), (2, [2, 3, 4]), (3, [])]
     assert dataset().run(Several()).collect() == [0, 1, 2, 3, 4]
-    assert list(dataset().run(Several()).lazy()) == [0, 1, 2, 3, 4]
 
 
 def test_a_task_gets_its_context():
@@ -102,18 +102,8 @@ def test_a_value_is_shared():
         assert dataset().run(Labels(offset)).collect()[0] == (0, [100, 101])
 
 
-@pytest.mark.parametrize(
-    ("groups", "expected"), [(1, [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (3, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])]
-)
-def test_adjacent_partitions_are_reduced_in_groups(groups, expected):
-    full = LocalDataset(tuple(numbered(number, number + 1) for number in range(4)))
-    assert full.run(Several()).reduce(list, groups) == expected
-
-
-def test_a_group_without_results_is_skipped():
-    """As on a cluster, where combining no results yields none."""
-    some = LocalDataset((numbered(0, 2), None, None, None, numbered(2, 4), None))
-    assert some.run(Several()).reduce(sum, 3) == [1, 5]
+def test_no_results_are_merged_to_none():
+    assert LocalDataset((None, None)).run(Labels()).reduce(Sum()) == []
 
 
 def test_a_local_dataset_is_a_stored_dataset():

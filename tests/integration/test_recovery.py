@@ -80,17 +80,15 @@ def test_files_that_are_gone_are_written_again(sc, arrays, monkeypatch):
     assert len(remover.removed) == 1
 
 
-def test_reduced_on_the_workers_it_is_the_same(sc, arrays, monkeypatch):
-    flat = train([rows(sc, arrays, 5)])
-    monkeypatch.setattr(gather, "TREE_WORKERS", 1)
-    tree = train([rows(sc, arrays, 5)])
-    for one, two in zip(flat, tree, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+def test_replicas_merged_on_the_workers_give_the_same_weights(sc, arrays, monkeypatch):
+    expected = train([rows(sc, arrays, 5)])
+    monkeypatch.setattr(gather, "MAX_WORKERS", 1)
+    assert_same_bits(train([rows(sc, arrays, 5)]), expected)
     names = spy_on_names(monkeypatch)
     remover = RemoveFiles(worker_folder(sc), names)
     repaired = train([rows(sc, arrays, 5)], callbacks=[remover])
     assert remover.removed
-    for one, two in zip(repaired, tree, strict=True):
+    for one, two in zip(repaired, expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
 
 

@@ -1,118 +1,73 @@
-"""The conformance suite of datasets: what strategies rely on, whichever source the rows have. A new one adds a line."""
+"""Datasets of this process and of Spark pass the conformance suite; a new one is a function here, and a name in DATASETS.
+
+Those of Spark Connect are in `tests.connect.test_datasets`.
+"""
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
-from sparkkeras.data.block import from_arrays
-from sparkkeras.data.dataset import all_labels, common_spec
+from sparkkeras import to_data_frame
+from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.data.schema import Reader, Schema
-from sparkkeras.sources.arrays import even_slices, from_block
-from sparkkeras.sources.rows import from_rows
-from sparkkeras.spark.cluster import Cluster
-from sparkkeras.worker import device
+from sparkkeras.sources.arrays import even_slices, rows_of
+from sparkkeras.sources.source import as_source
+from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
 
-ROWS, PARTS = 23, 3
-
-
-@pytest.fixture(scope="module")
-def block():
-    generator = np.random.default_rng(0)
-    return from_arrays(generator.random((ROWS, 4)).astype(np.float32), np.arange(ROWS), None)
+READER = Reader(Schema())
 
 
 @contextmanager
-def local(context, block):
+def in_memory(spark, block):
     yield LocalDataset(tuple(block[part] for part in even_slices(block.rows, PARTS)))
 
 
-@contextmanager
-def rows(context, block):
-    pairs = [(block.x[row], block.y[row]) for row in range(block.rows)]
-    parts = [pairs[part] for part in even_slices(block.rows, PARTS)]
-    rdd = context.parallelize(range(PARTS), PARTS).flatMap(lambda part: parts[part])
-    yield from_rows(Cluster(context, device.worker_environment), rdd, Reader(Schema()), None)
+def rdd(spark, block):
+    return as_source(spark.sparkContext.parallelize(list(rows_of(block)), PARTS), READER).dataset()
 
 
-@contextmanager
-def dealt(context, block):
-    pairs = [(block.x[row], block.y[row]) for row in range(block.rows)]
-    cluster = Cluster(context, device.worker_environment)
-    yield from_rows(cluster, context.parallelize(pairs, 2), Reader(Schema()), PARTS)
+def rdd_repartitioned(spark, block):
+    return as_source(spark.sparkContext.parallelize(list(rows_of(block)), 2), READER).dataset(PARTS)
 
 
-@contextmanager
-def arrays(context, block):
-    with from_block(Cluster(context, device.worker_environment), block, PARTS) as dataset:
-        yield dataset
+def arrays_on_disk(spark, block):
+    return as_source(block.x, READER, block.y).dataset(PARTS)
 
 
-DATASETS = [local, rows, dealt, arrays]
+def frame(spark, block):
+    return as_source(to_data_frame(spark, block.x, block.y).coalesce(1).repartitionByRange(PARTS, "label"), READER).dataset()
 
 
-@pytest.fixture(params=DATASETS, ids=lambda make: make.__name__)
-def dataset(request, sc, block):
-    with request.param(sc, block) as dataset:
-        yield dataset
+def frame_repartitioned(spark, block):
+    return as_source(to_data_frame(spark, block.x, block.y), READER).dataset(PARTS)
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Yields the labels of a partition, shifted by a shared number."""
+DATASETS = [in_memory, rdd, rdd_repartitioned, arrays_on_disk, frame, frame_repartitioned]
 
-    shift: object
+
+class TestDatasets(DatasetConformance):
+    @pytest.fixture(params=DATASETS, ids=lambda make: make.__name__)
+    def dataset(self, request, spark):
+        with request.param(spark, numbered_block()) as dataset:
+            yield dataset
+
+    def test_tasks_can_reach_the_driver(self, dataset):
+        with dataset.stored() as stored:
+            assert isinstance(stored, DriverDataset)
+            with stored.everywhere() as parts:
+                assert [part.open().rows for part in parts] == [handle.rows for handle in stored.handles]
+            assert stored.without_rows(2).run(Count()).collect() == [0, 0]
+            assert stored.background(lambda: 7).result() == 7
+
+
+class Count:
+    """Yields the number of rows."""
 
     def __call__(self, context, blocks):
-        found = [label for block in blocks for label in block.y.tolist()]
-        if found:
-            yield context.worker, [label + self.shift.value for label in found]
+        yield sum(block.rows for block in blocks)
 
 
-def total(results):
-    return [sum(len(labels) for _, labels in results)]
-
-
-def test_every_row_is_seen_once(dataset):
-    assert dataset.num_partitions == PARTS
-    with dataset.share(100) as shift:
-        results = dataset.run(Labels(shift)).collect()
-    assert [worker for worker, _ in results] == list(range(PARTS))
-    assert sorted(label for _, labels in results for label in labels) == list(range(100, 100 + ROWS))
-
-
-def test_stored_rows_can_be_read_again_and_again(dataset):
-    with dataset.stored() as stored, stored.share(0) as shift:
-        first = stored.run(Labels(shift)).collect()
-        assert stored.run(Labels(shift)).collect() == first
-        assert [handle.rows for handle in stored.handles] == [len(labels) for _, labels in first]
-        assert sum(handle.rows for handle in stored.handles) == ROWS
-        assert max(handle.rows for handle in stored.handles) - min(handle.rows for handle in stored.handles) <= 2
-        spec = common_spec(stored.handles)
-        assert [leaf.shape for leaf in spec.leaves] == [(4,), ()]
-        assert [(found.low, found.high, found.whole) for found in all_labels(stored.handles)] == [(0, ROWS - 1, True)]
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_results_are_reduced_in_groups(dataset, groups):
-    with dataset.stored() as stored, stored.share(0) as shift:
-        reduced = stored.run(Labels(shift)).reduce(total, groups)
-    assert len(reduced) == groups
-    assert sum(part[0] for part in reduced) == ROWS
-
-
-def test_lazy_results_run_when_they_are_asked_for(dataset):
-    with dataset.share(0) as shift:
-        lazy = dataset.run(Labels(shift)).lazy()
-        results = lazy.collect() if hasattr(lazy, "collect") else list(lazy)
-    assert sorted(label for _, labels in results for label in labels) == list(range(ROWS))
-
-
-def test_rows_keep_their_order_unless_they_are_dealt(dataset, request):
-    if "dealt" in request.node.name:
-        return
-    with dataset.share(0) as shift:
-        results = dataset.run(Labels(shift)).collect()
-    assert [label for _, labels in results for label in labels] == list(range(ROWS))
+def test_lazy_results_run_when_they_are_used(spark):
+    source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
+    assert sum(source.lazy().run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkkeras.data import local
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
@@ -16,7 +17,7 @@ from sparkkeras.modeling.archive import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import gather
 from sparkkeras.training.averaging import Mean, Report, merge
-from sparkkeras.training.gather import tree_groups
+from sparkkeras.training.gather import merges_on_workers
 from sparkkeras.training.job import TrainValidationSplit, Validation
 from sparkkeras.training.strategy import MODES
 from sparkkeras.weights import Flat
@@ -438,45 +439,41 @@ def test_one_replica_is_its_own_mean():
     assert merge([one]).weights.vector.tobytes() == one.weights.vector.tobytes()
 
 
-# In a tree
+# Merged on the workers
 
 MB = 1024 * 1024
 
 
 @pytest.mark.parametrize(
-    ("workers", "replica_bytes", "max_result_bytes", "groups"),
+    ("workers", "replica_bytes", "max_result_bytes", "expected"),
     [
-        (1, 1000, 0, None),
-        (64, 1000, 0, None),
-        (65, 1000, 0, 8),
-        (100, 1000, 1024 * MB, 10),
-        (2, 128 * MB, 0, None),
-        (2, 129 * MB, 0, 1),
-        (16, 60 * MB, 0, 4),
-        (16, 100 * MB, 0, 2),  # no more than two of them make 256 MB
-        (4, 1000 * MB, 0, 1),
-        (4, 10 * MB, 80 * MB, None),
-        (4, 10 * MB, 79 * MB, 2),
-        (16, 10 * MB, 60 * MB, 3),  # half of what Spark lets a job return
-        (100, 0, 0, 10),
+        (1, 1000, 0, False),
+        (64, 1000, 0, False),
+        (65, 1000, 0, True),
+        (2, 128 * MB, 0, False),
+        (2, 129 * MB, 0, True),
+        (4, 10 * MB, 80 * MB, False),
+        (4, 10 * MB, 79 * MB, True),  # more than half of what Spark lets a job return
+        (100, 0, 0, True),
     ],
 )
-def test_how_many_partial_means_come_to_the_driver(workers, replica_bytes, max_result_bytes, groups):
-    assert tree_groups(workers, replica_bytes, max_result_bytes) == groups
+def test_many_or_large_replicas_are_merged_on_the_workers(workers, replica_bytes, max_result_bytes, expected):
+    assert merges_on_workers(workers, replica_bytes, max_result_bytes) is expected
 
 
 @pytest.mark.parametrize("sizes", [(20, 7, 13), (20, None, None, 7, 13), (None, None, 20, 7, 13)], ids=str)
-def test_a_tree_gives_the_same_mean(linear, monkeypatch, sizes):
+def test_merged_on_the_workers_the_mean_has_the_same_bits(linear, monkeypatch, sizes):
     dataset = partitions(*sizes)
     history, _ = fit(linear, dataset, epochs=2)
     found = ModelState.take(linear.model)
     linear.anew()
-    monkeypatch.setattr(gather, "TREE_WORKERS", 0)
     asked = []
-    monkeypatch.setattr(gather, "tree_groups", lambda *given: asked.append(given) or 3)
-    in_tree, _ = fit(linear, dataset, epochs=2)
+    monkeypatch.setattr(gather, "merges_on_workers", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr(local, "PIECE_BYTES", 8)
+    merged, _ = fit(linear, dataset, epochs=2)
     assert len(asked) == 2
     assert asked[0][0] == 3
     assert asked[0][1] == found.nbytes
-    assert close(linear.model, found.weights.vector, found.optimizer.vector)
-    assert in_tree.history["loss"] == pytest.approx(history.history["loss"], rel=1e-5)
+    np.testing.assert_array_equal(ModelState.take(linear.model).weights.vector, found.weights.vector)
+    np.testing.assert_array_equal(ModelState.take(linear.model).optimizer.vector, found.optimizer.vector)
+    assert merged.history["loss"] == history.history["loss"]

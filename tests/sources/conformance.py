@@ -1,0 +1,97 @@
+"""The conformance suite of datasets: the behaviour that training strategies rely on, wherever rows come from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.dataset import all_labels, common_spec
+
+ROWS, PARTS = 23, 3
+
+
+def numbered_block():
+    """Rows whose labels are their numbers."""
+    x = np.random.default_rng(0).random((ROWS, 4)).astype(np.float32)
+    return from_arrays(x, np.arange(ROWS), None)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Yields the labels of a partition, shifted by a shared number."""
+
+    shift: object
+
+    def __call__(self, context, blocks):
+        found = [label for block in blocks for label in block.y.tolist()]
+        if found:
+            yield context.worker, [label + self.shift.value for label in found]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Yields a vector drawn from the labels of a partition."""
+
+    def __call__(self, context, blocks):
+        labels = [label for block in blocks for label in block.y.tolist()]
+        yield np.random.default_rng(labels).normal(size=10).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Adds vectors in their order, which decides the last bits; in three pieces."""
+
+    def __call__(self, results):
+        total = np.zeros_like(results[0])
+        for result in results:
+            total += result
+        return total
+
+    def split(self, result, max_bytes):
+        return np.array_split(result, 3)
+
+    def join(self, pieces):
+        return np.concatenate(pieces)
+
+
+class DatasetConformance:
+    """Tests of the fixture ``dataset``: `numbered_block` in `PARTS` partitions."""
+
+    def test_every_row_is_seen_once(self, dataset):
+        with dataset.share(100) as shift:
+            results = dataset.run(Labels(shift)).collect()
+        assert [worker for worker, _ in results] == list(range(PARTS))
+        assert sorted(label for _, labels in results for label in labels) == list(range(100, 100 + ROWS))
+
+    def test_stored_rows_can_be_read_again_and_again(self, dataset):
+        with dataset.stored() as stored, stored.share(0) as shift:
+            first = stored.run(Labels(shift)).collect()
+            assert stored.run(Labels(shift)).collect() == first
+            sizes = [handle.rows for handle in stored.handles]
+            assert sizes == [len(labels) for _, labels in first]
+            assert (sum(sizes), stored.num_partitions) == (ROWS, PARTS)
+            assert max(sizes) - min(sizes) <= 2
+            assert [leaf.shape for leaf in common_spec(stored.handles).leaves] == [(4,), ()]
+            assert [(found.low, found.high, found.whole) for found in all_labels(stored.handles)] == [(0, ROWS - 1, True)]
+
+    def test_merging_on_the_workers_gives_the_same_bits(self, dataset):
+        with dataset.stored() as stored:
+            results = stored.run(Noise())
+            (merged,) = results.reduce(Sum())
+            np.testing.assert_array_equal(merged, Sum()(results.collect()))
+
+    def test_partitions_are_read_again_from_the_source(self, dataset, request):
+        if "arrays_on_disk" in request.node.callspec.id:
+            pytest.skip("the files are the source")
+        with dataset.stored() as stored, stored.share(0) as shift:
+            first = dict(stored.run(Labels(shift)).collect())
+            again = stored.run(Labels(shift)).from_source([0, 2])
+        assert {worker: dict(results) for worker, results in again.items()} == {part: {part: first[part]} for part in (0, 2)}
+
+    def test_rows_keep_their_order_unless_they_are_repartitioned(self, dataset, request):
+        if "repartitioned" in request.node.callspec.id:
+            pytest.skip("rows are dealt out in turn")
+        with dataset.share(0) as shift:
+            results = dataset.run(Labels(shift)).collect()
+        assert [label for _, labels in results for label in labels] == list(range(ROWS))
