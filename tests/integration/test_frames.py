@@ -244,7 +244,7 @@ def test_mistakes_of_predict_are_told_at_once(spark):
             spark_model.predict(data, transform="flip")
     with pytest.raises(ConfigurationError, match=r"features is Column .* Add computed columns with df.withColumn first"):
         spark_model.predict(frame, features=F.col("features") * 2)
-    with pytest.raises(ConfigurationError, match=r"a pandas DataFrame: convert it with spark.createDataFrame"):
+    with pytest.raises(ConfigurationError, match=r"a pandas DataFrame of shape .* convert it with spark.createDataFrame"):
         spark_model.predict(frame.toPandas(), features="features")
     for wrong in (lambda x, y: None, lambda x, y: x.astype(str)):
         with pytest.raises(
