@@ -6,7 +6,6 @@ the row it came from; all other columns stay in the JVM. A worker process loads 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
 from sparkkeras.data.schema import InvalidPolicy, Reader, Schema
-from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
@@ -40,7 +39,8 @@ from sparkkeras.sources.rdd import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker import device
-from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform
+from sparkkeras.worker.predictor import Predictor
+from sparkkeras.worker.trainer import BatchOptions, Transform
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Predicts batch after batch of columns, as many rows as come."""
+    """Predicts Arrow batch by Arrow batch; invalid rows do not reach the model, and get null."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
@@ -131,58 +131,30 @@ class ScoreTask:
 
     def __call__(self, context: TaskContext, batches: Iterator[Any]) -> Iterator[pa.Array]:
         """Predict."""
-        good: deque[Array] = deque()
+        schema = self.read.reader.schema
+        predictor = Predictor(self.archive.value, self.state.value, self.options.value, schema, context)
+        first = 0
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            for block, good in self.read.blocks(columns, f"partition {context.worker}", first):
+                yield self._column(predictor, block, good)
+                first += block.rows
 
-        def blocks() -> Iterator[Block]:
-            first = 0
-            for batch in batches:
-                columns = batch if isinstance(batch, tuple) else (batch,)
-                for block, whole in self.read.blocks(columns, f"partition {context.worker}", first):
-                    first += block.rows
-                    good.append(np.ones(block.rows, bool) if whole is None else whole)
-                    if whole is None:
-                        yield block
-                    elif whole.any():
-                        yield block[np.flatnonzero(whole)]
-
-        trainer = LocalTrainer(self.archive.value, context)
-        for predicted in trainer.predict(self.state.value, blocks(), self.options.value, self.read.reader.schema):
-            leaves = keras.tree.flatten(predicted)
-            yield self._column(leaves, _taken(good, len(leaves[0])))
-        if any(rows.any() for rows in good):
-            raise DataError(_OTHER_ROWS)
-        if good:  # nobody predicts anything for the last rows
-            nothing = [np.zeros((0,) * (1 + output.rank), output.dtype) for output in self.outputs]
-            yield self._column(nothing, np.concatenate(good))
-
-    def _column(self, leaves: Sequence[Any], good: Array) -> pa.Array:
-        columns = [output.column(_spread(leaf, good), good) for output, leaf in zip(self.outputs, leaves, strict=True)]
+    def _column(self, predictor: Predictor, block: Block, good: Array | None) -> pa.Array:
+        """The predictions for a block, with null for the rows that are not ``good`` (``None``: all are)."""
+        valid = block if good is None else block[np.flatnonzero(good)]
+        good = np.ones(block.rows, bool) if good is None else good
+        if valid.rows:
+            predicted = keras.tree.flatten(predictor.whole(valid))
+        else:
+            predicted = [np.zeros((0,) * (1 + output.rank), output.dtype) for output in self.outputs]
+        columns = [output.column(_spread(leaf, good), good) for output, leaf in zip(self.outputs, predicted, strict=True)]
         if len(columns) == 1:
             return columns[0]
         import pyarrow as pa
 
         missing = None if good.all() else pa.array(~good)
         return pa.StructArray.from_arrays(columns, [output.name for output in self.outputs], mask=missing)
-
-
-_OTHER_ROWS = "transform gave another number of rows than it was given: it must return a row for each, in their order."
-
-
-def _taken(queue: deque[Array], rows: int) -> Array:
-    """What a queue says of the next rows, so many of which are good; it loses them."""
-    taken: list[Array] = []
-    while rows:
-        if not queue:
-            raise DataError(_OTHER_ROWS)
-        head = queue.popleft()
-        count = int(head.sum())
-        if count > rows:
-            end = int(np.flatnonzero(head)[rows])
-            queue.appendleft(head[end:])
-            head, count = head[:end], rows
-        taken.append(head)
-        rows -= count
-    return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
 
 def _spread(predicted: Any, good: Array) -> Array:

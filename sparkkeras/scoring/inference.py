@@ -22,7 +22,8 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.sources.source import NamedColumns, Source, as_source
-from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, together, transformed
+from sparkkeras.worker.predictor import Predictor, join_predictions
+from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, transformed
 
 Verbose = Literal["auto", 0, 1, 2]
 
@@ -73,8 +74,7 @@ class PredictTask:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
         """Predict."""
-        trainer = LocalTrainer(self.archive.value, context)
-        parts = trainer.predict(self.state.value, blocks, self.options.value, self.schema)
+        parts = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context).in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
 
 
@@ -324,7 +324,7 @@ def _value(value: Any) -> str:
 
 def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0) -> Any:
     """Predictions in parts as what ``keras.Model.predict`` returns for all rows; their number is printed if asked for."""
-    predictions = together(parts) if parts else _no_predictions(model)
+    predictions = join_predictions(parts) if parts else _no_predictions(model)
     if verbose:
         sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")
     return predictions

@@ -239,6 +239,16 @@ def to_predict(model: Any) -> Any:
     return model
 
 
+def padded(block: Block, batch_size: int) -> Block:
+    """The block, with JAX padded by copies of its last row to a power of two: JAX compiles a model for every batch size."""
+    import keras
+
+    rows = min(batch_size, 1 << (block.rows - 1).bit_length())
+    if keras.backend.backend() != "jax" or rows == block.rows:
+        return block
+    return block[np.minimum(np.arange(rows), block.rows - 1)]
+
+
 def lent(block: Block) -> Block:
     """The block as the argument of one call of the model, copied if necessary.
 

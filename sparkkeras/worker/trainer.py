@@ -17,11 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, Form, Structure, changed, concatenate
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
-from sparkkeras.data.schema import LabelRange, Schema, label_ranges, union
-from sparkkeras.errors import DataError
+from sparkkeras.data.schema import LabelRange, label_ranges, union
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
@@ -33,9 +32,6 @@ from sparkkeras.worker import device
 
 PIECE_BYTES = 4 * 1024 * 1024
 """The approximate size of the pieces in which rows are copied from their files, in bytes."""
-
-PREDICTION_BYTES = 64 * 1024 * 1024
-"""A worker yields predictions when they and their features reach this size in bytes: few results, and little memory."""
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -289,7 +285,7 @@ class LocalTrainer:
             ranges = union(ranges, found)
             return device.given_away(piece)
 
-        pieces = map(noted, self._pieces(blocks, options))
+        pieces = map(noted, pieces_of(blocks, options))
         first = next(pieces, None)
         if first is None:
             return None
@@ -301,35 +297,6 @@ class LocalTrainer:
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
-    def predict(
-        self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions, schema: Schema
-    ) -> Iterator[Any]:
-        """Yield what ``keras.Model.predict`` returns, in the order of the rows, for some rows at a time.
-
-        It calls ``predict_on_batch`` for the batches that ``predict`` would use: for small models, the data pipeline of
-        ``predict`` takes longer than the model.
-
-        Raises:
-            DataError: Features do not fit the model.
-        """
-        model: Any = None
-        done: list[Any] = []
-        size = 0
-        for batch in _batches(self._pieces(blocks, options), options.batch_size):
-            if model is None:
-                schema.check_features(batch.spec)
-                model = device.to_predict(self._model(None))
-                state.put(model)
-                models.reseed(model, (self.context.worker,))
-            with _single_steps(model):
-                done.append(model.predict_on_batch(device.lent(batch).x))
-            size += batch.nbytes + _bytes(done[-1])
-            if size >= PREDICTION_BYTES:
-                yield together(done)
-                done, size = [], 0
-        if done:
-            yield together(done)
-
     @contextmanager
     def _validating(self, held_out: HeldOut | None) -> Iterator[Any]:
         if held_out is None:
@@ -338,15 +305,10 @@ class LocalTrainer:
         block, options = held_out.block, held_out.options
 
         def pieces() -> Iterator[Block]:
-            return map(device.given_away, self._pieces(iter((block,)), options))
+            return map(device.given_away, pieces_of(iter((block,)), options))
 
         with device.feed(next(pieces()).spec, options.batch_size, pieces, held_out=True) as batches, _streaming():
             yield batches
-
-    def _pieces(self, blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
-        for block in blocks:
-            for piece in block.pieces(PIECE_BYTES, options.batch_size):
-                yield transformed(piece, options)
 
     def _model(self, sample: Block | None) -> Any:
         """The cached model of the process, with its metrics built if there is a ``sample`` of the rows."""
@@ -360,6 +322,13 @@ class LocalTrainer:
             model._sparkkeras_ready = True
             _choose_steps(model)
         return model
+
+
+def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
+    """The rows of blocks in pieces of some batches each, after the transform."""
+    for block in blocks:
+        for piece in block.pieces(PIECE_BYTES, options.batch_size):
+            yield transformed(piece, options)
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:
@@ -426,61 +395,12 @@ def _seed_globals(seed: Sequence[int]) -> None:
     np.random.seed(drawn)
 
 
-def _batches(pieces: Iterator[Block], rows: int) -> Iterator[Block]:
-    """Split pieces into blocks of ``rows`` rows; the last may be shorter. Blocks inside one piece are views.
-
-    Raises:
-        DataError: The pieces have different specs.
-    """
-    rest: list[Block] = []
-    missing = rows
-    spec: BlockSpec | None = None
-    for piece in pieces:
-        spec = spec or piece.spec
-        if piece.spec != spec:
-            raise DataError(changed(spec, piece.spec))
-        start = 0
-        while piece.rows - start >= missing:
-            yield concatenate([*rest, piece[start : start + missing]])
-            start, rest, missing = start + missing, [], rows
-        if start < piece.rows:
-            rest.append(piece[start:])
-            missing -= piece.rows - start
-    if rest:
-        yield concatenate(rest)
-
-
-def together(parts: Sequence[Any]) -> Any:
-    """Concatenate predictions, in the structure of the model's outputs."""
-    import keras
-
-    if len(parts) == 1:
-        return parts[0]
-    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def _bytes(predicted: Any) -> int:
-    import keras
-
-    return sum(int(array.nbytes) for array in keras.tree.flatten(predicted))
-
-
 @contextmanager
 def _streaming() -> Iterator[None]:
     """Suppress Keras's warning that the input ran out of data, which is the normal end of a stream of unknown length."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
-
-
-@contextmanager
-def _single_steps(model: Any) -> Iterator[None]:
-    """Predict with one step per execution: Keras unrolls the steps of a call, and retraces for every number of steps."""
-    steps, model.steps_per_execution = model.steps_per_execution, 1
-    try:
-        yield
-    finally:
-        model.steps_per_execution = steps
 
 
 def _end_of_epoch(model: Any) -> Any:

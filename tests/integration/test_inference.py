@@ -70,24 +70,6 @@ def test_predict_of_nothing(sc, spark_model):
     assert spark_model.predict(sc.parallelize([], 3)).shape == (0, 10)
 
 
-def test_large_predictions_leave_the_worker_in_parts(sc, monkeypatch):
-    from sparkkeras.worker import trainer as worker
-
-    monkeypatch.setattr(worker, "PIECE_BYTES", 64)
-    monkeypatch.setattr(worker, "PREDICTION_BYTES", 256)
-    from sparkkeras.data.block import from_arrays
-    from sparkkeras.data.dataset import TaskContext
-    from sparkkeras.modeling.archive import ModelArchive, ModelState, schema_of
-
-    model = classifier(width=4)
-    x = np.random.default_rng(0).random((100, 4)).astype(np.float32)
-    trainer = worker.LocalTrainer(ModelArchive.pack(model), TaskContext(0))
-    options = worker.BatchOptions(batch_size=4)
-    parts = list(trainer.predict(ModelState.take(model), iter([from_arrays(x, None, None)]), options, schema_of(model)))
-    assert len(parts) > 2
-    np.testing.assert_allclose(np.concatenate(parts), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("loss", "metric"),
     [

@@ -11,9 +11,10 @@ from sparkkeras.data.schema import label_ranges
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
+from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
 from tests.conftest import long
 
@@ -45,6 +46,9 @@ class Model:
 
     def fit(self, block=ROWS, batch_range=WHOLE, options=PLAIN, state=None, worker=0):
         return self.trainer(worker).fit(state or self.state, copied(block), batch_range, options)
+
+    def predictor(self, options):
+        return Predictor(self.archive, self.state, options, models.schema_of(self.model), TaskContext(0))
 
     def evaluate(self, blocks, options, worker=0):
         return self.trainer(worker).evaluate(self.state, map(copied, blocks), options)
@@ -310,7 +314,7 @@ def test_training_does_not_change_the_rows(normalizing, rows, batch_size, weight
             trainer.evaluate(normalizing.state, iter([given]), options)
         else:
             features = from_arrays(given.x, None, None)
-            list(trainer.predict(normalizing.state, iter([features]), options, models.schema_of(normalizing.model)))
+            normalizing.predictor(options).whole(features)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(given.arrays, before.arrays, strict=True))
 
 
@@ -568,8 +572,7 @@ def test_a_different_number_of_metric_variables_raises_an_error(linear):
 
 
 def predicted(given, blocks, options=BatchOptions(BATCH)):  # noqa: B008
-    parts = list(given.trainer().predict(given.state, map(copied, blocks), options, models.schema_of(given.model)))
-    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    return join_predictions(list(given.predictor(options).in_parts(map(copied, blocks))))
 
 
 @pytest.mark.parametrize("blocks", [[ROWS], [ROWS[:1], ROWS[1:1], ROWS[1:14], ROWS[14:]]], ids=["one", "several"])
@@ -581,14 +584,14 @@ def test_predict_equals_keras_predict(linear, blocks):
     assert np.array_equal(concatenate(features).x, X)
 
 
-def test_prediction_batches_span_blocks(linear, monkeypatch):
+def test_jax_predicts_batches_of_few_sizes(linear, monkeypatch):
+    """It compiles the model for each; the last batch of a block may have any number of rows."""
     kind = type(linear.trainer().archive.cached())
     whole, sizes = kind.predict_on_batch, []
     monkeypatch.setattr(kind, "predict_on_batch", lambda self, x: [sizes.append(len(x)), whole(self, x)][1])
-    features = [from_arrays(X[start:stop], None, None) for start, stop in [(0, 1), (1, 6), (6, 7), (7, 22)]]
-    found = predicted(linear, features)
-    assert sizes == [BATCH] * (22 // BATCH) + [22 % BATCH]
-    assert np.allclose(found, linear.anew().predict(X, batch_size=BATCH, verbose=0), rtol=0, atol=1e-6)
+    found = predicted(linear, [from_arrays(X[:11], None, None), from_arrays(X[11:], None, None)], BatchOptions(8))
+    assert sizes == [8, 4, 8, 4] if keras.backend.backend() == "jax" else [8, 3, 8, 3]
+    assert np.allclose(found, linear.anew().predict(X, verbose=0), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("first", ["relu", "sigmoid"])
@@ -600,10 +603,8 @@ def test_prediction_does_not_change_the_rows(first, tmp_path):
     inputs = keras.Input((16,))
     model = keras.Model(inputs, keras.layers.Activation(first)(inputs))
     model.compile("sgd", "mse")
-    trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
     block = Block(Form(Structure()), (rows,))
-    parts = trainer.predict(ModelWeights.take(model), iter([block]), BatchOptions(16), models.schema_of(model))
-    assert np.allclose(np.concatenate(list(parts)), model.predict(before, verbose=0))
+    assert np.allclose(Model(model).predictor(BatchOptions(16)).whole(block), model.predict(before, verbose=0))
     assert np.array_equal(rows, before)
 
 
@@ -615,9 +616,9 @@ def test_predictions_of_several_outputs(measured):
 
 
 def test_predictions_are_streamed(linear, monkeypatch):
-    """Memory does not grow with the partition: the input and the output of each call of Keras's predict are bounded."""
+    """Memory does not grow with the partition: pieces of the input and parts of the output have a bounded size."""
     monkeypatch.setattr("sparkkeras.worker.trainer.PIECE_BYTES", 12 * BATCH)  # a batch
-    monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 24 * BATCH)  # two
+    monkeypatch.setattr("sparkkeras.worker.predictor.RESULT_BYTES", 8 * BATCH)  # the predictions of two
     given = [0]
 
     def blocks():
@@ -625,19 +626,18 @@ def test_predictions_are_streamed(linear, monkeypatch):
             given[0] += 1
             yield from_arrays(X[start : start + 2 * BATCH], None, None)
 
-    parts = linear.trainer().predict(linear.state, blocks(), BatchOptions(BATCH), models.schema_of(linear.model))
+    parts = linear.predictor(BatchOptions(BATCH)).in_parts(blocks())
     assert len(next(parts)) == 2 * BATCH
     assert given == [1]
     assert [len(part) for part in parts] == [8, 6]
 
 
 def test_large_predictions_of_small_rows_are_streamed(monkeypatch):
-    monkeypatch.setattr("sparkkeras.worker.trainer.PREDICTION_BYTES", 10_000)
+    monkeypatch.setattr("sparkkeras.worker.predictor.RESULT_BYTES", 10_000)
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes per row become 2,000
-    trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
-    blocks = iter([from_arrays(np.ones((20, 1), np.float32), None, None)])
-    parts = trainer.predict(ModelWeights.take(model), blocks, BatchOptions(BATCH), models.schema_of(model))
+    blocks = [from_arrays(np.ones((20, 1), np.float32), None, None)]
+    parts = Model(model).predictor(BatchOptions(BATCH)).in_parts(blocks)
     assert [len(part) for part in parts] == [8, 8, 4]
 
 
@@ -654,8 +654,7 @@ def test_prediction_transforms_only_features(linear):
 
 
 def test_prediction_without_rows(linear):
-    schema = models.schema_of(linear.model)
-    assert list(linear.trainer().predict(linear.state, iter([]), BatchOptions(BATCH), schema)) == []
+    assert list(linear.predictor(BatchOptions(BATCH)).in_parts([])) == []
 
 
 def test_prediction_of_features_that_do_not_fit_raises_an_error(linear):

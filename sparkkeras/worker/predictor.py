@@ -1,0 +1,117 @@
+"""Predictions on a worker: block by block, in batches that call the model once each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.data.block import Block, BlockSpec, changed
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.schema import Schema
+from sparkkeras.errors import DataError
+from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.worker import device
+from sparkkeras.worker.trainer import BatchOptions, pieces_of
+
+RESULT_BYTES = 64 * 1024 * 1024
+"""`in_parts` joins the predictions of batches until they reach this size in bytes: few results, and little memory."""
+
+
+class Predictor:
+    """Calls a model on blocks of features. The first block loads the model.
+
+    It calls ``predict_on_batch`` for each batch: for small models, the data pipeline of ``keras.Model.predict`` takes
+    longer than the model.
+
+    Args:
+        archive: The model.
+        state: Its weights.
+        options: How rows become batches.
+        schema: The inputs that features must fit.
+        context: The task.
+    """
+
+    def __init__(
+        self,
+        archive: ModelArchive,
+        state: ModelState | ModelWeights,
+        options: BatchOptions,
+        schema: Schema,
+        context: TaskContext,
+    ) -> None:
+        self._archive, self._state, self._options, self._schema, self._context = archive, state, options, schema, context
+        self._model: Any = None
+        self._spec: BlockSpec | None = None
+
+    def batches(self, block: Block) -> Iterator[Any]:
+        """Yield what ``keras.Model.predict_on_batch`` returns for each batch of a block, in the order of the rows.
+
+        Raises:
+            DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
+        """
+        for piece in pieces_of(iter((block,)), self._options):
+            self._prepare(piece.spec)
+            for batch in piece.batches(self._options.batch_size):
+                padded = device.padded(batch, self._options.batch_size)
+                with _single_steps(self._model):
+                    predicted = self._model.predict_on_batch(device.lent(padded).x)
+                yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
+
+    def whole(self, block: Block) -> Any:
+        """What ``keras.Model.predict`` returns for a block that has rows."""
+        return join_predictions(list(self.batches(block)))
+
+    def in_parts(self, blocks: Iterable[Block]) -> Iterator[Any]:
+        """Yield the predictions for all rows of blocks, in order, as few arrays of bounded size."""
+        done: list[Any] = []
+        size = 0
+        for block in blocks:
+            for predicted in self.batches(block):
+                done.append(predicted)
+                size += _nbytes(predicted)
+                if size >= RESULT_BYTES:
+                    yield join_predictions(done)
+                    done, size = [], 0
+        if done:
+            yield join_predictions(done)
+
+    def _prepare(self, spec: BlockSpec) -> None:
+        if self._spec is not None and spec != self._spec:
+            raise DataError(changed(self._spec, spec))
+        if self._model is None:
+            self._schema.check_features(spec)
+            self._model = device.to_predict(self._archive.cached())
+            self._state.put(self._model)
+            models.reseed(self._model, (self._context.worker,))
+            self._spec = spec
+
+
+def join_predictions(parts: Sequence[Any]) -> Any:
+    """Predictions for consecutive rows as one, in the structure of the model's outputs."""
+    return parts[0] if len(parts) == 1 else _mapped(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _mapped(function: Any, *structures: Any) -> Any:
+    import keras
+
+    return keras.tree.map_structure(function, *structures)
+
+
+def _nbytes(predicted: Any) -> int:
+    import keras
+
+    return sum(int(array.nbytes) for array in keras.tree.flatten(predicted))
+
+
+@contextmanager
+def _single_steps(model: Any) -> Iterator[None]:
+    """Predict with one step per execution: Keras unrolls the steps of a call, and retraces for every number of steps."""
+    steps, model.steps_per_execution = model.steps_per_execution, 1
+    try:
+        yield
+    finally:
+        model.steps_per_execution = steps
