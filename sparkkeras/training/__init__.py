@@ -1,4 +1,4 @@
-"""How models are trained on the cluster: jobs, callbacks on the driver, and the strategies by which workers agree.
+"""Training on the cluster: jobs, callbacks on the driver, and the strategies that coordinate the workers.
 
-A strategy owns both halves of its protocol: the task of a worker and what the driver does with its results.
+A strategy implements both halves of its protocol: the task that a worker runs, and what the driver does with the results.
 """

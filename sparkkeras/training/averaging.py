@@ -1,9 +1,10 @@
-"""Synchronous training: rounds of ordinary Spark jobs, and the mean of what comes back.
+"""Synchronous training: each round is an ordinary Spark job whose results, the workers' replicas, are averaged.
 
-A round is a pure function of what it was given, so retries, speculation, more partitions than slots and executors that
-come and go need no care here. A replica counts by the rows that it saw in the round; a worker without rows has no vote.
-Floating optimizer slots and batch-norm statistics are averaged like weights and go into the next round; iterations are
-the largest, so they count one worker's steps. What becomes of the trainable mean is the rule's business.
+A round is a pure function of its input, so task retries, speculation, more partitions than slots and dynamic allocation need
+no special handling. A replica is weighted by the rows that it saw in the round; a worker without rows does not count.
+Floating-point optimizer variables and batch-norm statistics are averaged like weights and go into the next round. Of the
+optimizers' iterations the largest is taken, so they count the steps of one worker. The update rule computes the next
+trainable weights from their mean.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Repl
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker reports of a round beside its replica."""
+    """A worker's report on a round, sent in addition to its replica."""
 
     worker: int
     rows: int
@@ -45,7 +46,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of some replicas."""
+    """The row-weighted mean of one or several replicas."""
 
     rows: int
     weights: Flat
@@ -55,7 +56,7 @@ class Mean:
 
     @classmethod
     def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Mean:
-        """The mean of one, from a process that took ``startup_seconds`` to load Keras."""
+        """The mean of a single replica, from a process that took ``startup_seconds`` to load Keras."""
         report = Report(
             replica.worker,
             replica.rows,
@@ -71,10 +72,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class Merge:
-    """The mean of means, each weighted by its rows. In the order given, so it is the same to the last bit each time."""
+    """Averages means, each weighted by its rows. It keeps their order, so that the result is bit-identical each time."""
 
     def __call__(self, means: Sequence[Mean]) -> Mean:
-        """The mean of all."""
+        """Compute the mean of all means."""
         return Mean(
             rows=sum(mean.rows for mean in means),
             weights=average((mean.weights, mean.rows) for mean in means),
@@ -84,7 +85,10 @@ class Merge:
         )
 
     def split(self, mean: Mean, max_bytes: int) -> list[Mean]:
-        """As `Merging.split`: stretches of the vectors; what is small goes with the first one."""
+        """Split a mean into pieces of at most ``max_bytes``, see `Merging`: consecutive parts of its vectors.
+
+        Metrics and reports are small and go with the first piece.
+        """
         count = max(1, -(-(mean.weights.nbytes + mean.optimizer.nbytes) // max_bytes))
         pieces = [
             Mean(mean.rows, weights, optimizer, (), ())
@@ -93,7 +97,7 @@ class Merge:
         return [replace(pieces[0], metrics=mean.metrics, reports=mean.reports), *pieces[1:]]
 
     def join(self, pieces: Sequence[Mean]) -> Mean:
-        """As `Merging.join`."""
+        """Join the pieces of `split`, see `Merging`."""
         return replace(
             pieces[0],
             weights=Flat.join([piece.weights for piece in pieces]),
@@ -117,10 +121,10 @@ class RoundTask:
     last: int
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Mean]:
-        """Train from the common state on; yields nothing where there are no rows."""
+        """Train from the shared state and yield the result; yield nothing if the partition has no rows."""
         trainer = LocalTrainer(self.archive.value, context)
         for block in blocks:
-            # A source that is not deterministic may give fewer rows when a lost partition is read again.
+            # A nondeterministic source may return fewer rows when a lost partition is read again.
             rows = min(self.rows[context.worker], block.rows)
             batch_range = BatchRange(self.epoch, rows, self.first, self.last)
             replica = trainer.fit(self.state.value, block, batch_range, self.options.value)
@@ -129,10 +133,10 @@ class RoundTask:
 
 
 class AveragingStrategy:
-    """See the module's words."""
+    """The strategy of synchronous training; see the module docstring."""
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
-        """As `Strategy.fit`."""
+        """Train in rounds; see `Strategy.fit`."""
         model = job.model
         with dataset.share(job.archive) as archive, dataset.share(job.options) as options:
             callbacks.on_train_begin()
@@ -162,7 +166,7 @@ class AveragingStrategy:
         epoch: int,
         first: int,
     ) -> Mean:
-        """Train every worker from the master's state on, and give the master what the rule makes of the mean."""
+        """Run a round: train all workers from the master model's state, average them, apply the rule to the master model."""
         last = min(first + _window(job), job.batches)
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
@@ -171,7 +175,7 @@ class AveragingStrategy:
         mean = merge(means)
         _check_finite(mean.reports, epoch)
         _applied(job, before, mean, epoch).put(job.model)
-        # Processes load Keras at the same time, each for its first task.
+        # All processes load Keras at the same time, each in its first task.
         startup = max(report.startup_seconds for report in mean.reports)
         callbacks.on_round_end(mean.rows, last / job.batches, startup)
         return mean
@@ -198,11 +202,11 @@ def _check_finite(reports: Sequence[Report], epoch: int) -> None:
 
 
 def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
-    """The next common state: the trainable weights as the rule has them, all else as the mean has it.
+    """The state after a round: trainable weights computed by the rule, everything else from the mean.
 
     Raises:
-        DivergenceError: The rule made a weight that is not finite.
-        ConfigurationError: The rule did not work in place.
+        DivergenceError: The rule computed a weight that is not finite.
+        ConfigurationError: The rule did not change the weights in place.
     """
     trainable = trainable_size(job.model)
     vector = mean.weights.vector.copy()
@@ -218,8 +222,8 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     apply_in_place(job.rule, center, state, update, 0)
     if not np.isfinite(center).all():
         raise DivergenceError(
-            f"the rule {job.rule!r} made weights that are not finite in epoch {epoch + 1}. The model keeps the weights of "
-            "the last finished round. Try a smaller learning rate or momentum in the rule."
+            f"the rule {job.rule!r} computed weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
+            "of the last finished round. Try a smaller learning rate or momentum in the rule."
         )
     job.rule_state.clear()
     job.rule_state.update(state)
@@ -231,6 +235,6 @@ def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], c
     callbacks.on_test_begin()
     with validation.dataset.share(ModelWeights.take(job.model)) as state:
         found = inference.evaluate(validation.dataset, archive, state, validation.options, validation.spans)
-    figures = {} if found is None else metrics.results(job.model, found.metrics)
-    callbacks.on_test_end(figures)
-    return {f"val_{name}": value for name, value in figures.items()}
+    logs = {} if found is None else metrics.results(job.model, found.metrics)
+    callbacks.on_test_end(logs)
+    return {f"val_{name}": value for name, value in logs.items()}

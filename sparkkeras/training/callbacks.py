@@ -1,4 +1,4 @@
-"""Keras callbacks, driven from the driver on the master model: once an epoch, with the figures of the whole data."""
+"""Keras callbacks on the driver: they run on the master model once per epoch, with metrics over the full dataset."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from sparkkeras.worker.trainer import batch_hooks, overrides
 
 _SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
-
 _SETTING_RATES = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 
 
 def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbacks.Callback]:
-    """The callbacks as a list.
+    """Check the callbacks of the driver, and return them as a list.
 
     Raises:
-        ConfigurationError: One is no callback, would need batches on the driver, or cannot work on this model.
+        ConfigurationError: A value is not a callback, or a callback needs batches on the driver or does not fit the model.
     """
     given = as_callbacks("callbacks", callbacks)
     for callback in given:
         name = type(callback).__name__
         if isinstance(callback, _SAVING) and callback.save_freq != "epoch":
             raise ConfigurationError(
-                f"{name}(save_freq={callback.save_freq!r}) counts batches, but batches run on the workers: use "
-                'save_freq="epoch".'
+                f"{name}(save_freq={callback.save_freq!r}) counts batches, but batches run on the workers, not on the "
+                'driver: use save_freq="epoch".'
             )
         if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
             raise ConfigurationError(
-                f"{name}(update_freq={callback.update_freq!r}) writes batches, but batches run on the workers: use "
-                'update_freq="epoch".'
+                f"{name}(update_freq={callback.update_freq!r}) logs batches, but batches run on the workers, not on the "
+                'driver: use update_freq="epoch".'
             )
         if isinstance(callback, _SETTING_RATES) and model.optimizer is not None and not has_settable_rate(model):
             optimizer = inner_optimizer(model)
             raise ConfigurationError(
-                f"{name} sets the learning rate, but the optimizer has a schedule ({type(optimizer).__name__} with "
-                f"{type(optimizer._learning_rate).__name__}), which sets it too: give the optimizer a number."
+                f"{name} sets the learning rate, but the optimizer has a learning rate schedule "
+                f"({type(optimizer).__name__} with {type(optimizer._learning_rate).__name__}): compile the model with a "
+                "number as the learning rate, or leave the callback out."
             )
         hooks = batch_hooks(callback)
         if hooks:
             warnings.warn(
-                f"{name}.{hooks[0]} is never called: callbacks run on the driver, once an epoch, and batches run on the "
-                "workers. Give the callback as worker_callbacks= to run it there.",
+                f"{name}.{hooks[0]} is never called: callbacks run on the driver, once per epoch, and batches run on the "
+                "workers. Pass the callback as worker_callbacks= to run it there.",
                 stacklevel=4,
             )
     return given
 
 
 def has_monitor(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback of Keras's does something when a metric of the logs says so.
+    """Whether a built-in Keras callback acts on a metric of the logs, its ``monitor``.
 
-    A subclass that takes logs or the metric from elsewhere is left alone.
+    False for subclasses that override how the metric is read, since they may monitor values from elsewhere.
     """
     if any(hasattr(callback, hook) and overrides(callback, hook) for hook in ("on_epoch_end", "get_monitor_value")):
         return False
@@ -78,18 +78,19 @@ def check_monitors(
     validates: bool,
     workers_validate: bool,
 ) -> None:
-    """Refuse callbacks that monitor what training does not report, as far as the metrics' names are known yet.
+    """Check that callbacks monitor metrics that training reports; models whose metric names are not known yet are skipped.
 
     Args:
-        models: The models that are trained.
-        custom_objects: Their custom classes and functions by name, where they cannot be found in them.
-        callbacks: The callbacks of the driver.
-        worker_callbacks: The callbacks of the workers.
+        models: The models to train.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
+        callbacks: The callbacks on the driver.
+        worker_callbacks: The callbacks on the workers.
         validates: Whether there is validation.
-        workers_validate: Whether the workers' callbacks get its metrics, rather than the driver's.
+        workers_validate: Whether the callbacks on the workers get validation metrics, as in ensembles; otherwise only those
+            on the driver do.
 
     Raises:
-        ConfigurationError: One monitors another name, or a metric of which Keras does not know whether more is better.
+        ConfigurationError: A callback monitors an unknown metric, or one that Keras cannot infer the direction of.
     """
     if not any(map(has_monitor, [*callbacks, *worker_callbacks])):
         return
@@ -102,24 +103,24 @@ def check_monitors(
         if workers_validate:
             check_names("worker_callbacks", worker_callbacks, names, validates)
         else:
-            elsewhere = "callbacks of a worker see its own training only, so give it as callbacks="
+            elsewhere = "callbacks on a worker see the training metrics of that worker only, so pass it as callbacks="
             check_names("worker_callbacks", worker_callbacks, names, False, elsewhere)
         for argument, several in (("callbacks", callbacks), ("worker_callbacks", worker_callbacks)):
             check_directions(argument, several, named)
 
 
 def check_directions(argument: str, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
-    """Refuse callbacks with ``mode="auto"`` on a metric of which Keras does not know whether more is better.
+    """Check that Keras can infer whether to minimize or maximize the metrics that callbacks with ``mode="auto"`` monitor.
 
-    Keras itself notices when the first epoch is over.
+    Keras itself raises only after the first epoch.
 
     Args:
-        argument: What the callbacks were given as.
+        argument: The name of the argument that the callbacks were passed as.
         callbacks: The callbacks; each monitors a metric that training reports.
         model: A model whose metrics have names.
 
     Raises:
-        ConfigurationError: Keras does not know what is better.
+        ConfigurationError: Keras cannot infer the direction of a metric.
     """
     for callback in callbacks:
         if not has_monitor(callback) or callback.monitor_op is not None:
@@ -131,8 +132,8 @@ def check_directions(argument: str, callbacks: Sequence[keras.callbacks.Callback
         except ValueError as error:
             name, monitor = type(callback).__name__, callback.monitor
             raise ConfigurationError(
-                f"{argument}: {name}(monitor={monitor!r}, mode={callback.mode!r}): Keras does not know whether more or less "
-                f'of {monitor!r} is better. Give mode="max" or mode="min": {name}(monitor={monitor!r}, mode="max").'
+                f"{argument}: {name}(monitor={monitor!r}, mode={callback.mode!r}): Keras cannot infer whether a larger or a "
+                f'smaller {monitor!r} is better. Set mode="max" or mode="min": {name}(monitor={monitor!r}, mode="max").'
             ) from error
 
 
@@ -141,19 +142,19 @@ def check_names(
     callbacks: Sequence[keras.callbacks.Callback],
     names: Sequence[str],
     validates: bool,
-    without: str = "give validation_split=, validation_data= or validation_col=",
+    without: str = "pass validation_split=, validation_data= or validation_col=",
 ) -> None:
-    """Refuse callbacks that monitor what training does not report. Keras notices when the first epoch is over.
+    """Check that callbacks monitor metrics that training reports. Keras itself notices only after the first epoch.
 
     Args:
-        argument: What the callbacks were given as.
+        argument: The name of the argument that the callbacks were passed as.
         callbacks: The callbacks.
-        names: The metrics of training.
-        validates: Whether there are figures of validation beside them.
-        without: What to do where there are none.
+        names: The names of the training metrics.
+        validates: Whether the logs also contain validation metrics.
+        without: The advice for a callback that monitors validation if there is none.
 
     Raises:
-        ConfigurationError: One monitors another name.
+        ConfigurationError: A callback monitors an unknown metric.
     """
     known = [*names, *(f"val_{name}" for name in names if validates)]
     if any(isinstance(callback, _SETTING_RATES) for callback in callbacks):
@@ -163,21 +164,21 @@ def check_names(
             received = f"{argument}: {type(callback).__name__}(monitor={callback.monitor!r})"
             if callback.monitor.removeprefix("val_") in names:
                 raise ConfigurationError(
-                    f"{received} monitors validation, and there is none: {without}, or monitor one of "
+                    f"{received} monitors a validation metric, but there is no validation: {without}, or monitor one of "
                     f"{', '.join(map(repr, sorted(known)))}."
                 )
             raise ConfigurationError(
                 f"{received} monitors a metric that training does not report. {known_names(callback.monitor, known)}"
             )
         if overrides(callback, "on_epoch_end"):
-            return  # it may add to the logs that the callbacks behind it get
+            return  # it may add to the logs that the following callbacks get
 
 
 def as_callbacks(name: str, callbacks: object) -> list[keras.callbacks.Callback]:
-    """One callback or several as a list.
+    """One or several callbacks as a list.
 
     Raises:
-        ConfigurationError: One is no callback.
+        ConfigurationError: A value is not a callback.
     """
     given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
     for callback in given:
@@ -187,14 +188,14 @@ def as_callbacks(name: str, callbacks: object) -> list[keras.callbacks.Callback]
 
 
 class DriverCallbacks:
-    """The callbacks of one ``fit``, with a `keras.callbacks.History` among them.
+    """The callbacks of one ``fit``, including a `keras.callbacks.History`.
 
     Args:
-        callbacks: The person's.
+        callbacks: The user's callbacks.
         model: The master model.
-        epochs: Up to which epoch the run goes.
-        batches: The batches in an epoch of the busiest worker.
-        progress: What reports how far the run is.
+        epochs: The epoch at which training ends.
+        batches: The number of batches per epoch of the worker with the most batches.
+        progress: Prints the progress.
     """
 
     def __init__(
@@ -214,66 +215,70 @@ class DriverCallbacks:
 
     @property
     def history(self) -> keras.callbacks.History:
-        """The logs that `on_epoch_end` was given so far."""
+        """The logs that were passed to `on_epoch_end` so far."""
         history: keras.callbacks.History = self._model.history
         return history
 
     @property
     def restored_epoch(self) -> int | None:
-        """The epoch that a callback (BackupAndRestore) wants training to go on at, once training has begun."""
+        """The epoch at which a callback (BackupAndRestore) resumes training; set by `on_train_begin`. ``None``: no resume."""
         epoch: int | None = self._model._initial_epoch
         return epoch
 
     def on_train_begin(self) -> None:
-        """Training begins."""
+        """Call the callbacks at the beginning of training."""
         self._model.stop_training = False
         self._model._initial_epoch = None
         self._list.on_train_begin()
 
     def on_train_end(self) -> None:
-        """Training ends."""
+        """Call the callbacks at the end of training."""
         self._list.on_train_end(self._logs)
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """An epoch begins; callbacks may set the learning rate now."""
+        """Call the callbacks at the beginning of an epoch; they may set the learning rate."""
         self._list.on_epoch_begin(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """An epoch has ended, with the figures of the whole data."""
+        """Call the callbacks at the end of an epoch, with metrics over the full dataset."""
         self._logs = logs
         self._list.on_epoch_end(epoch, logs)
 
     def on_test_begin(self) -> None:
-        """Validation begins; callbacks may exchange the weights now."""
+        """Call the callbacks at the beginning of validation; they may swap the weights."""
         self._list.on_test_begin()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Validation has ended, with its figures."""
+        """Call the callbacks at the end of validation, with its metrics."""
         self._list.on_test_end(logs)
 
     def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
-        """Training went on: by ``rows``, up to ``done`` of the epoch; ``startup`` seconds of it were for loading Keras."""
+        """Report progress: ``rows`` more rows were trained, and the fraction ``done`` of the epoch is complete.
+
+        ``startup`` seconds of the time since the last report were spent on loading Keras.
+        """
         self._progress.on_round_end(rows, done, startup)
 
-    def on_pace(self, rows: int, seconds: float, told: str, startup: float = 0.0) -> None:
-        """An epoch that ends now had so many rows in so many seconds, after ``startup`` seconds in which workers started.
+    def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
+        """Report the speed of the epoch that ends now: ``rows`` in ``seconds``, after ``startup`` seconds of starting workers.
 
-        ``told`` is what else there is to report of it.
+        ``details`` is text to print after the speed.
         """
-        self._progress.on_pace(rows, seconds, told, startup)
+        self._progress.on_pace(rows, seconds, details, startup)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports on standard output how far training is.
+    """Prints the progress of training on standard output.
 
     Args:
-        verbose: 0 says nothing, 1 keeps a line alive within the epoch, 2 writes one line an epoch.
-        epochs: Up to which epoch the run goes.
-        num_workers: How many workers train.
+        verbose: 0: silent, 1: a progress bar (on a terminal) and one line per epoch, 2: one line per epoch.
+        epochs: The epoch at which training ends.
+        num_workers: The number of workers that train.
     """
 
     _WIDTH = 20
-    _TOLD_STARTUP = 0.1
+    _MIN_STARTUP = 0.1
+    """The shortest start-up, in seconds, that is printed."""
 
     def __init__(self, verbose: int, epochs: int, num_workers: int) -> None:
         super().__init__()
@@ -282,31 +287,31 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._started = 0.0
         self._seconds: float | None = None
         self._startup = 0.0
-        self._told = ""
+        self._details = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Say what takes a while."""
+        """Print why the first epoch may take longer."""
         if self._verbose:
             self._write(f"Training on {self._workers()}, which load Keras first if they are new.\n")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Announce the epoch."""
+        """Print the epoch's number."""
         self._rows, self._started, self._startup = 0, time.perf_counter(), 0.0
-        self._seconds, self._told = None, ""
+        self._seconds, self._details = None, ""
         if self._verbose:
             self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
 
     def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
-        """Move the bar. ``startup`` seconds of the time since the last round were for loading Keras."""
+        """Update the progress bar. ``startup`` seconds of the time since the last round were spent on loading Keras."""
         self._rows += rows
         self._startup += startup
         if self._verbose == 1 and done < 1 and sys.stdout.isatty():
             filled = int(done * self._WIDTH)
             self._write(f"\r[{'=' * filled}{'.' * (self._WIDTH - filled)}] {self._pace()}")
 
-    def on_pace(self, rows: int, seconds: float, told: str, startup: float = 0.0) -> None:
-        """Take figures of the epoch that ends that are better than the ones counted here; ``seconds`` without start-up."""
-        self._rows, self._seconds, self._startup, self._told = rows, seconds, startup, f" - {told}"
+    def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
+        """Replace this object's counts for the epoch that ends by more accurate ones; ``seconds`` exclude start-up."""
+        self._rows, self._seconds, self._startup, self._details = rows, seconds, startup, f" - {details}"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print the metrics."""
@@ -317,8 +322,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _pace(self) -> str:
         seconds = time.perf_counter() - self._started - self._startup if self._seconds is None else self._seconds
-        startup = f" + {self._startup:.1f}s start-up" if self._startup >= self._TOLD_STARTUP else ""
-        return f"{self._workers()} - {seconds:.1f}s{startup} - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._told}"
+        startup = f" + {self._startup:.1f}s start-up" if self._startup >= self._MIN_STARTUP else ""
+        return f"{self._workers()} - {seconds:.1f}s{startup} - {self._rows / max(seconds, 1e-9):,.0f} rows/s{self._details}"
 
     def _workers(self) -> str:
         return f"{self._num_workers} worker{'s' if self._num_workers != 1 else ''}"

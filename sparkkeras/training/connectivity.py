@@ -1,4 +1,4 @@
-"""The address that the driver listens on, and whether workers reach it."""
+"""The address that the driver's server listens on, and a check that workers can reach it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import Address, Endpoint, RefusedError, TransportError, connect
 
 PREFLIGHT_SECONDS = 10.0
-"""How long a worker tries to reach the driver before work begins."""
+"""How long a worker tries to reach the driver before training or a search begins."""
 
 
 def endpoint(options: ServerOptions, port: int, driver: DriverAddress, members: int) -> Endpoint:
-    """The address that the driver listens on.
+    """The endpoint of the driver's server: the address that it listens on, and the one that workers connect to.
 
     Args:
         options: The settings of the server.
-        port: The port; 0 lets the system choose.
-        driver: The addresses that Spark has for the driver.
-        members: The number of connections that are expected at the same time.
+        port: The port; 0: any free port.
+        driver: The driver's addresses, as configured in Spark.
+        members: The number of clients that connect at the same time.
     """
     host = options.host or driver.host
     return Endpoint(
@@ -37,29 +37,29 @@ def endpoint(options: ServerOptions, port: int, driver: DriverAddress, members: 
 
 
 def check_reach(dataset: Dataset, address: Address) -> None:
-    """See whether the workers of a dataset reach a server on the driver.
+    """Check that the workers of a dataset can connect to a server on the driver.
 
     Raises:
-        DriverConnectionError: Some do not.
+        DriverConnectionError: Some of them cannot.
     """
     patient = replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout))
     unreached = dataset.run(Preflight(patient)).collect()
     if unreached:
         raise DriverConnectionError(
             f"workers cannot connect to the driver at {address.told}: {', '.join(unreached[:3])}. "
-            "Give an address of the driver that they reach, server_options with host=... and bind='0.0.0.0', or "
-            "spark.driver.host, and a port= that no firewall closes."
+            "Configure an address of the driver that workers can reach, with host=... and bind='0.0.0.0' in server_options "
+            "or with spark.driver.host, and a port= that no firewall blocks."
         )
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Whether a worker reaches the server; yields what is wrong if anything is."""
+    """Tries to connect to the server from a worker; yields the host name and the error if that fails."""
 
     address: Address
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[str]:
-        """Call once."""
+        """Call the server once."""
         caller = connect(self.address)
         try:
             caller.call("health", {})

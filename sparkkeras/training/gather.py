@@ -1,4 +1,4 @@
-"""What comes back from workers, brought together: their results, and the figures of an epoch."""
+"""Collection of the workers' results on the driver, and the logs of an epoch."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class WorkerReport(Protocol):
-    """What a worker reports of its rows."""
+    """A worker's report on the rows that it trained on."""
 
     @property
     def worker(self) -> int:
-        """Which worker."""
+        """The index of the worker."""
         ...
 
     @property
     def rows(self) -> int:
-        """How many rows it saw."""
+        """The number of rows."""
         ...
 
     @property
     def seconds(self) -> float:
-        """How long that took."""
+        """The time that training on them took."""
         ...
 
     @property
     def logs(self) -> dict[str, Any]:
-        """The figures over them."""
+        """The metrics over the rows, by name."""
         ...
 
 
@@ -66,36 +66,36 @@ def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
 
 
 def figures(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
-    """The figures of an epoch, from the metrics' state.
+    """The logs of an epoch, computed from the merged metric state.
 
-    An own ``train_step`` may return figures that are no metrics of the model. Keras then shows those of the last batch;
-    here they are averaged over the workers by rows.
+    A custom ``train_step`` may return values that are not metrics of the model. Keras reports their values of the last batch;
+    here the workers' values are averaged, weighted by rows.
     """
     found = metrics.results(model, state)
     return found if set(found) == set(reports[0].logs) else mean_logs(reports)
 
 
 def mean_logs(reports: Sequence[WorkerReport]) -> dict[str, Any]:
-    """The means of the workers' own figures, by rows."""
+    """The means of the values that the workers logged, weighted by rows."""
     return {name: _mean([(report.logs[name], report.rows) for report in reports]) for name in reports[0].logs}
 
 
-def _mean(figures: Sequence[tuple[Any, int]]) -> Any:
-    """A mean by rows: a number, an array where the figure is one, and ``None`` where a worker did not send it."""
-    if any(figure is None for figure, _ in figures):
+def _mean(values: Sequence[tuple[Any, int]]) -> Any:
+    """The mean of ``(value, rows)`` pairs: a number, or an array for array values; ``None`` if a worker sent no value."""
+    if any(value is None for value, _ in values):
         return None
-    mean = sum(np.asarray(figure) * rows for figure, rows in figures) / sum(rows for _, rows in figures)
+    mean = sum(np.asarray(value) * rows for value, rows in values) / sum(rows for _, rows in values)
     return float(mean) if np.ndim(mean) == 0 else mean
 
 
 def note_workers(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
-    """Write down what each worker saw in an epoch: its figures are the mean of its rounds, by rows."""
+    """Append a record of each worker's epoch to the job's histories; its metrics are row-weighted means of its rounds."""
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
-        told = {
+        fixed = {
             "worker": worker,
             "epoch": epoch,
             "rows": sum(report.rows for report in rounds),
             "seconds": sum(report.seconds for report in rounds),
         }
-        job.histories.append(told | mean_logs(rounds) | told)  # a metric may be called "rows"
+        job.histories.append(fixed | mean_logs(rounds) | fixed)  # a metric may have the name "rows"

@@ -1,7 +1,7 @@
-"""Members that never talk: each trains in a task of its own, and the driver waits for all of them.
+"""Independent training of several models, the members of an ensemble: each trains in its own task, all in one Spark job.
 
-A member is a function of its model, its number and the seed: which rows it draws, their order and what dropout is drawn
-from. So a task that Spark runs again gives the same member, to the last bit.
+A trained member is a function of its model, its index and the seed, from which its rows, their order and its dropout masks
+are derived. So a task that Spark runs again returns a bit-identical member.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")
-"""Which rows a member trains on."""
+"""The ways to choose the rows that a member trains on."""
 
 _BOOTSTRAP = 0xB007
 
@@ -33,7 +33,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Member:
-    """A model to train, packed, and where it begins."""
+    """A packed model to train, and its initial state."""
 
     archive: ModelArchive
     state: ModelState
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of a member: its state at the end, and its figures, epoch by epoch."""
+    """The result of a member: its state after training, and its logs for each epoch."""
 
     member: int
     state: ModelState
@@ -50,7 +50,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Diverged:
-    """A member whose weights or loss are not finite any more."""
+    """The result of a member whose weights or loss became NaN or infinite in ``epoch``."""
 
     member: int
     epoch: int
@@ -58,21 +58,21 @@ class Diverged:
 
 
 class Sample(Protocol):
-    """The rows of a member."""
+    """Selects the rows of a member."""
 
     def of(self, member: int, own: Block | None) -> Block | None:
-        """Its rows; ``own`` are those of the partition that its task runs over."""
+        """The rows of a member; ``None``: no rows. ``own`` are the rows of the partition that its task runs on."""
         ...
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows ``spans[member]`` of the partition that the task runs over."""
+    """The rows ``spans[member]`` of the partition that the member's task runs on."""
 
     spans: Spans
 
     def of(self, member: int, own: Block | None) -> Block | None:
-        """As `Sample.of`."""
+        """The rows of the partition; see `Sample.of`."""
         start, stop = self.spans[member]
         return None if own is None or stop <= start else own[start:stop]
 
@@ -85,7 +85,7 @@ class AllRows:
     spans: Spans
 
     def of(self, member: int, own: Block | None) -> Block | None:
-        """As `Sample.of`. Rows of one partition stay in their file; those of several are in memory."""
+        """The rows of all partitions. Those of a single partition stay memory-mapped; several are concatenated in memory."""
         blocks = [
             block[start:stop]
             for part, (start, stop) in zip(self.parts, self.spans, strict=True)
@@ -96,13 +96,13 @@ class AllRows:
 
 @dataclass(frozen=True)
 class BootstrapRows:
-    """As many rows as there are, drawn from all with replacement, by each member for itself."""
+    """A bootstrap sample for each member: as many rows as there are in all partitions, drawn with replacement."""
 
     rows: AllRows
     seed: int
 
     def of(self, member: int, own: Block | None) -> Block | None:
-        """As `Sample.of`."""
+        """The bootstrap sample of a member, in the order of the rows; see `Sample.of`."""
         block = self.rows.of(member, own)
         if block is None:
             return None
@@ -112,7 +112,7 @@ class BootstrapRows:
 
 @dataclass(frozen=True)
 class ValidationRows:
-    """What a member validates on at the end of every ``frequency``-th epoch."""
+    """The rows that a member validates on, every ``frequency`` epochs."""
 
     sample: Sample
     options: BatchOptions
@@ -121,7 +121,7 @@ class ValidationRows:
 
 @dataclass(frozen=True)
 class TrainMember:
-    """Trains the member whose number the partition has, through all epochs."""
+    """Trains the member with the index of the partition for all epochs."""
 
     members: tuple[Shared[Member], ...]
     options: Shared[FitOptions]
@@ -131,11 +131,14 @@ class TrainMember:
     validation: ValidationRows | None
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Trained | Diverged]:
-        """Train."""
+        """Train the member, and yield its result."""
         own = next(blocks, None)
         block = self.sample.of(context.worker, own)
         if block is None:
-            raise DataError(f"there are no rows for member {context.worker}: the data gives others each time. Cache it.")
+            raise DataError(
+                f"member {context.worker} has no rows: the data changed between two reads. Cache it, or store it, before "
+                "training."
+            )
         held_out = self._held_out(context.worker, own)
         member, options = self.members[context.worker].value, self.options.value
         trainer = LocalTrainer(member.archive, context)
@@ -163,7 +166,7 @@ class TrainMember:
                 break
         for callback in callbacks:
             callback.end()
-        # What fit has left, not the last replica: callbacks restore weights, and moving averages take their place.
+        # The model after fit, not the last replica: callbacks may restore weights, and use_ema overwrites them.
         yield Trained(context.worker, ModelState.take(member.archive.cached()), tuple(logs))
 
     def _held_out(self, member: int, own: Block | None) -> HeldOut | None:
@@ -174,17 +177,17 @@ class TrainMember:
 
 
 class IndependentStrategy:
-    """Trains several models over one dataset, all in one job.
+    """Trains several models on one dataset, all in one Spark job.
 
     Args:
-        members: The models; training leaves its outcome in them, or if one of them fails, in none.
-        archives: The same, packed.
-        sampling: ``"all"``: each trains on all rows. ``"partition"``: on those of its own partition, so that there are as
+        members: The models. Training updates them in place, all or, if one of them fails, none.
+        archives: The packed models, in the same order.
+        sampling: ``"all"``: each member trains on all rows. ``"partition"``: on the rows of its partition; there must be as
             many partitions as members. ``"bootstrap"``: on as many rows as there are, drawn with replacement.
-        seed: What the rows of a bootstrap are drawn from.
+        seed: The seed of the bootstrap samples.
 
     Attributes:
-        histories: The history of each member, once `fit` has returned.
+        histories: The history of each member; empty before `fit`.
     """
 
     def __init__(self, members: Sequence[keras.Model], archives: Sequence[ModelArchive], sampling: str, seed: int) -> None:
@@ -192,16 +195,16 @@ class IndependentStrategy:
         self.histories: list[keras.callbacks.History] = []
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks | None = None) -> None:
-        """Train all members; each has its outcome and an entry of ``histories`` afterwards.
+        """Train all members, and set ``histories``.
 
         Args:
-            job: What all members have in common.
+            job: The settings that all members share.
             dataset: The rows.
-            callbacks: Nothing to do for them: members run their own on the workers, and end at different times.
+            callbacks: Not used: each member runs its callbacks on its worker, and members end at different times.
 
         Raises:
-            ConfigurationError: A member has no rows, or all of them together are too large for Spark.
-            DivergenceError: Weights or loss of one became NaN or infinite.
+            ConfigurationError: A member has no rows, or the weights of all members exceed Spark's limit on results.
+            DivergenceError: The weights or the loss of a member became NaN or infinite.
         """
         states = [ModelState.take(model) for model in self._members]
         self._check_size(sum(state.nbytes for state in states), dataset.max_result_bytes)
@@ -223,14 +226,15 @@ class IndependentStrategy:
             if isinstance(each, Diverged):
                 raise DivergenceError(
                     f"member {each.member} diverged in epoch {each.epoch + 1}: weights or loss are not finite (loss "
-                    f"{each.loss}). All members keep the weights that they had. Try a smaller learning rate or clipnorm= in "
-                    "its optimizer, or look for extreme values in the data, and for NaN if on_invalid='allow' was given."
+                    f"{each.loss}). All members keep the weights from before this fit. Try a smaller learning rate or "
+                    "clipnorm= in its optimizer, or look for extreme values in the data, and for NaN if on_invalid='allow' "
+                    "was given."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
         self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]
 
     def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
-        """What the tasks run over, what each member trains on, and what it validates on."""
+        """The dataset that the tasks run on, the rows that each member trains on, and those that it validates on."""
         spans, held_out = tuple((0, rows) for rows in job.split.train), job.split.validation_spans
         where: Dataset = dataset
         sample: Sample
@@ -259,21 +263,21 @@ class IndependentStrategy:
         filled = sum(1 for each in rows if each)
         if len(rows) != count or filled < count:
             raise ConfigurationError(
-                f'sampling="partition": {count} members need a partition with rows to train on each, but only {filled} of '
-                f'{len(rows)} partition(s) have any. Give more rows or fewer members, or sampling="bootstrap".'
+                f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '
+                f'of {len(rows)} partition(s) have any. Use more rows, fewer members, or sampling="bootstrap".'
             )
 
     def _check_size(self, size: int, bound: int) -> None:
         if bound and size > bound:
             raise ConfigurationError(
-                f"the {len(self._members)} members come back with {size / 1e9:.2f} GB of weights and optimizer slots, but "
+                f"the {len(self._members)} members return {size / 1e9:.2f} GB of weights and optimizer variables, but "
                 f"spark.driver.maxResultSize allows {bound / 1e9:.2f} GB for one job: raise it, or train fewer members at "
-                "a time and put them together with EnsembleModel."
+                "a time and combine them with EnsembleModel."
             )
 
 
 def _finished(model: keras.Model, trained: Trained, job: Job) -> keras.callbacks.History:
-    """Leave the outcome in a model; its history."""
+    """Put the trained state into the model, and return its history."""
     trained.state.put(model)
     history = keras.callbacks.History()
     history.set_model(model)

@@ -1,4 +1,4 @@
-"""What a strategy is asked to do, and what it reports of it."""
+"""The description of a training run: the job that a strategy executes, and the objects that hold its results."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
 @dataclass(frozen=True)
 class TrainValidationSplit:
-    """How the rows of each partition are shared out: the first ``train`` train, the ``validate`` behind them validate."""
+    """The split of each partition's rows: the first ``train`` rows are for training, the next ``validate`` for validation."""
 
     train: tuple[int, ...]
     validate: tuple[int, ...]
 
     @classmethod
     def split(cls, handles: Sequence[Handle], validation_split: float) -> TrainValidationSplit:
-        """Put the last rows of each partition aside, as Keras does with the last rows of arrays.
+        """Use the last rows of each partition for validation, as Keras does with the last rows of arrays.
 
-        ``rows - floor(rows * (1 - validation_split))`` rows validate altogether, apportioned by the partitions' sizes
-        (largest remainders); every partition with rows keeps one to train on.
+        In total ``rows - floor(rows * (1 - validation_split))`` rows are for validation. They are apportioned by the sizes of
+        the partitions (largest remainder method); every partition with rows keeps at least one for training.
 
         Raises:
-            ConfigurationError: Rows are too few for the split.
+            ConfigurationError: There are too few rows for the split.
         """
         sizes = [handle.rows for handle in handles]
         total = sum(sizes)
@@ -49,28 +49,30 @@ class TrainValidationSplit:
                 if sum(counts) < wanted and counts[index] < sizes[index] - 1:
                     counts[index] += 1
             if sum(counts) == before:
-                break  # every partition is down to its last training row
+                break  # every partition has only one training row left
         if sum(counts) == 0:
             raise ConfigurationError(
-                f"validation_split={validation_split} of {total} rows in {len(sizes)} partitions leaves none to validate "
-                "or none to train on: give more rows, fewer partitions (num_workers=), or validation_data."
+                f"validation_split={validation_split} of {total} rows in {len(sizes)} partitions leaves no rows to validate "
+                "or none to train on: use more rows, fewer partitions (num_workers=), or validation_data."
             )
         return cls(tuple(size - count for size, count in zip(sizes, counts, strict=True)), tuple(counts))
 
     @property
     def validation_spans(self) -> tuple[tuple[int, int], ...]:
-        """The rows of each partition that validate, as (start, stop)."""
+        """The validation rows of each partition, as (start, stop)."""
         return tuple((train, train + count) for train, count in zip(self.train, self.validate, strict=True))
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What to validate on, and when.
+    """The validation of a training run.
 
     Attributes:
-        dataset: Its rows; ``spans`` are those of the training dataset's partitions that a split has put aside.
+        dataset: The rows to validate on.
         options: How they become batches.
-        frequency: Every how many epochs.
+        frequency: The number of epochs from one validation to the next.
+        spans: The rows of each partition to use, as (start, stop), where ``dataset`` is the training dataset and a split
+            defines its validation rows. ``None``: all rows.
     """
 
     dataset: Dataset
@@ -81,13 +83,13 @@ class Validation:
 
 @dataclass
 class Server:
-    """The parameter server of a run.
+    """The parameter server of a training run.
 
     Attributes:
-        transport: How calls travel.
-        port: The port; 0 lets the system choose.
-        options: Its settings.
-        stats: What it did, once it has ended.
+        transport: The name of the transport, ``"http"`` or ``"socket"``.
+        port: The port; 0: any free port.
+        options: Further settings.
+        stats: The server's statistics, set when training ends.
     """
 
     transport: str = "http"
@@ -98,7 +100,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Coordination:
-    """How workers agree on weights; see `Job` for the attributes."""
+    """How workers combine their weights; see `Job` for the attributes."""
 
     frequency: str | int = "epoch"
     rule: UpdateRule = field(default_factory=Average)
@@ -112,19 +114,19 @@ class Job:
     """One call of ``fit``.
 
     Attributes:
-        model: The master model. A strategy leaves the last finished round's state in it.
-        archive: The same, packed.
-        epochs: Train up to this epoch.
-        initial_epoch: Begin at this one.
-        frequency: ``"epoch"``, or how many batches there are between exchanges.
-        rule: What becomes of the weights when replicas come back.
-        rule_state: What the rule remembers; changed in place.
-        split: Which rows train.
+        model: The master model. The strategy puts the state of the last finished round into it.
+        archive: The packed master model.
+        epochs: The epoch, counted from 0, at which training ends.
+        initial_epoch: The epoch at which it begins.
+        frequency: ``"epoch"``, or the number of batches between two exchanges.
+        rule: The update rule, which computes the next weights from the workers' weights.
+        rule_state: The state of the rule, such as momentum; changed in place.
+        split: The rows to train on, and those to validate on.
         options: How a worker trains.
-        steps_per_epoch: At most so many batches in an epoch of a worker.
-        validation: What to validate on.
-        server: The parameter server, where workers train through one.
-        histories: Where a record of each worker and epoch goes.
+        steps_per_epoch: The largest number of batches of a worker in an epoch; ``None``: all.
+        validation: The validation; ``None``: no validation.
+        server: The parameter server of the asynchronous modes.
+        histories: Receives a record for each worker and epoch.
     """
 
     model: keras.Model
@@ -143,15 +145,15 @@ class Job:
 
     @property
     def batches(self) -> int:
-        """The batches in an epoch of the busiest worker."""
+        """The number of batches per epoch of the worker with the most batches."""
         return max((self.batches_of(worker) for worker in range(len(self.split.train))), default=0)
 
     def batches_of(self, worker: int) -> int:
-        """The batches in an epoch of one worker."""
+        """The number of batches per epoch of one worker."""
         batches = -(-self.split.train[worker] // self.options.batch_size)
         return batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
 
     @property
     def num_workers(self) -> int:
-        """How many partitions have rows to train on."""
+        """The number of partitions with rows to train on."""
         return sum(rows > 0 for rows in self.split.train)

@@ -1,7 +1,8 @@
-"""A trained model with its SparkModel's settings as one ``.keras`` archive, and several models as one file.
+"""File formats: a model with the settings of its SparkModel as one ``.keras`` archive, and an ensemble as one zip file.
 
-Keras ignores the two members that are added to its own: ``sparkkeras.json``, the settings, and ``sparkkeras.npz``, what
-the update rule remembers. An ensemble is a zip of ``ensemble.json`` and a ``.keras`` archive for each member.
+The archive has two more files than those of Keras, which ignores them: ``sparkkeras.json`` with the settings and
+``sparkkeras.npz`` with the state of the update rule. An ensemble is a zip of ``ensemble.json`` and a ``.keras`` archive for
+each member.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, Key
 
 
 def pack(model: keras.Model, settings: Mapping[str, Any], rule_state: State) -> bytes:
-    """The archive's bytes. ``settings`` is what JSON can hold."""
+    """The bytes of a ``.keras`` archive with a model, settings (compatible with JSON) and the state of the update rule."""
     buffer = io.BytesIO(save_bytes(model))
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr(_SETTINGS, json.dumps({"format": _FORMAT, **settings}, indent=1))
@@ -41,10 +42,10 @@ def pack(model: keras.Model, settings: Mapping[str, Any], rule_state: State) -> 
 
 
 def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> tuple[keras.Model, dict[str, Any], State]:
-    """The model, the settings (empty if plain Keras wrote the archive) and the rule's state.
+    """Read a ``.keras`` or HDF5 file: the model, the settings (empty for files of plain Keras) and the rule's state.
 
     Raises:
-        ModelError: It is no file of Keras's, or one of a later format, or the model does not load.
+        ModelError: The file is not a Keras file or has a later format, or the model cannot be loaded.
     """
     if data.startswith(HDF5):
         return _unpack_hdf5(data, custom_objects, safe_mode)
@@ -56,24 +57,24 @@ def unpack(data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> t
             state = _state(stored)
     except (*_DAMAGED, OSError) as error:
         raise ModelError(
-            f"the file is no .keras archive: it may be damaged, or of another format ({type(error).__name__}: {error})."
+            f"the file is not a .keras archive: it may be damaged, or of another format ({type(error).__name__}: {error})."
         ) from error
     if settings.pop("format", _FORMAT) > _FORMAT:
         raise ModelError(_LATER)
     if "config.json" not in members:
-        told = (
-            "it is an ensemble: load it with load_ensemble_model."
+        reason = (
+            "it is an ensemble. Load it with load_ensemble_model."
             if _ENSEMBLE in members
-            else "it has no config.json. Give what SparkModel.save or keras.Model.save wrote."
+            else "it has no config.json. Pass a file that SparkModel.save or keras.Model.save wrote."
         )
-        raise ModelError(f"the file is no .keras archive: {told}")
+        raise ModelError(f"the file is not a .keras archive: {reason}")
     return load_bytes(data, custom_objects, safe_mode=safe_mode), settings, state
 
 
 def _unpack_hdf5(
     data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool
 ) -> tuple[keras.Model, dict[str, Any], State]:
-    """A model that Keras or Elephas wrote as HDF5, with the settings that Elephas puts into an attribute of the file."""
+    """Read an HDF5 file of Keras or Elephas, with the settings that Elephas saves in an attribute of the file."""
     import h5py
 
     try:
@@ -86,8 +87,8 @@ def _unpack_hdf5(
         raise ModelError(f"the HDF5 file cannot be read: it may be damaged ({type(error).__name__}: {error}).") from error
     if not has_model:
         raise ModelError(
-            "the HDF5 file holds no model, only weights (if it is Keras's): build the model as it was, load them with "
-            "model.load_weights(path), and give it to SparkModel(model)."
+            "the HDF5 file contains no model; if Keras wrote it, it contains only weights: build the same model, call "
+            "model.load_weights(path), and pass the model to SparkModel(model)."
         )
     settings = {name: config[name] for name in _OF_ELEPHAS if config.get(name) is not None}
     if asynchronous:
@@ -97,8 +98,9 @@ def _unpack_hdf5(
         model = load_bytes(data, {**aliases, **custom_objects}, safe_mode=safe_mode)
     except ModelError as error:
         raise type(error)(
-            f"{error} The file is HDF5, which older versions of Keras and Elephas write. Where its optimizer or loss is the "
-            "obstacle, load the model without and compile it again: model = keras.models.load_model(path, compile=False); "
+            f"{error} The file is HDF5, the format of older versions of Keras and Elephas. If its optimizer or loss cannot "
+            "be loaded, load the model without them and compile it again: "
+            "model = keras.models.load_model(path, compile=False); "
             f"model.compile(...); SparkModel(model{''.join(f', {name}={value!r}' for name, value in settings.items())})."
         ) from error.__cause__
     _restore_optimizer(model, data)
@@ -106,10 +108,10 @@ def _unpack_hdf5(
 
 
 def _restore_optimizer(model: keras.Model, data: bytes) -> None:
-    """Give a model that Keras has loaded from HDF5 an optimizer for its weights, with the saved variables if these fit.
+    """Rebuild the optimizer of a model that Keras loaded from HDF5, with the saved optimizer variables if their shapes fit.
 
-    Keras builds the optimizer for the variables that the model has outside of its layers, none as a rule, so that it cannot
-    be used: https://github.com/keras-team/keras, ``legacy_h5_format.load_model_from_hdf5``.
+    Keras builds it only for the variables that the model has outside of its layers, usually none, so the loaded optimizer
+    cannot train the model: https://github.com/keras-team/keras, ``legacy_h5_format.load_model_from_hdf5``.
     """
     import h5py
 
@@ -137,14 +139,14 @@ _ALIASES = {
     "bce": "binary_crossentropy",
     "kld": "kl_divergence",
 }
-"""Names of losses that Keras takes in compile, and does not find when it loads HDF5."""
+"""Short names of losses that Keras accepts in compile but does not find when it loads HDF5."""
 
 _OF_ELEPHAS = ("mode", "frequency", "num_workers", "parameter_server_mode", "batch_size")
-"""The settings of Elephas that have the same names and values here."""
+"""The settings that have the same names and values in Elephas."""
 
 
 def pack_ensemble(models: Sequence[keras.Model], settings: Mapping[str, Any]) -> bytes:
-    """The bytes of a file with several models. ``settings`` is what JSON can hold."""
+    """The bytes of an ensemble file with several models and settings (compatible with JSON)."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(_ENSEMBLE, json.dumps({"format": _FORMAT, "members": len(models), **settings}, indent=1))
@@ -156,10 +158,10 @@ def pack_ensemble(models: Sequence[keras.Model], settings: Mapping[str, Any]) ->
 def unpack_ensemble(
     data: bytes, custom_objects: Mapping[str, Any], safe_mode: bool
 ) -> tuple[list[keras.Model], dict[str, Any]]:
-    """The models and the settings.
+    """Read an ensemble file: the models and the settings.
 
     Raises:
-        ModelError: It is no such file, or one of a later format, or a model does not load.
+        ModelError: The file is not an ensemble file or has a later format, or a model cannot be loaded.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -170,17 +172,17 @@ def unpack_ensemble(
             members = [archive.read(_member(number)) for number in range(count)]
     except (*_DAMAGED, AttributeError, TypeError, OSError) as error:
         raise ModelError(
-            f"the file holds no ensemble: it may be damaged, or of another format ({type(error).__name__}: {error})."
+            f"the file is not an ensemble file: it may be damaged, or of another format ({type(error).__name__}: {error})."
         ) from error
     if later:
         raise ModelError(_LATER)
     if not members:
-        told = (
-            "it is a single model: load it with load_spark_model or keras.saving.load_model."
+        reason = (
+            "it is a single model. Load it with load_spark_model or keras.saving.load_model."
             if "metadata.json" in names
-            else f"it has no {_ENSEMBLE} with members. Give what EnsembleModel.save wrote."
+            else f"it has no {_ENSEMBLE} that lists members. Pass a file that EnsembleModel.save wrote."
         )
-        raise ModelError(f"the file holds no ensemble: {told}")
+        raise ModelError(f"the file is not an ensemble file: {reason}")
     loaded = []
     for number, member in enumerate(members):
         try:

@@ -1,6 +1,6 @@
-"""What a call of `fit` asks for: its arguments checked, its data as sources, and the job that trains.
+"""Preparation of a call of `fit`: it checks the arguments, makes sources of the data, stores the rows and creates the job.
 
-`check_fit` raises what can be known before Spark runs, `prepare_fit` stores the rows and checks what only they show.
+`check_fit` raises all errors that can be found before Spark runs; `prepare_fit` stores the rows and checks those too.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class FitRequest:
 
     Attributes:
         source: The rows to train on.
-        held_out: The rows to validate on, unless they are a share of ``source``.
+        held_out: The rows to validate on, unless they are a part of ``source``.
         options: How a worker trains.
         validation_options: How rows to validate on become batches.
-        validation_split: The share of the rows of each partition that validates.
+        validation_split: The fraction of each partition's rows that is used for validation.
         validation_freq: The number of epochs from one validation to the next.
         epochs: The epoch, counted from 0, at which training ends.
         initial_epoch: The epoch at which it begins.
         steps_per_epoch: The largest number of batches of a worker in an epoch; ``None``: all.
-        callbacks: The callbacks of the driver.
-        worker_callbacks: The callbacks of the workers.
+        callbacks: The callbacks on the driver.
+        worker_callbacks: The callbacks on the workers.
         verbose: 0, 1 or 2.
     """
 
@@ -69,12 +69,12 @@ class FitRequest:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Into how many partitions a source goes.
+    """The number of partitions that data is divided into.
 
     Attributes:
-        training: Of rows to train on; ``None``: as many as the data has, for arrays as many as there are slots.
-        arrays: Of arrays to validate on; likewise.
-        at_once: Whether all partitions train at the same time, so that there may be no more of them than free slots.
+        training: The number for training rows; ``None``: as many as the data has, for arrays as many as there are slots.
+        arrays: The number for validation data given as arrays; ``None``: as many as there are slots.
+        at_once: Whether all partitions train at the same time, so that there must not be more of them than free slots.
     """
 
     training: int | None = None
@@ -109,11 +109,11 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     initial_epoch: int = 0,
 ) -> FitRequest:
-    """Check the arguments of `SparkModel.fit` and what is known of the data before Spark reads it.
+    """Check the arguments of `SparkModel.fit`, and the data as far as possible before Spark reads it.
 
     Args:
-        models: The models that will be trained on the data. The first one says how rows are read.
-        seed: What row orders and dropout masks are drawn from.
+        models: The models to train. The first one defines how rows are read.
+        seed: The seed of row orders and dropout masks.
 
     Raises:
         ConfigurationError: An argument is out of range, or does not fit another one.
@@ -128,7 +128,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
-        raise ConfigurationError("give one of validation_split, validation_data and validation_col.")
+        raise ConfigurationError("pass only one of validation_split, validation_data and validation_col.")
     on_driver = check_callbacks(callbacks, model)
     on_workers = as_callbacks("worker_callbacks", worker_callbacks)
     options = FitOptions(
@@ -175,16 +175,16 @@ def prepare_fit(
     coordination: Coordination,
     workers_validate: bool = False,
 ) -> Iterator[tuple[Job, StoredDataset]]:
-    """Store the rows of a call of `fit` on the workers, check what only they show, and describe the job.
+    """Store the rows of a call of `fit` on the workers, check them, and create the job.
 
     Args:
-        request: The call.
-        models: The models to train. The job is that of the first one.
-        archives: The same, packed.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the models.
-        partitioning: Into how many partitions rows go.
-        coordination: How workers agree.
-        workers_validate: Whether the callbacks of the workers get the metrics of validation, rather than the driver's.
+        request: The checked call of `fit`.
+        models: The models to train; the job refers to the first one.
+        archives: The packed models, in the same order.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
+        partitioning: The number of partitions.
+        coordination: How workers combine their weights.
+        workers_validate: Whether the callbacks on the workers get validation metrics; otherwise those on the driver do.
 
     Yields:
         The job and its dataset; the rows are stored until the end of the context.
@@ -231,10 +231,10 @@ def prepare_fit(
 
 
 def _check_arrays(models: Sequence[keras.Model], source: Source, options: BatchOptions) -> None:
-    """Refuse labelled rows of this process that a model or its loss cannot take; rows elsewhere are checked when stored.
+    """Check labelled arrays against the models and their losses; other data is checked when it is stored.
 
     Raises:
-        DataError: There are no rows, or they do not fit.
+        DataError: There are no rows, or they do not fit a model or its loss.
         ConfigurationError: The transform fails, or class weights do not fit the data.
     """
     block = source.block
@@ -247,7 +247,7 @@ def _check_arrays(models: Sequence[keras.Model], source: Source, options: BatchO
 
 
 def _check_stored(models: Sequence[keras.Model], source: Source, stored: StoredDataset, options: BatchOptions) -> None:
-    """The same for stored rows that were not in this process."""
+    """Check stored rows like `_check_arrays`, unless they were arrays and have been checked already."""
     if source.block is not None:
         return
     spec = common_spec(stored.handles)
@@ -267,10 +267,12 @@ def _check(
     for model in models:
         if isinstance(options, FitOptions) and options.class_weight is not None:
             if spec.form.weight is not None:
-                raise ConfigurationError("class_weight and sample weights cannot be given together: multiply them yourself.")
+                raise ConfigurationError(
+                    "class_weight and sample weights cannot be combined: multiply the sample weights by the class weights."
+                )
             if spec.form.y is not None and spec.form.y.count > 1:
                 raise ConfigurationError(
-                    "class_weight cannot be given for a model with several outputs: use sample weights."
+                    "class_weight is not supported for models with several outputs: use sample weights."
                 )
             check_class_weight(model, options.class_weight)
         inference.check_data(model, spec, seen, ranges, options)
@@ -281,7 +283,7 @@ def _purpose(options: BatchOptions) -> str:
 
 
 def _sides(validation_data: Any) -> tuple[Any, Any, Any] | None:
-    """Validation data as (data, y, sample_weight); ``None`` where there is none."""
+    """Validation data as (data, y, sample_weight); ``None``: no validation data."""
     if validation_data is None:
         return None
     if isinstance(validation_data, list):

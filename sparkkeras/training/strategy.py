@@ -1,4 +1,4 @@
-"""The protocol of strategies, and the modes that name them."""
+"""The protocol of training strategies, and the strategy of each training mode."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MODES = ("synchronous", "asynchronous", "hogwild")
 
 
 class Strategy(Protocol):
-    """Trains a job's model over a dataset: the driver's half and the workers' half."""
+    """Trains a job's model on a dataset; implements both the driver's and the workers' half of the protocol."""
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
-        """Train; the job's model and histories hold the outcome. ``callbacks`` hear of every epoch and round."""
+        """Train the model. Results are in the job's model and histories; ``callbacks`` are called in every epoch and round."""
         ...
 
 

@@ -529,8 +529,8 @@ def archive(**members):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no ensemble.*damaged"),
-        (b"PK nothing", "holds no ensemble.*damaged"),
+        (b"", "not an ensemble file.*damaged"),
+        (b"PK nothing", "not an ensemble file.*damaged"),
         (archive(something_txt="a"), "no ensemble.json"),
         (archive(ensemble_json="no json"), "damaged"),
         (archive(ensemble_json="[1]"), "damaged"),

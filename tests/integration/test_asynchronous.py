@@ -688,7 +688,7 @@ def test_workers_that_do_not_reach_the_driver_say_so_before_training(sc, digits,
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 3}
     spark_model = distributed(digit_model(), transport=transport, options=options)
     before = spark_model.model.get_weights()
-    words = r"workers cannot connect to the driver at .*192\.0\.2\.1.*Give an address of the driver"
+    words = r"workers cannot connect to the driver at .*192\.0\.2\.1.*Configure an address of the driver"
     with pytest.raises(DriverConnectionError, match=words):
         spark_model.fit(x[:64], y[:64], verbose=0, worker_callbacks=[notes.callback()])
     assert notes.read() == []

@@ -112,7 +112,7 @@ def test_arguments_of_the_model(arguments, words):
         ({"batch_size": 0}, "batch_size=0"),
         ({"validation_split": 1.0}, r"validation_split=1.0: expected a number in \[0, 1\)"),
         ({"validation_split": -0.1}, "validation_split=-0.1"),
-        ({"validation_split": 0.1, "validation_data": (1, 2)}, "give one of validation_split, validation_data and"),
+        ({"validation_split": 0.1, "validation_data": (1, 2)}, "pass only one of validation_split, validation_data and"),
         ({"validation_data": (1, 2, 3, 4)}, "tuple of 4"),
         ({"validation_freq": 0}, "validation_freq=0"),
         ({"initial_epoch": -1}, "initial_epoch=-1"),

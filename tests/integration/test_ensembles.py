@@ -225,7 +225,7 @@ def test_failures_leave_the_members_unchanged_and_no_files(sc, digits):
 def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits):
     x, y, *_ = digits
     spark_ensemble = SparkEnsemble(build, 3, sampling="partition")
-    with pytest.raises(ConfigurationError, match="3 members need a partition with rows"):
+    with pytest.raises(ConfigurationError, match="each of the 3 members needs a partition"):
         spark_ensemble.fit(x[:2], y[:2], verbose=0)
     with pytest.raises(DataError, match=r"expects rows of shape \(64,\)"):
         spark_ensemble.fit(x[:, :5], y, verbose=0)

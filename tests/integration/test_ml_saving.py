@@ -294,7 +294,7 @@ def test_damaged_folders_and_those_of_later_versions_are_reported(tmp_path):
     KerasTransformer(model=small()).save(str(path))
     (path / "model.keras").write_bytes(b"no archive")
     (path / ".model.keras.crc").unlink(missing_ok=True)
-    with pytest.raises(ModelError, match="is no .keras archive"):
+    with pytest.raises(ModelError, match="is not a .keras archive"):
         KerasTransformer.load(str(path))
     (path / "model.keras").unlink()
     with pytest.raises(StorageError, match="cannot read"):

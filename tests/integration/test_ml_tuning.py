@@ -180,7 +180,7 @@ def test_errors_are_raised_before_training(estimator, model, frame):
         estimator.fit(frame, {estimator.predictionCol: "label"})
     with pytest.raises(ConfigurationError, match="rule 'downpour' does not fit mode='synchronous'"):
         estimator.fit(frame, {estimator.rule: "downpour"})
-    with pytest.raises(ConfigurationError, match="give one of validation_split, validation_data and validation_col"):
+    with pytest.raises(ConfigurationError, match="pass only one of validation_split, validation_data and validation_col"):
         estimator.fit(frame, {estimator.validation_split: 0.2, estimator.validationIndicatorCol: "held_out"})
     with pytest.raises(DataError, match="no column 'upper'"):
         KerasEstimator(model=two_by_two(), featuresCol=["upper", "lower"], labelCol=["label", "weight"]).fit(frame)

@@ -81,7 +81,7 @@ def test_a_missing_folder_and_an_unknown_scheme(sc, trained, tmp_path):
 
 def test_damaged_and_untrusted_files(tmp_path):
     (tmp_path / "damaged.keras").write_bytes(b"PK no zip")
-    with pytest.raises(ModelError, match="no .keras archive"):
+    with pytest.raises(ModelError, match="not a .keras archive"):
         load_spark_model(str(tmp_path / "damaged.keras"))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2.0), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -41,7 +41,8 @@ def test_a_monitor_that_nobody_reports_is_refused_with_the_known_names(callback,
 
 def test_a_monitor_of_validation_needs_validation():
     with pytest.raises(
-        ConfigurationError, match=r"'val_mae'\) monitors validation, and there is none: give validation_split="
+        ConfigurationError,
+        match=r"'val_mae'\) monitors a validation metric, but there is no validation: pass validation_split=",
     ):
         check_names("callbacks", [EarlyStopping("val_mae")], NAMES, validates=False)
 
@@ -131,7 +132,7 @@ def test_fit_checks_monitors_before_spark_is_needed():
     for callbacks in ({"callbacks": stop}, {"worker_callbacks": stop}):
         with pytest.raises(ConfigurationError, match="val_los"):
             SparkModel(regression()).fit(X, Y, validation_split=0.5, **callbacks)
-    with pytest.raises(ConfigurationError, match="worker_callbacks.*its own training only, so give it as callbacks="):
+    with pytest.raises(ConfigurationError, match="worker_callbacks.*metrics of that worker only, so pass it as callbacks="):
         SparkModel(regression()).fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping())
     models = [regression(), regression(metrics=["mae"])]
     with pytest.raises(ConfigurationError, match="monitor='val_mae'.*Known: 'loss', 'val_loss'"):
@@ -190,11 +191,11 @@ def test_auto_mode_needs_a_direction_that_keras_knows():
     saving = keras.callbacks.ModelCheckpoint("a.keras", "total", save_best_only=True)
     for callback in (EarlyStopping("val_offset"), ReduceLROnPlateau("offset"), saving):
         words = (
-            rf"worker_callbacks: {type(callback).__name__}\(monitor='{callback.monitor}', mode='auto'\).*Give mode=\"max\""
+            rf"worker_callbacks: {type(callback).__name__}\(monitor='{callback.monitor}', mode='auto'\).*Set mode=\"max\""
         )
         with pytest.raises(ConfigurationError, match=words):
             check_directions("worker_callbacks", [callback], known)
-    with pytest.raises(ConfigurationError, match="far_mae.*Keras does not know whether more or less"):
+    with pytest.raises(ConfigurationError, match="far_mae.*Keras cannot infer whether a larger or a smaller"):
         check_directions("callbacks", [EarlyStopping("far_mae")], metrics.with_names(two_outputs(), {}))
 
 

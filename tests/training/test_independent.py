@@ -255,7 +255,7 @@ def test_a_failure_of_a_task_is_not_swallowed():
 
 @pytest.mark.parametrize("sizes", [(20,), (20, None), (20, 0), (10, 10, 10)], ids=str)
 def test_partitions_that_are_not_one_for_each(sizes):
-    with pytest.raises(ConfigurationError, match="2 members need a partition with rows to train on each"):
+    with pytest.raises(ConfigurationError, match="each of the 2 members needs a partition with training rows"):
         train([linear(0), linear(1)], partitions(*sizes), "partition")
 
 
@@ -266,7 +266,7 @@ def test_members_that_are_too_large_for_spark_are_refused_before_they_train():
         def run(self, task):
             raise AssertionError("nothing may run")
 
-    with pytest.raises(ConfigurationError, match=r"2 members come back with .* spark\.driver\.maxResultSize"):
+    with pytest.raises(ConfigurationError, match=r"2 members return .* spark\.driver\.maxResultSize"):
         train([linear(0), linear(1)], Bounded(partitions(20).blocks))
 
 

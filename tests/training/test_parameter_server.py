@@ -586,7 +586,7 @@ class Exploding(Downpour):
 
 
 def test_a_rule_that_leaves_the_finite_numbers_is_named(linear):
-    with pytest.raises(DivergenceError, match=r"Exploding\(\) made weights that are not finite in epoch 1"):
+    with pytest.raises(DivergenceError, match=r"Exploding\(\) computed weights that are not finite in epoch 1"):
         train(linear, partitions(8), rule=Exploding())
     assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
 
