@@ -1,1 +1,1 @@
-"""Ensembles of Keras models: trained on the cluster in one job, combined by votes, chosen greedily."""
+"""Ensembles of Keras models: training of several models in one Spark job, voting, and greedy selection."""

@@ -1,7 +1,7 @@
-"""`EnsembleModel`: several trained models that vote, or whose predictions are averaged, as one.
+"""`EnsembleModel`: several trained models that predict as one, by voting or averaging.
 
-The members and the vote are one Keras model, made of copies (`sparkkeras.ensembles.compatibility`). So everything that a
-model can do on Spark, an ensemble can; `SparkModel` does the work.
+The ensemble is itself a Keras model, built from copies of its members (`sparkkeras.ensembles.compatibility`). So it can be
+used on Spark like any other model; `SparkModel` does the work.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ from sparkkeras.worker.trainer import BatchOptions, Transform, transformed
 
 
 class EnsembleModel:
-    """Trained models that vote, or whose predictions are averaged. Their architectures may differ, their inputs may not.
+    """Combines trained models into one that predicts by voting or averaging.
 
-    The ensemble follows its members: one that is trained on votes as it then is. They themselves are never changed.
+    Architectures may differ, but all members must have the same inputs and outputs. The ensemble never changes its members,
+    and always uses their current weights: if a member is trained further, so is the ensemble.
 
     Args:
         models: Built Keras models with the same inputs and outputs.
-        voting: ``"soft"``: the weighted mean of the members' probabilities. ``"hard"``: each member votes for its likeliest
-            class, and the class with most votes gets 1, the others 0; between classes with equally many votes the mean
-            probability decides. A sigmoid unit votes yes above 0.5. ``"average"``: the weighted mean of whatever the members
-            give, as for regression.
-        weights: How much each member counts, 0 or more; ``None``: all the same. They are scaled to add up to 1.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the models.
+        voting: ``"soft"``: the weighted mean of the members' probabilities. ``"hard"``: each member votes for its most
+            probable class; the class with the most votes gets 1, the others 0, and in a tie the class with the highest mean
+            probability wins. A sigmoid unit votes yes above 0.5. ``"average"``: the weighted mean of any outputs, for
+            regression.
+        weights: The weight of each member, 0 or more; ``None``: equal weights. They are scaled to add up to 1.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
 
     Attributes:
         models: The members.
-        voting: How they vote.
-        weights: What each counts, adding up to 1.
+        voting: The voting.
+        weights: The weight of each member; they add up to 1.
 
     Raises:
-        ModelError: There are no models, one is not built or is no model, or they do not belong together.
-        ConfigurationError: ``voting`` or ``weights`` cannot be, or do not fit what the models give.
+        ModelError: There are no models, one is not a built Keras model, or their inputs or outputs differ.
+        ConfigurationError: ``voting`` or ``weights`` is invalid, or does not fit the models' outputs.
 
     Example::
 
@@ -85,7 +86,8 @@ class EnsembleModel:
         self.weights = compatibility.shares(weights, len(self.models))
         self.custom_objects = arguments.custom_objects(custom_objects)
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
-        self._voters = [model for model, _ in voters]  # one that counts nothing must not make NaN of the others either
+        # Without members of weight 0: if one predicts NaN, 0 * NaN would make the result NaN.
+        self._voters = [model for model, _ in voters]
         self._copies = [copy_of(model, self.custom_objects) for model in self._voters]
         self._model = compatibility.as_one_model(
             self.models[0],
@@ -105,10 +107,10 @@ class EnsembleModel:
     @property
     @locks_state
     def model(self) -> keras.Model:
-        """The ensemble as one Keras model: to save with Keras, for `keras_udf`, or to nest.
+        """The ensemble as one Keras model, to save with Keras, for `keras_udf`, or as a part of another model.
 
-        Compile it anew (``ensemble.model.compile(loss=..., metrics=[...])``) for other figures than those that the first
-        compiled member has.
+        It has the loss and metrics of the first compiled member; compile it for others:
+        ``ensemble.model.compile(loss=..., metrics=[...])``.
         """
         for copy, member in zip(self._copies, self._voters, strict=True):
             copy.set_weights(member.get_weights())
@@ -128,24 +130,24 @@ class EnsembleModel:
         transform: Transform | None = None,
         on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
-        """The ensemble's predictions, in the shape that one member's have.
+        """Predict with the ensemble. The predictions have the shape of one member's.
 
-        Arrays are predicted in this process, an RDD or a DataFrame on Spark.
+        Arrays are processed in this process, RDDs and DataFrames on Spark.
 
         Args:
-            data: A DataFrame, arrays of features, or an RDD; this and all else as in `SparkModel.predict`.
-            batch_size: Rows in a batch.
-            collect: ``False`` returns a lazy RDD with one prediction a row.
-            verbose: ``"auto"``, 1 or 2 prints the number of rows, where the predictions are not lazy.
-            features: The columns of a DataFrame that the members take, by the names of the first one's inputs.
-            output_col: The column that a DataFrame gets.
-            loader: What turns a column of a DataFrame into an input.
-            transform: ``transform(x, None) -> x`` on each batch.
-            on_invalid: ``"error"`` or ``"allow"``.
+            data: A DataFrame, arrays of features, or an RDD; see `SparkModel.predict`.
+            batch_size: Rows in a batch; ``None``: 32.
+            collect: ``False`` returns a lazy RDD with one prediction per row.
+            verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
+            features: The input columns of a DataFrame, or ``{input name: column(s)}`` with the first member's input names.
+            output_col: The new column or columns of a DataFrame.
+            loader: Converts a column of a DataFrame into an input, such as `image_loader`.
+            transform: ``transform(x, None) -> x``, applied to each batch.
+            on_invalid: As in `SparkModel.predict`.
 
         Returns:
-            An array, or for several outputs what a member returns. For a DataFrame the same with the predictions beside its
-            rows.
+            An array, or for several outputs the structure that a member returns. For a DataFrame, the DataFrame with the
+            predictions as new columns.
 
         Raises:
             DataError: The data is malformed or does not fit the members.
@@ -189,31 +191,32 @@ class EnsembleModel:
         transform: Transform | None = None,
         on_invalid: OnInvalidToPredict = "error",
     ) -> Array:
-        """The number of the class that the ensemble decides for, shape (rows,).
+        """Predict class indices, shape (rows,).
 
         Args:
-            data: Arrays or an RDD; this and all else as in `predict`.
-            batch_size: Rows in a batch.
+            data: Arrays or an RDD.
+            batch_size: Rows in a batch; ``None``: 32.
             transform: As in `predict`.
             on_invalid: As in `predict`.
 
         Raises:
-            ConfigurationError: The ensemble does not decide between classes, or the data is a DataFrame.
+            ConfigurationError: The ensemble does not predict a single class per row, or the data is a DataFrame.
         """
         outputs = schema_of(self._model).outputs
         if self.voting == "average" or len(outputs) > 1:
-            told = 'voting="average"' if self.voting == "average" else f"{len(outputs)} outputs"
-            raise ConfigurationError(f"an ensemble with {told} does not decide between classes: take predict.")
+            reason = 'voting="average"' if self.voting == "average" else f"{len(outputs)} outputs"
+            raise ConfigurationError(f"an ensemble with {reason} does not predict classes: use predict.")
         if is_frame(data):
             raise ConfigurationError(
-                "predict_classes gives an array, and the rows of a DataFrame stay where they are: take predict, and the "
-                "place of the largest value of its column (KerasTransformer(model=ensemble.model) does that)."
+                "predict_classes returns an array and does not accept a DataFrame. Use "
+                "KerasTransformer(model=ensemble.model), which adds a column of class indices, or predict, which adds a "
+                "column with the ensemble's output."
             )
         shape = outputs[0].shape
         single = bool(shape) and shape is not None and shape[-1] == 1
         if not single and not compatibility.exclusive(self.models)[0]:
             raise ConfigurationError(
-                "the classes do not exclude each other (a sigmoid for each), so a row has no one class: take "
+                "the classes are not mutually exclusive (one sigmoid for each), so a row can have several: use "
                 "predict(...) > 0.5."
             )
         (predicted,) = keras.tree.flatten(
@@ -238,36 +241,35 @@ class EnsembleModel:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
     ) -> Any:
-        """The loss and metrics of the ensemble, as ``keras.Model.evaluate`` gives them.
+        """Compute the loss and metrics of the ensemble, like ``keras.Model.evaluate``.
 
-        They are those that the first compiled member was compiled with; see `model` for others. A member's penalties on its
-        weights are not part of the loss. After a hard vote, which gives zeros and ones, the loss says little: look at the
+        Loss and metrics are those of the first compiled member; see `model` for others. The loss does not include the
+        members' regularization penalties. With hard voting, whose outputs are 0 and 1, the loss is not meaningful: use the
         accuracy.
 
         Args:
-            data: A DataFrame, an RDD or arrays; this and all else as in `SparkModel.evaluate`. Arrays are evaluated in this
-                process.
-            y: The labels that go with arrays.
-            batch_size: Rows in a batch.
-            sample_weight: Weights that go with arrays; of a DataFrame their column.
-            return_dict: Whether to return figures by name.
-            verbose: ``"auto"``, 1 or 2 prints the figures.
+            data: A DataFrame, an RDD or arrays; see `SparkModel.evaluate`. Arrays are evaluated in this process.
+            y: The labels, if the data is arrays.
+            batch_size: Rows in a batch; ``None``: 32.
+            sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
+            return_dict: Whether to return the values by name.
+            verbose: ``"auto"``, 1 or 2 prints the values.
             features: As in `predict`.
-            label: The columns of the labels.
+            label: The label columns of a DataFrame.
             loader: As in `predict`.
-            transform: ``transform(x, y) -> (x, y)`` on each batch.
-            on_invalid: ``"error"``, ``"drop"`` or ``"allow"``.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch.
+            on_invalid: As in `SparkModel.evaluate`.
 
         Returns:
-            A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
+            A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
 
         Raises:
-            ModelError: No member says what to measure.
+            ModelError: No member is compiled, so there is no loss.
             DataError: The data is empty, malformed, or does not fit the members or the loss.
         """
         if self._model.loss is None:
             raise ModelError(
-                "there is nothing to measure the ensemble by, since none of its members is compiled: call "
+                "the ensemble cannot be evaluated, since none of its members is compiled: call "
                 "ensemble.model.compile(loss=..., metrics=[...]) first."
             )
         model = self.model
@@ -289,30 +291,30 @@ class EnsembleModel:
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Save all members with their optimizers, and how they vote, as one file (a zip).
+        """Save the ensemble as one zip file: the members with their optimizers, the voting and the weights.
 
-        The file is there whole or not at all. `load_ensemble_model` reads it; each ``.keras`` file in it is Keras's own.
+        The file is written atomically. `load_ensemble_model` reads it; Keras can load each ``.keras`` file in the zip.
 
         Args:
-            path: A path of this machine, or a URI that Spark can write (``hdfs://``, ``s3a://``, ``file:``).
-            overwrite: ``False`` refuses to replace a file.
+            path: A local path, or a URI that Spark can write to (``hdfs://``, ``s3a://``, ``file:``).
+            overwrite: Whether to replace an existing file.
 
         Raises:
-            StorageError: The path cannot be written, or is there and ``overwrite`` is off.
-            ConfigurationError: The path ends in ``.keras``.
+            StorageError: The path cannot be written, or already exists and ``overwrite`` is ``False``.
+            ConfigurationError: The path ends in ``.keras`` or ``.h5``.
         """
         target = arguments.path("path", path)
         if target.endswith((".keras", ".h5")):
             raise ConfigurationError(
-                f"path={target!r}: what ends so is a single model to Keras. Name the file otherwise, such as "
-                "ensemble.zip, or save the ensemble as one model: ensemble.model.save(path)."
+                f"path={target!r}: Keras uses this extension for a single model. Choose another one, such as ensemble.zip, "
+                "or save the ensemble as a single model: ensemble.model.save(path)."
             )
         settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
         storage.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
 
 _BATCH_SIZE = 32
-"""Rows in a batch where a call does not say, as in Keras."""
+"""The default number of rows in a batch, as in Keras."""
 
 
 def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.Evaluated:
@@ -326,20 +328,20 @@ def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> 
 def load_ensemble_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> EnsembleModel:
-    """Load what `EnsembleModel.save` wrote.
+    """Load an ensemble from a file that `EnsembleModel.save` or `SparkEnsemble.save` wrote.
 
     Args:
-        path: A path of this machine, or a URI that Spark can read.
+        path: A local path, or a URI that Spark can read.
         custom_objects: Custom classes and functions of the members, by name.
-        safe_mode: Whether to refuse Python code inside the file (lambdas). Turn it off for files that you trust only.
+        safe_mode: Whether to reject Python code in the file (lambdas). Turn it off only for files that you trust.
 
     Returns:
         An ensemble of new models with the same voting and weights.
 
     Raises:
         StorageError: The path cannot be read.
-        ModelError: It holds no ensemble, or code that ``safe_mode`` refuses.
-        ConfigurationError: The path is none, or ``custom_objects`` holds something else.
+        ModelError: The file is not an ensemble file, or contains code that ``safe_mode`` rejects.
+        ConfigurationError: ``path`` is not a path, or ``custom_objects`` contains plain values.
     """
     objects = arguments.custom_objects(custom_objects)
     data = storage.read_bytes(arguments.path("path", path))

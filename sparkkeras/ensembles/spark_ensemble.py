@@ -1,4 +1,4 @@
-"""`SparkEnsemble`: the members of an ensemble, trained at the same time."""
+"""`SparkEnsemble`: trains the members of an ensemble in parallel."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 
 
 class SparkEnsemble:
-    """Models that train on Spark at the same time, each on its own, and vote afterwards.
+    """Trains several models in parallel on Spark, independently of each other, and combines them into an ensemble.
 
-    All members train in one Spark job, one a task; those beyond the free slots wait for their turn.
+    All members train in one Spark job, one member per task. If there are more members than task slots, some wait.
 
     Args:
-        models: A function ``build()`` or ``build(number)`` that returns a compiled model, called here for each member; or a
-            list of compiled models, which are trained in place. Architectures may differ, inputs and outputs may not.
-        num_models: How many members ``build`` makes.
-        mode: ``"independent"``: members never exchange anything.
-        sampling: What a member trains on. ``"all"``: all rows, so that members differ by where they begin, their shuffles
-            and their architecture. ``"bootstrap"``: as many rows as there are, drawn from all with replacement (bagging).
-            ``"partition"``: its own partition of ``num_models``; rows go nowhere else.
-        voting: As of `EnsembleModel`.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the models.
-        batch_size: Rows in a batch, where `fit` does not say.
-        seed: What first weights (of ``build``), rows, shuffles and dropout masks are drawn from. ``None`` draws one. With
-            the same seed, data and partitions, members come out the same.
+        models: A function ``build()`` or ``build(index)`` that returns a compiled model and is called on the driver for each
+            member; or a list of compiled models, which are trained in place. Architectures may differ, but all members must
+            have the same inputs and outputs.
+        num_models: The number of members, if ``models`` is a function.
+        mode: ``"independent"``: members do not exchange weights.
+        sampling: The rows that a member trains on. ``"all"``: all rows; members differ in their initial weights, shuffles
+            and architectures. ``"bootstrap"``: as many rows as there are, drawn with replacement (bagging).
+            ``"partition"``: the data is divided into one partition per member, and each trains on its partition only.
+        voting: As in `EnsembleModel`.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
+        batch_size: The default number of rows in a batch.
+        seed: The seed of initial weights (if ``models`` is a function), samples, shuffles and dropout masks; ``None``:
+            random. The same seed, data and partitions give the same members.
 
     Attributes:
         models: The members.
-        histories: What `fit` returned last.
+        histories: The histories of the last `fit`; empty before.
 
     Raises:
-        ModelError: A model is not compiled or not built, or they do not belong together.
+        ModelError: A model is not compiled or not built, or their inputs or outputs differ.
         ConfigurationError: Another argument is unknown or out of range.
 
     Example::
@@ -103,10 +104,10 @@ class SparkEnsemble:
 
     @property
     def ensemble(self) -> EnsembleModel:
-        """The members as they are now, as one.
+        """The trained members as an `EnsembleModel`.
 
         Raises:
-            ConfigurationError: They have not been trained yet.
+            ConfigurationError: `fit` has not been called.
         """
         if not self.histories:
             raise ConfigurationError("the ensemble has not been trained yet: call fit first.")
@@ -140,31 +141,31 @@ class SparkEnsemble:
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> list[keras.callbacks.History]:
-        """Train all members. Called again, they go on from where they stood.
+        """Train all members. A further call continues from their current weights.
 
         Args:
-            data: A DataFrame, an RDD or arrays; this and all else as in `SparkModel.fit`.
-            y: The labels that go with arrays.
-            epochs: How many epochs each member trains.
-            batch_size: Rows in a batch; ``None`` takes the ensemble's.
-            verbose: 0 is silent; else a line for each member is written when all are trained.
-            validation_split: The share of rows that validates. No member trains on any of them, and each validates on all,
-                but with ``sampling="partition"`` on those of its own partition.
-            validation_data: What each member validates on instead.
-            validation_col: A column of the DataFrame: its rows that are true validate instead.
-            validation_freq: Validate every so many epochs.
-            validation_batch_size: Rows in a batch of validation.
-            shuffle: Whether members go through their rows in another order each epoch.
-            class_weight: A weight for each class.
-            sample_weight: Weights that go with arrays; of a DataFrame their column.
-            steps_per_epoch: At most so many batches in an epoch.
-            features: The columns of a DataFrame that the members take.
-            label: The columns of the labels.
-            loader: What turns a column into an input.
-            transform: ``transform(x, y) -> (x, y)`` on each batch.
-            on_invalid: ``"error"``, ``"drop"`` or ``"allow"``.
-            worker_callbacks: Keras callbacks that run with each member, a copy of them for each: ``EarlyStopping`` sees the
-                member's own figures, validation included, and ends this member only.
+            data: A DataFrame, an RDD or arrays; see `SparkModel.fit`.
+            y: The labels, if the data is arrays.
+            epochs: The number of epochs that each member trains.
+            batch_size: Rows in a batch; ``None``: the ensemble's ``batch_size``.
+            verbose: 0: silent; otherwise a line is printed for each member when all are trained.
+            validation_split: The fraction of rows to use for validation. No member trains on them, and each member validates
+                on all of them; with ``sampling="partition"``, on those of its partition.
+            validation_data: Data to validate on instead.
+            validation_col: A column of the DataFrame: rows where it is true are used for validation instead.
+            validation_freq: Validate every this many epochs.
+            validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
+            shuffle: Whether each member shuffles its rows before each epoch.
+            class_weight: A weight for each class, ``{class index: weight}``.
+            sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
+            steps_per_epoch: The maximum number of batches in an epoch; ``None``: all.
+            features: The input columns of a DataFrame.
+            label: The label columns of a DataFrame.
+            loader: Converts a column of a DataFrame into an input, such as `image_loader`.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch.
+            on_invalid: As in `SparkModel.fit`.
+            worker_callbacks: Keras callbacks that run on the workers, with a copy for each member: ``EarlyStopping``
+                monitors the metrics of its member, including validation metrics, and stops only this member.
 
         Returns:
             The history of each member.
@@ -173,8 +174,8 @@ class SparkEnsemble:
             ConfigurationError: An argument is unknown or out of range, or a member would have no rows.
             DataError: The data is empty, malformed, or does not fit a member or its loss.
             ModelError: Another call of ``fit`` is training a member.
-            DivergenceError: Weights or loss of a member became NaN or infinite; no member is changed then.
-            WorkerError: A task failed for good; the message has its traceback. No member is changed then.
+            DivergenceError: The weights or the loss of a member became NaN or infinite. No member is changed.
+            WorkerError: A task failed repeatedly; the message contains its traceback. No member is changed.
         """
         for model in self.models:
             check_trainable(model)
@@ -208,7 +209,7 @@ class SparkEnsemble:
 
     def _train(self, request: FitRequest) -> list[keras.callbacks.History]:
         archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
-        one_file = None if request.source.block is None else 1  # that all members map into memory
+        one_file = None if request.source.block is None else 1  # a single file, which all members memory-map
         partitioning = Partitioning(len(self.models) if self.sampling == "partition" else one_file, 1)
         strategy = IndependentStrategy(self.models, archives, self.sampling, self.seed)
         rows = prepare_fit(
@@ -217,7 +218,7 @@ class SparkEnsemble:
         with rows as (job, stored):
             self._fits += 1
             if request.verbose:
-                sys.stdout.write(f"Training {len(self.models)} members, each in a task of its own.\n")
+                sys.stdout.write(f"Training {len(self.models)} members, each in its own task.\n")
             strategy.fit(job, stored)
         if request.verbose:
             for number, history in enumerate(strategy.histories):
@@ -226,25 +227,25 @@ class SparkEnsemble:
         return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """As `EnsembleModel.predict`, with its arguments."""
+        """Predict with the trained ensemble; the arguments are those of `EnsembleModel.predict`."""
         return self.ensemble.predict(data, **options)
 
     def evaluate(self, data: Any, y: Any = None, **options: Any) -> Any:
-        """As `EnsembleModel.evaluate`, with its arguments."""
+        """Compute the trained ensemble's loss and metrics; the arguments are those of `EnsembleModel.evaluate`."""
         return self.ensemble.evaluate(data, y, **options)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """As `EnsembleModel.save`; `load_ensemble_model` reads it."""
+        """Save the trained ensemble as one zip file; see `EnsembleModel.save`. `load_ensemble_model` reads it."""
         self.ensemble.save(path, overwrite)
 
 
 def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
-    """The members: those of a list, or what a function builds."""
+    """The members: the models of a list, or ``num_models`` models that a function builds."""
     num_models = arguments.optional_number("num_models", num_models)
     if isinstance(models, (list, tuple)):
         if num_models not in (None, len(models)):
             raise ConfigurationError(
-                f"num_models={num_models}, but there are {len(models)} models in the list: leave num_models out, or give a "
+                f"num_models={num_models}, but the list contains {len(models)} models: leave num_models out, or pass a "
                 "function that builds a model."
             )
         return list(models)
@@ -253,7 +254,9 @@ def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
             f"models is {describe(models)}; expected a function that builds a compiled model, or a list of compiled models."
         )
     if num_models is None:
-        raise ConfigurationError("num_models is missing: how many members shall the function build?")
+        raise ConfigurationError(
+            "num_models is missing: with a function that builds a model, set num_models to the number of members."
+        )
     numbered = any(
         parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
@@ -268,10 +271,10 @@ def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
 
 @contextmanager
 def _seeded(*seed: int) -> Iterator[None]:
-    """What is built in here draws its first weights from a seed; the caller's generators stay as they were."""
+    """Seed the initial weights of models that are built in the ``with`` block; restores the global random generators."""
     states = random.getstate(), np.random.get_state()
     drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    random.seed(drawn)  # Keras draws the seeds of initializers and layers from it
+    random.seed(drawn)  # Keras draws the seeds of initializers and layers from this generator
     np.random.seed(drawn)
     try:
         yield
@@ -281,17 +284,22 @@ def _seeded(*seed: int) -> Iterator[None]:
 
 
 def _check_apart(members: Sequence[keras.Model]) -> None:
-    """Refuse members that cannot train side by side on the same rows."""
+    """Check that members can train in parallel on the same rows.
+
+    Raises:
+        ModelError: A model occurs twice, or names of several inputs or outputs differ.
+    """
     if len({id(model) for model in members}) < len(members):
         raise ModelError(
-            "a model is among the members twice, and training would change it twice: give a model for each, or a function "
-            "that builds a new one each time."
+            "the list contains the same model twice, and training would change it twice: pass a separate model for each "
+            "member, or a function that builds a new one each time."
         )
     for side in ("inputs", "outputs"):
         names = [[spec.name for spec in getattr(schema_of(model), side)] for model in members]
         for number, each in enumerate(names):
             if len(each) > 1 and each != names[0]:
                 raise ModelError(
-                    f"models[{number}] names its {side} {each}, but models[0] {names[0]}: where there are several, members "
-                    "that train on the same rows name them alike, in the same order."
+                    f"the {side} of models[{number}] have the names {each}, but those of models[0] have the names "
+                    f"{names[0]}: members with several {side} must have the same names in the same order, since they train "
+                    "on the same rows."
                 )

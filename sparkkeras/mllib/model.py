@@ -1,4 +1,4 @@
-"""`SparkMLlibModel`: a compiled Keras model for those who have MLlib's LabeledPoints, matrices and vectors."""
+"""`SparkMLlibModel`: a Keras model that works with the LabeledPoints, matrices and vectors of Spark MLlib."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class SparkMLlibModel:
-    """A Keras model that trains on an RDD of LabeledPoints and predicts for matrices and vectors of MLlib.
+    """Trains a Keras model on RDDs of LabeledPoints, and predicts for MLlib matrices and vectors.
 
-    It has a `SparkModel` inside, which does the work and takes the same arguments.
+    It wraps a `SparkModel`, whose arguments it takes.
 
     Args:
         model: As in `SparkModel`.
@@ -53,10 +53,10 @@ class SparkMLlibModel:
         seed: As in `SparkModel`.
 
     Attributes:
-        spark_model: The `SparkModel` inside.
+        spark_model: The wrapped `SparkModel`.
 
     Raises:
-        ModelError: The model is no Keras model, or not built.
+        ModelError: The model is not a Keras model, or not built.
         ConfigurationError: Another argument is unknown or out of range.
 
     Example::
@@ -101,22 +101,22 @@ class SparkMLlibModel:
 
     @property
     def model(self) -> keras.Model:
-        """The Keras model, which training changes in place."""
+        """The Keras model; training changes it in place."""
         return self.spark_model.model
 
     @property
     def master_network(self) -> keras.Model:
-        """The trained Keras model, the same as `model`."""
+        """The Keras model; an alias of `model`, for compatibility with Elephas."""
         return self.model
 
     @property
     def training_histories(self) -> list[dict[str, Any]]:
-        """As `SparkModel.training_histories`."""
+        """A record of each worker in each epoch of the last `fit`; see `SparkModel.training_histories`."""
         return self.spark_model.training_histories
 
     @property
     def parameter_server_stats(self) -> ParameterServerStats | None:
-        """As `SparkModel.parameter_server_stats`."""
+        """Statistics of the last `fit`'s parameter server; see `SparkModel.parameter_server_stats`."""
         return self.spark_model.parameter_server_stats
 
     @known_arguments
@@ -142,19 +142,21 @@ class SparkMLlibModel:
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
-        """Train the model on Spark. Called again, it goes on from where it stood.
+        """Train the model on Spark. A further call continues from the current weights.
 
         Args:
             lp_rdd: An RDD of LabeledPoints, with dense or sparse features.
-            categorical: Whether labels are class numbers that become one-hot rows, for ``categorical_crossentropy``.
-                ``False`` leaves them the numbers that they are: for regression, and ``sparse_categorical_crossentropy``.
-            nb_classes: How many classes; ``None`` takes the number of the model's outputs. With ``categorical`` only.
+            categorical: Whether to convert labels, which are class indices, to one-hot rows for
+                ``categorical_crossentropy``. ``False`` keeps the labels as they are, for regression and
+                ``sparse_categorical_crossentropy``.
+            nb_classes: The number of classes, with ``categorical`` only; ``None``: the number of units of the output.
             epochs: As in `SparkModel.fit`.
             batch_size: As in `SparkModel.fit`.
             verbose: As in `SparkModel.fit`.
             callbacks: As in `SparkModel.fit`.
             validation_split: As in `SparkModel.fit`.
-            validation_data: An RDD of LabeledPoints, or arrays as in `SparkModel.fit`, whose labels are taken as they are.
+            validation_data: An RDD of LabeledPoints, whose labels are converted like those of ``lp_rdd``; or arrays, as in
+                `SparkModel.fit`, whose labels are used unchanged.
             validation_freq: As in `SparkModel.fit`.
             validation_batch_size: As in `SparkModel.fit`.
             shuffle: As in `SparkModel.fit`.
@@ -166,12 +168,12 @@ class SparkMLlibModel:
             worker_callbacks: As in `SparkModel.fit`.
 
         Returns:
-            A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
+            A ``keras.callbacks.History`` with metrics over the full dataset, one value per epoch.
 
         Raises:
             ConfigurationError: An argument is unknown or out of range, or ``nb_classes`` does not fit the model.
-            DataError: It is no RDD of LabeledPoints, it is empty, or it does not fit the model or its loss.
-            SparkKerasError: What `SparkModel.fit` raises besides.
+            DataError: The data is not an RDD of LabeledPoints, is empty, or does not fit the model or its loss.
+            SparkKerasError: Any other error of `SparkModel.fit`.
         """
         if is_rdd(validation_data):
             validation_data = self._pairs(validation_data, categorical, nb_classes, transform)
@@ -195,7 +197,7 @@ class SparkMLlibModel:
         )
 
     def train(self, lp_rdd: RDD[LabeledPoint], **arguments: Any) -> keras.callbacks.History:
-        """An alias of `fit`, under the name that Elephas had for it."""
+        """An alias of `fit`, for compatibility with Elephas."""
         return self.fit(lp_rdd, **arguments)
 
     @known_arguments
@@ -211,10 +213,10 @@ class SparkMLlibModel:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
     ) -> Any:
-        """The loss and metrics over all LabeledPoints, as ``keras.Model.evaluate`` gives them.
+        """Compute the loss and metrics over all LabeledPoints, like ``keras.Model.evaluate``.
 
         Args:
-            lp_rdd: As in `fit`.
+            lp_rdd: The LabeledPoints to evaluate on.
             categorical: As in `fit`.
             nb_classes: As in `fit`.
             batch_size: As in `SparkModel.evaluate`.
@@ -224,11 +226,11 @@ class SparkMLlibModel:
             on_invalid: As in `fit`.
 
         Returns:
-            A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
+            A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
 
         Raises:
             ConfigurationError: An argument is unknown or out of range, or ``nb_classes`` does not fit the model.
-            DataError: It is no RDD of LabeledPoints, it is empty, or it does not fit the model or its loss.
+            DataError: The data is not an RDD of LabeledPoints, is empty, or does not fit the model or its loss.
         """
         return self.spark_model.evaluate(
             self._pairs(lp_rdd, categorical, nb_classes, transform),
@@ -249,28 +251,28 @@ class SparkMLlibModel:
         transform: Transform | None = None,
         on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
-        """The model's predictions for MLlib's data, in the form that the data has.
+        """Predict for MLlib data; the result has the same form as the data.
 
         Args:
-            data: One of these, of ``pyspark.mllib.linalg`` or ``pyspark.ml.linalg``:
+            data: Of ``pyspark.mllib.linalg`` or ``pyspark.ml.linalg``:
 
                 - a Matrix, shape (samples, features);
-                - a Vector, the features of one sample. It costs as much as a Matrix of many: a Spark job;
-                - an RDD of Vectors or of LabeledPoints, whose labels are left aside.
+                - a Vector, the features of one sample. Each call runs a Spark job, so prefer a Matrix for several samples;
+                - an RDD of Vectors or of LabeledPoints, whose labels are ignored.
             batch_size: As in `SparkModel.predict`.
             verbose: As in `SparkModel.predict`.
             transform: As in `SparkModel.predict`.
             on_invalid: As in `SparkModel.predict`.
 
         Returns:
-            For a Matrix a DenseMatrix, shape (samples, outputs); for a Vector a DenseVector of ``outputs`` values; for an
-            RDD a lazy RDD with one DenseVector a row, in the same order and partitions. All are of
-            ``pyspark.mllib.linalg``; their ``asML()`` gives those of ``pyspark.ml.linalg``. A classifier's outputs are its
-            scores: the class is the ``argmax`` of a row. A regression has one output, so its Matrix has one column.
+            For a Matrix a DenseMatrix, shape (samples, units); for a Vector a DenseVector, shape (units,); for an RDD a
+            lazy RDD with one DenseVector per row, in the same order and partitions. All are of ``pyspark.mllib.linalg``;
+            ``asML()`` converts them to ``pyspark.ml.linalg``. Classifiers return scores: the predicted class is the
+            ``argmax`` of a row. For a regression with one unit the Matrix has one column.
 
         Raises:
-            DataError: The data is none of these, or does not fit the model.
-            ModelError: The model has several outputs, or one that is no row of numbers.
+            DataError: The data has another type, or does not fit the model.
+            ModelError: The model has several outputs, or its output is not one row of numbers per sample.
         """
         kind = kind_of(data)
         self._check_output()
@@ -288,14 +290,14 @@ class SparkMLlibModel:
 
     @known_arguments
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Save the model and its settings, as `SparkModel.save`; `load` and `load_spark_model` read it.
+        """Save the model and its settings to one ``.keras`` file, which `load` and `load_spark_model` read.
 
         Args:
             path: As in `SparkModel.save`.
             overwrite: As in `SparkModel.save`.
 
         Raises:
-            StorageError: The path cannot be written, or is there and ``overwrite`` is off.
+            StorageError: The path cannot be written, or already exists and ``overwrite`` is ``False``.
             ConfigurationError: The path does not end in ``.keras``.
         """
         save_as(SparkMLlibModel.__name__, self.spark_model, path, overwrite)
@@ -304,7 +306,7 @@ class SparkMLlibModel:
     def load(
         cls, path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
     ) -> SparkMLlibModel:
-        """Load what `save` or `SparkModel.save` wrote, any ``.keras`` file, or an HDF5 file; see `load_spark_model`.
+        """Load a file that `save` or `SparkModel.save` wrote, another ``.keras`` file, or an HDF5 file.
 
         Args:
             path: As in `load_spark_model`.
@@ -313,39 +315,46 @@ class SparkMLlibModel:
 
         Raises:
             StorageError: The path cannot be read.
-            ModelError: It holds no model, or code that ``safe_mode`` refuses.
+            ModelError: The file contains no model, or contains code that ``safe_mode`` rejects.
         """
         return cls.of(load_saved(path, custom_objects, safe_mode)[0])
 
     @classmethod
     def of(cls, spark_model: SparkModel) -> SparkMLlibModel:
-        """A SparkMLlibModel around a SparkModel."""
+        """Wrap an existing SparkModel."""
         made = cls.__new__(cls)
         made.spark_model = spark_model
         return made
 
     def _pairs(self, lp_rdd: Any, categorical: bool, nb_classes: int | None, transform: Transform | None) -> Any:
-        """The LabeledPoints as rows that a SparkModel takes."""
+        """Convert LabeledPoints to rows that a SparkModel accepts.
+
+        Raises:
+            ConfigurationError: ``nb_classes`` is set without ``categorical``, or one-hot labels do not fit the model.
+            DataError: ``lp_rdd`` is not an RDD of LabeledPoints.
+        """
         if nb_classes is not None and not categorical:
             raise ConfigurationError(
-                f"nb_classes={nb_classes!r} goes with categorical=True, which makes one-hot labels: give both or neither."
+                f"nb_classes={nb_classes!r} requires categorical=True, which converts labels to one-hot rows: pass both or "
+                "neither."
             )
         outputs = models.schema_of(self.model).outputs
         width = outputs[0].shape[-1] if len(outputs) == 1 and outputs[0].shape else None
         classes = width if nb_classes is None else nb_classes
         if categorical and transform is None and width is not None and (width == 1 or classes != width):
             raise ConfigurationError(
-                f"categorical=True and nb_classes={nb_classes!r} do not fit the model {self.model.name!r}, which has "
-                f"{width} output(s): one-hot labels need an output for each of two or more classes. Leave nb_classes out, "
-                "change the model's last layer, or leave categorical out to train on the numbers."
+                f"categorical=True and nb_classes={nb_classes!r} do not fit the model {self.model.name!r}, whose output has "
+                f"{width} unit(s): one-hot labels need one unit for each of two or more classes. Leave nb_classes out, "
+                "change the model's last layer, or leave categorical out to train on the labels as they are."
             )
         return lp_to_simple_rdd(lp_rdd, categorical, classes if categorical else None)
 
     def _check_output(self) -> None:
         outputs = models.schema_of(self.model).outputs
         if len(outputs) > 1 or any(spec.shape is None or len(spec.shape) != 1 for spec in outputs):
-            told = ", ".join(f"{spec.name!r} with rows of shape {spec.shape}" for spec in outputs)
+            received = ", ".join(f"{spec.name!r} with rows of shape {spec.shape}" for spec in outputs)
             raise ModelError(
                 f"predictions of the model {self.model.name!r} do not fit into a Matrix or Vector: it has the output(s) "
-                f"{told}; expected one with rows of shape (n,). Flatten it, or call spark_model.predict, which gives arrays."
+                f"{received}; expected one with rows of shape (n,). Flatten the output, or call spark_model.predict, which "
+                "returns arrays."
             )

@@ -221,7 +221,7 @@ class DriverCallbacks:
 
     @property
     def restored_epoch(self) -> int | None:
-        """The epoch at which a callback (BackupAndRestore) resumes training; set by `on_train_begin`. ``None``: no resume."""
+        """The epoch at which a callback (BackupAndRestore) resumes training; set by `on_train_begin`. ``None``: none."""
         epoch: int | None = self._model._initial_epoch
         return epoch
 
@@ -260,9 +260,9 @@ class DriverCallbacks:
         self._progress.on_round_end(rows, done, startup)
 
     def on_pace(self, rows: int, seconds: float, details: str, startup: float = 0.0) -> None:
-        """Report the speed of the epoch that ends now: ``rows`` in ``seconds``, after ``startup`` seconds of starting workers.
+        """Report the speed of the epoch that ends now: ``rows`` in ``seconds``, followed by the text ``details``.
 
-        ``details`` is text to print after the speed.
+        Before that, workers took ``startup`` seconds to start.
         """
         self._progress.on_pace(rows, seconds, details, startup)
 

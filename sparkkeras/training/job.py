@@ -20,7 +20,7 @@ from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
 @dataclass(frozen=True)
 class TrainValidationSplit:
-    """The split of each partition's rows: the first ``train`` rows are for training, the next ``validate`` for validation."""
+    """How each partition's rows are split: the first ``train`` rows for training, the next ``validate`` for validation."""
 
     train: tuple[int, ...]
     validate: tuple[int, ...]
@@ -29,8 +29,8 @@ class TrainValidationSplit:
     def split(cls, handles: Sequence[Handle], validation_split: float) -> TrainValidationSplit:
         """Use the last rows of each partition for validation, as Keras does with the last rows of arrays.
 
-        In total ``rows - floor(rows * (1 - validation_split))`` rows are for validation. They are apportioned by the sizes of
-        the partitions (largest remainder method); every partition with rows keeps at least one for training.
+        In total ``rows - floor(rows * (1 - validation_split))`` rows are for validation. They are apportioned by the sizes
+        of the partitions (largest remainder method); every partition with rows keeps at least one for training.
 
         Raises:
             ConfigurationError: There are too few rows for the split.

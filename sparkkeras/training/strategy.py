@@ -19,7 +19,7 @@ class Strategy(Protocol):
     """Trains a job's model on a dataset; implements both the driver's and the workers' half of the protocol."""
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
-        """Train the model. Results are in the job's model and histories; ``callbacks`` are called in every epoch and round."""
+        """Train the model, update the job's model and histories, and call ``callbacks`` in every epoch and round."""
         ...
 
 

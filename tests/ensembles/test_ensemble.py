@@ -193,7 +193,7 @@ def test_multilabel_outputs_vote_for_each_label():
     outputs = np.stack([called(model, X) for model in models])
     ensemble = EnsembleModel(models, "hard")
     assert np.array_equal(ensemble.predict(X), (outputs > 0.5).sum(0) >= 2)
-    with pytest.raises(ConfigurationError, match=r"do not exclude each other.*predict\(\.\.\.\) > 0\.5"):
+    with pytest.raises(ConfigurationError, match=r"are not mutually exclusive.*predict\(\.\.\.\) > 0\.5"):
         ensemble.predict_classes(X)
 
 
@@ -227,7 +227,7 @@ def test_regression_averages_predictions():
     assert loss == pytest.approx(((mean[:, 0] - y[300:]) ** 2).mean(), rel=1e-4)
     # The squared error is convex: the error of the mean is below the members' mean error.
     assert loss < np.average(((outputs[..., 0] - y[300:]) ** 2).mean(1), weights=[1, 2, 1])
-    with pytest.raises(ConfigurationError, match="does not decide between classes"):
+    with pytest.raises(ConfigurationError, match="does not predict classes"):
         ensemble.predict_classes(x)
 
 
@@ -480,7 +480,7 @@ def test_keras_saves_the_ensemble_as_one_model(hard, digits, tmp_path):
     hard.model.save(tmp_path / "one.keras")
     model = keras.saving.load_model(tmp_path / "one.keras")
     assert np.array_equal(model.predict(digits[2], verbose=0), hard.predict(digits[2]))
-    with pytest.raises(ConfigurationError, match="single model to Keras"):
+    with pytest.raises(ConfigurationError, match="extension for a single model"):
         hard.save(tmp_path / "ensemble.keras")
 
 
@@ -565,7 +565,7 @@ def test_damaged_settings_and_members_are_reported(tmp_path):
 
 def test_single_models_and_missing_paths_are_reported(tmp_path):
     network().save(tmp_path / "single.keras")
-    with pytest.raises(ModelError, match="single model: load it with load_spark_model"):
+    with pytest.raises(ModelError, match="single model. Load it with load_spark_model"):
         load_ensemble_model(tmp_path / "single.keras")
     with pytest.raises(StorageError, match="cannot read"):
         load_ensemble_model(tmp_path / "none")

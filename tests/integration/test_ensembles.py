@@ -244,10 +244,10 @@ def test_data_that_does_not_fit_is_reported_before_a_job(sc, digits):
         ((build, 0), ConfigurationError, "num_models=0"),
         ((3, 3), ConfigurationError, "models is int 3; expected a function"),
         ((build(0),), ConfigurationError, "expected a function that builds a compiled model, or a list"),
-        (([build(0), build(1)], 3), ConfigurationError, "num_models=3, but there are 2 models"),
+        (([build(0), build(1)], 3), ConfigurationError, "num_models=3, but the list contains 2 models"),
         (([],), ModelError, "models is empty"),
         ((lambda: 3, 2), ModelError, r"models\[0\]: expected a keras.Model"),
-        (([build(0)] * 2,), ModelError, "among the members twice"),
+        (([build(0)] * 2,), ModelError, "contains the same model twice"),
         (([keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])],), ModelError, "is not compiled"),
     ],
 )

@@ -288,11 +288,13 @@ def test_errors_are_raised_before_a_job(sc):
     before = last_job()
     mllib_model = SparkMLlibModel(classifier(width=3, classes=3, loss="categorical_crossentropy"))
     for call in (mllib_model.fit, mllib_model.evaluate):
-        with pytest.raises(ConfigurationError, match="nb_classes=3 goes with categorical=True"):
+        with pytest.raises(ConfigurationError, match="nb_classes=3 requires categorical=True"):
             call(points, nb_classes=3)
-        with pytest.raises(ConfigurationError, match=r"nb_classes=5 do not fit the model 'classifier', which has 3 output"):
+        with pytest.raises(
+            ConfigurationError, match=r"nb_classes=5 do not fit the model 'classifier', whose output has 3 unit"
+        ):
             call(points, categorical=True, nb_classes=5)
-        with pytest.raises(ConfigurationError, match=r"which has 1 output\(s\).*leave categorical out"):
+        with pytest.raises(ConfigurationError, match=r"whose output has 1 unit\(s\).*leave categorical out"):
             getattr(SparkMLlibModel(regression()), call.__name__)(points, categorical=True)
         with pytest.raises(DataError, match="lp_rdd is an array .* expected an RDD of LabeledPoints"):
             call(X)

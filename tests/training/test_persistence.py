@@ -258,19 +258,17 @@ def test_the_error_for_missing_code_is_the_only_one(model, tmp_path):
     assert written.count("Traceback") == 1
 
 
-def test_an_ensemble_is_no_single_model(model, tmp_path):
+def test_loading_an_ensemble_as_a_single_model_names_the_right_function(model, tmp_path):
     EnsembleModel([model], "average").save(tmp_path / "e.zip")
     with pytest.raises(
-        ModelError, match=r"e.zip': the file is not a .keras archive: it is an ensemble. Load .*load_ensemble_model"
+        ModelError, match=r"e.zip': the file is not a .keras archive: it is an ensemble.*load_ensemble_model"
     ):
         load_spark_model(tmp_path / "e.zip")
 
 
-def test_a_file_of_weights_alone_is_told(model, tmp_path):
+def test_loading_a_file_with_weights_only_reports_how_to_use_it(model, tmp_path):
     model.save_weights(tmp_path / "w.weights.h5")
-    with pytest.raises(
-        ModelError, match=r"contains no model; .* only weights: build the same model .*model.load_weights\(path\)"
-    ):
+    with pytest.raises(ModelError, match=r"contains no model; .* only weights: build .*model.load_weights\(path\)"):
         load_spark_model(tmp_path / "w.weights.h5")
 
 
