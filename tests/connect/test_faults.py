@@ -87,7 +87,7 @@ def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
 
 
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 0])
-def test_files_that_vanish_are_written_again(spark, classic, local_dir, monkeypatch, bound):
+def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch, bound):
     """With results on their way to the driver, and with results that are brought together on the cluster."""
     import sparkkeras.spark.connect
 
@@ -100,7 +100,7 @@ def test_files_that_vanish_are_written_again(spark, classic, local_dir, monkeypa
     assert not stored(local_dir)
 
 
-def test_a_transform_that_fails_is_told_with_its_traceback(spark):
+def test_a_failing_transform_is_reported_with_its_traceback(spark):
     with pytest.raises(WorkerError, match="LookupError: the transform gave up") as told:
         fitted(spark, transform=refuse)
     assert "in refuse" in told.value.worker_traceback
@@ -108,7 +108,7 @@ def test_a_transform_that_fails_is_told_with_its_traceback(spark):
         SparkModel(cases.model()).evaluate(cases.frame(spark), transform=refuse)
 
 
-def test_a_long_error_comes_whole(spark):
+def test_a_long_error_is_reported_in_full(spark):
     with pytest.raises(WorkerError) as told:
         fitted(spark, transform=refuse_at_length)
     assert LONG.strip() in told.value.worker_traceback
@@ -117,7 +117,7 @@ def test_a_long_error_comes_whole(spark):
         SparkModel(cases.model()).predict(x, transform=refuse_at_length)
 
 
-def test_a_lazy_prediction_that_fails_at_length_says_so(spark):
+def test_a_failing_lazy_prediction_raises_sparks_error(spark):
     """Who collects it is the person, so the error is Spark's own."""
     scored = SparkModel(cases.model()).predict(cases.frame(spark), transform=refuse_at_length)
     with pytest.raises(Exception, match="nobody reads all of this"):
@@ -139,7 +139,7 @@ def test_a_lazy_prediction_that_fails_at_length_says_so(spark):
     ],
     ids=["null", "labels", "nan", "ragged"],
 )
-def test_what_is_wrong_with_rows_comes_as_itself(spark, columns, words):
+def test_errors_about_rows_keep_their_type_and_message(spark, columns, words):
     frame = cases.frame(spark).selectExpr(*columns.replace(", label", ",, label").split(",, "))
     with pytest.raises(DataError, match=words):
         SparkModel(cases.model()).fit(frame, verbose=0)
@@ -147,25 +147,25 @@ def test_what_is_wrong_with_rows_comes_as_itself(spark, columns, words):
         SparkModel(cases.model()).evaluate(frame)
 
 
-def test_a_column_that_is_not_there(spark):
+def test_a_missing_column_is_reported(spark):
     with pytest.raises(DataError, match="pixels"):
         SparkModel(cases.model()).fit(cases.frame(spark), features="pixels", verbose=0)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-def test_what_needs_a_driver_to_dial_is_refused(spark, mode):
+def test_asynchronous_modes_are_rejected(spark, mode):
     trained = SparkModel(cases.model(), mode)
     for data in ((cases.frame(spark),), cases.arrays()):
         with pytest.raises(ConfigurationError, match=r'Spark Connect has none.*mode="synchronous".*spark-submit'):
             trained.fit(*data, verbose=0)
 
 
-def test_what_gives_rdds_is_refused(spark):
+def test_calls_that_return_rdds_are_rejected(spark):
     with pytest.raises(ConfigurationError, match="Spark Connect has none: give a DataFrame"):
         SparkModel(cases.model()).predict(cases.arrays()[0], collect=False)
 
 
-def test_who_interrupts_gets_the_cluster_back(spark, tmp_path, local_dir):
+def test_an_interrupt_cancels_the_job(spark, tmp_path, local_dir):
     def interrupt():
         while not (tmp_path / "done").exists():
             time.sleep(0.05)

@@ -27,7 +27,7 @@ def column(frame, name):
     return np.array(frame.toArrow().column(name).to_pylist())
 
 
-def test_a_frame_gets_predictions_in_its_order(spark, model, expected):
+def test_predictions_for_a_data_frame_keep_its_order(spark, model, expected):
     scored = SparkModel(model).predict(cases.frame(spark), output_col="scores")
     close(column(scored, "scores"), expected)
     close(column(scored, "features"), cases.arrays()[0])
@@ -35,16 +35,16 @@ def test_a_frame_gets_predictions_in_its_order(spark, model, expected):
 
 
 @pytest.mark.parametrize("workers", [None, 3, long(50)])
-def test_arrays_are_predicted_in_their_order(spark, model, expected, workers):
+def test_predictions_for_arrays_keep_their_order(spark, model, expected, workers):
     close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
 
 
-def test_no_rows_make_no_predictions(spark, model):
+def test_data_without_rows_gives_no_predictions(spark, model):
     assert SparkModel(model, num_workers=2).predict(cases.arrays()[0][:0]).shape == (0, cases.CLASSES)
     assert SparkModel(model).predict(cases.frame(spark).where("false")).toArrow().num_rows == 0
 
 
-def test_evaluation_is_that_of_keras(spark, model):
+def test_evaluate_equals_keras(spark, model):
     x, y = cases.arrays()
     wanted = model.evaluate(x, y, verbose=0)
     close(SparkModel(model).evaluate(cases.frame(spark)), wanted)
@@ -84,7 +84,7 @@ def test_several_inputs_and_outputs(spark):
     close(column(struct, "amount"), wanted["amount"][:, 0])
 
 
-def test_nulls_are_predicted_as_null(spark, model, expected):
+def test_rows_with_nulls_get_null_predictions(spark, model, expected):
     frame = cases.frame(spark).selectExpr("CASE WHEN label = 0 THEN NULL ELSE features END AS features", "label")
     found = SparkModel(model).predict(frame, on_invalid="allow").toArrow()
     missing = np.array(found.column("label").to_pylist()) == 0
@@ -92,7 +92,7 @@ def test_nulls_are_predicted_as_null(spark, model, expected):
     close(np.array(found.column("prediction").drop_null().to_pylist()), expected[~missing])
 
 
-def test_arrays_become_frames_and_come_back(spark):
+def test_arrays_survive_a_round_trip_through_a_data_frame(spark):
     x, y = cases.arrays()
     features, labels = from_data_frame(to_data_frame(spark, x, np.eye(cases.CLASSES)[y], categorical=True, vectors=True))
     close(features, x)

@@ -32,7 +32,7 @@ def small_bounds(monkeypatch):
 
 
 @cases.parametrized("split", "two_ended")
-def test_training_comes_to_the_same(spark, classic, small_bounds, settings, name):
+def test_large_values_give_bit_identical_training(spark, classic, small_bounds, settings, name):
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)
@@ -65,9 +65,7 @@ class Losing:
     [pytest.param(sparkkeras.spark.connect.RESULT_BYTES, marks=pytest.mark.soak), 1],
     ids=["to the driver", "on the cluster"],
 )
-def test_values_that_are_not_where_a_task_runs_are_written_again(
-    spark, classic, small_bounds, local_dir, monkeypatch, bound
-):
+def test_shared_values_with_missing_files_are_written_again(spark, classic, small_bounds, local_dir, monkeypatch, bound):
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", bound)
     losing = Losing(local_dir, 1)
     monkeypatch.setattr(sparkkeras.sources.connect, "write_files", losing)
@@ -84,7 +82,7 @@ def test_values_that_are_not_where_a_task_runs_are_written_again(
 
 
 @pytest.mark.soak
-def test_values_that_are_never_where_a_task_runs(spark, small_bounds, local_dir, monkeypatch):
+def test_shared_values_that_are_always_missing_raise_an_error(spark, small_bounds, local_dir, monkeypatch):
     monkeypatch.setattr(sparkkeras.sources.connect, "write_files", Losing(local_dir, 99))
     with pytest.raises(ClusterError, match="were written 3 times, and were never where their tasks ran"):
         SparkModel(cases.model()).fit(cases.frame(spark), verbose=0)
@@ -92,7 +90,7 @@ def test_values_that_are_never_where_a_task_runs(spark, small_bounds, local_dir,
     assert not stored(local_dir)
 
 
-def test_values_go_when_they_have_served(spark, small_bounds, local_dir):
+def test_shared_values_are_removed_after_use(spark, small_bounds, local_dir):
     seen = []
     look = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(values(local_dir)))
     SparkModel(cases.model(), frequency=3).fit(cases.frame(spark), epochs=2, callbacks=[look], verbose=0)
@@ -107,7 +105,7 @@ def values(folder):
 
 
 @pytest.mark.soak
-def test_an_executor_that_is_killed(classic, tmp_path):
+def test_a_killed_executor_is_replaced(classic, tmp_path):
     """In a process of its own, since this one has its session."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.connect.executors", str(tmp_path), str(classic.folder)],
@@ -121,7 +119,7 @@ def test_an_executor_that_is_killed(classic, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):
+def test_predictions_and_evaluation_equal_those_of_keras(spark, small_bounds):
     model = cases.model(metrics=["accuracy"])
     x, y = cases.arrays()
     expected = model.predict(x, verbose=0)
@@ -136,7 +134,7 @@ def test_predictions_and_evaluation_are_those_of_keras(spark, small_bounds):
 
 
 @pytest.mark.soak
-def test_the_server_lets_go_of_values(spark, small_bounds):
+def test_the_server_releases_shared_values(spark, small_bounds):
     before = _kept()
     SparkModel(cases.model(), frequency=2).fit(cases.frame(spark), verbose=0)
     deadline = time.monotonic() + 60

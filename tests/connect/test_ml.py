@@ -19,7 +19,7 @@ def frame(spark):
     return spark.createDataFrame(data, "a double, b double, c double, d double, label int")
 
 
-def test_what_an_ordinary_session_has_saved_transforms(frame, classic):
+def test_a_transformer_saved_in_a_classic_session_is_loaded(frame, classic):
     saved = KerasTransformer.load(str(classic.folder / "transformer"))
     loaded = saved.setOutputType("vector").setFeaturesCol(["a", "b", "c", "d"])
     scored = loaded.transform(frame)
@@ -28,7 +28,7 @@ def test_what_an_ordinary_session_has_saved_transforms(frame, classic):
     np.testing.assert_allclose(found, loaded.get_model().predict(ROWS, verbose=0), atol=1e-6)
 
 
-def test_a_pipeline_is_fitted_and_says_that_it_cannot_be_saved(frame, tmp_path):
+def test_a_pipeline_is_fitted_and_saving_it_is_rejected(frame, tmp_path):
     assembler = VectorAssembler(inputCols=["a", "b", "c", "d"], outputCol="features")
     estimator = KerasEstimator(model=classifier(4, 5, 3), epochs=2, verbose=0)
     fitted = Pipeline(stages=[assembler, estimator]).fit(frame)

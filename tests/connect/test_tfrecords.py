@@ -11,7 +11,7 @@ def frame(spark):
     return spark.createDataFrame([(1, "a", [1.0, 2.0]), (2, None, [])], "id int, s string, x array<double>")
 
 
-def test_rows_come_back(spark, frame, tmp_path):
+def test_rows_survive_a_round_trip(spark, frame, tmp_path):
     path = str(tmp_path / "rows")
     save_as_tfrecords(frame, path, compression="gzip")
     back = load_tfrecords(spark, path, schema="id int, s string, x array<double>")
@@ -20,7 +20,7 @@ def test_rows_come_back(spark, frame, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["rows"]
 
 
-def test_what_is_wrong_is_told(spark, frame, tmp_path):
+def test_errors_are_reported(spark, frame, tmp_path):
     path = str(tmp_path / "rows")
     save_as_tfrecords(frame, path)
     with pytest.raises(StorageError, match="the path does not exist"):

@@ -42,7 +42,7 @@ def same(weights, others):
 
 
 @cases.parametrized(*cases.CASES, quick=cases.QUICK - {"two_ended"})  # test_large has that one
-def test_training_comes_to_the_same_as_in_an_ordinary_session(spark, classic, name):
+def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)
     assert histories == theirs
@@ -59,7 +59,7 @@ def test_training_learns(spark):
     assert [report["rows"] for report in trained.training_histories] == [cases.ROWS // 2] * 16
 
 
-def test_a_layer_of_the_callers_own_module_travels(spark):
+def test_a_layer_of_the_calling_module_is_shipped(spark):
     model = keras.Sequential(
         [keras.Input((cases.WIDTH,)), Scaled(), keras.layers.Dense(cases.CLASSES, activation="softmax")]
     )
@@ -78,7 +78,7 @@ def test_the_rows_are_read_once(spark, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_nothing_is_left_behind(spark, local_dir):
+def test_no_files_or_rdds_remain(spark, local_dir):
     persisted = set(persistent())
     SparkModel(cases.model()).fit(cases.frame(spark), validation_data=cases.arrays(50), verbose=0)
     with pytest.raises(DataError, match="labels must be"):
@@ -94,14 +94,14 @@ def persistent():
     return [int(number) for number in server()._jsc.getPersistentRDDs()]
 
 
-def test_partitions_without_rows_have_no_vote(spark):
+def test_partitions_without_rows_do_not_count(spark):
     full = cases.frame(spark)
     history = SparkModel(cases.model()).fit(full.union(full.where("label < 0")), verbose=0)
     assert history.history["loss"][0] > 0
 
 
 @pytest.mark.parametrize("where", ["label < 0", pytest.param("false", marks=pytest.mark.soak)])
-def test_a_frame_without_rows_is_refused(spark, where):
+def test_a_data_frame_without_rows_is_rejected(spark, where):
     empty = cases.frame(spark).where(where)
     with pytest.raises(DataError, match="no rows"):
         SparkModel(cases.model()).fit(empty, verbose=0)
@@ -109,7 +109,7 @@ def test_a_frame_without_rows_is_refused(spark, where):
         SparkModel(cases.model()).evaluate(empty)
 
 
-def test_columns_may_be_called_as_ours_are(spark):
+def test_columns_may_have_the_names_of_internal_columns(spark):
     x, y = cases.arrays()
     named = to_data_frame(spark, {"result": x, "token": y}, None)
     ours, theirs = (SparkModel(cases.model(), seed=2) for _ in range(2))
@@ -132,7 +132,7 @@ def test_many_partitions_and_small_batches(spark, settings):
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_frames_that_were_shuffled_adaptively(spark, settings):
+def test_data_frames_after_an_adaptive_shuffle(spark, settings):
     """How many partitions there are is known when they have been read."""
     settings("spark.sql.adaptive.enabled", "true")
     settings("spark.sql.autoBroadcastJoinThreshold", "-1")

@@ -136,7 +136,7 @@ SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
         long("batch", "hogwild", "socket"),
     ],
 )
-def test_learns_digits(sc, digits, frequency, mode, transport):
+def test_training_learns_digits(sc, digits, frequency, mode, transport):
     x, y, x_test, y_test = digits
     epochs = {"epoch": 18, 10: 12, "batch": 8}[frequency]
     model = digit_model(optimizer=keras.optimizers.Adam(0.002 if frequency == "batch" else SETTLING))
@@ -194,7 +194,7 @@ class Half:
         center += update.sent
 
 
-def test_an_own_rule_and_its_state_are_saved(sc, digits, tmp_path):
+def test_a_custom_rule_and_its_state_are_saved(sc, digits, tmp_path):
     x, y = digits[0][:320], digits[1][:320]
     options = {"max_staleness": 3, "encrypt": True, "lease_seconds": 20.0, "timeout": 40.0}
     spark_model = distributed(digit_model(), "hogwild", 5, rule=Half(0.7), options=options)
@@ -216,7 +216,7 @@ def test_an_own_rule_and_its_state_are_saved(sc, digits, tmp_path):
 
 @pytest.mark.soak  # tests/strategy has it without Spark
 @pytest.mark.parametrize(("transport", "encrypt", "frequency"), [("http", True, "epoch"), ("socket", False, 7)])
-def test_one_worker_is_plain_keras(sc, digits, transport, encrypt, frequency):
+def test_one_worker_equals_plain_keras(sc, digits, transport, encrypt, frequency):
     x, y, *_ = digits
     weights = {0: 3.0, 7: 0.25}
     models = [digit_model(optimizer=SGD(0.05, momentum=0.9)) for _ in range(2)]
@@ -233,7 +233,7 @@ def test_one_worker_is_plain_keras(sc, digits, transport, encrypt, frequency):
 
 
 @pytest.mark.parametrize("bound", [None, 0, pytest.param(2, marks=pytest.mark.soak)])
-def test_no_step_is_lost_and_staleness_has_its_bound(sc, digits, bound, tmp_path):
+def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
     """Unequal partitions; the smaller one's worker is slow in its second epoch, so that the other would run ahead."""
     x, y, *_ = digits
     mark = str(tmp_path / "far-ahead")
@@ -267,7 +267,7 @@ def test_no_step_is_lost_and_staleness_has_its_bound(sc, digits, bound, tmp_path
 @pytest.mark.parametrize(
     "sizes", [(0, 40), *(pytest.param(sizes, marks=pytest.mark.soak) for sizes in [(5, 60), (1, 1)])], ids=str
 )
-def test_lock_step_with_few_rows_or_none(sc, digits, sizes):
+def test_max_staleness_0_with_few_or_no_rows(sc, digits, sizes):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=1, options={"max_staleness": 0}, num_workers=None)
     history = spark_model.fit(parts_of(sc, x, y, *sizes), epochs=2, verbose=0)
@@ -281,7 +281,7 @@ def test_lock_step_with_few_rows_or_none(sc, digits, sizes):
     ("num_workers", "expected"),
     [(None, 2), (5, 2), *(pytest.param(*pair, marks=pytest.mark.soak) for pair in [(1, 1), (12, 2)])],
 )
-def test_partitions_are_put_together_for_the_slots(sc, num_workers, expected):
+def test_partitions_are_coalesced_to_the_number_of_slots(sc, num_workers, expected):
     """All rows are seen once an epoch: with weights of zero and no learning rate the loss is the mean of y * y."""
     y = np.arange(120, dtype=np.float32) ** 1.5
     rdd = sc.parallelize([(np.zeros(3, np.float32), value) for value in y], 12)
@@ -310,7 +310,7 @@ def test_steps_per_epoch_and_an_initial_epoch(sc, digits):
     ]
 
 
-def test_fits_go_on_from_one_another_in_any_mode(sc, digits):
+def test_further_fits_continue_training_in_any_mode(sc, digits):
     x, y, x_test, y_test = digits
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=10, decay_rate=0.9)
     model = digit_model(optimizer=SGD(schedule, momentum=0.9))
@@ -333,7 +333,7 @@ def test_fits_go_on_from_one_another_in_any_mode(sc, digits):
 # Figures
 
 
-def test_figures_are_those_of_all_rows_and_validation_has_the_weights_of_its_epoch(sc, digits):
+def test_metrics_cover_all_rows_and_validation_uses_the_weights_of_its_epoch(sc, digits):
     x, y, *_ = digits
     rdd = parts_of(sc, x, y, 150, 50)
     held_out = np.r_[120:150, 190:200]
@@ -364,7 +364,7 @@ def test_validation_data(sc, digits, kind):
     np.testing.assert_allclose(found, noted.figures, rtol=1e-4)
 
 
-def test_progress_tells_of_updates(sc, digits, capsys):
+def test_progress_reports_updates(sc, digits, capsys):
     x, y, *_ = digits
     distributed(digit_model()).fit(x[:200], y[:200], epochs=2, verbose=2)
     told = capsys.readouterr().out
@@ -432,7 +432,7 @@ def test_early_stopping_restores_the_best_weights(sc, digits):
     same(model.get_weights(), noted.weights[best])
 
 
-def test_a_worker_that_a_callback_ends_leaves_the_others_to_go_on(sc, digits, notes):
+def test_a_worker_stopped_by_a_callback_does_not_stop_the_others(sc, digits, notes):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=3)
     with pytest.warns(UserWarning, match="validation leaves out the rows of 1 workers"):
@@ -559,7 +559,7 @@ def nothing_left(sc):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_is_left_and_the_next_fit_works(sc, digits, transport, nothing_left):
+def test_nothing_remains_and_the_next_fit_works(sc, digits, transport, nothing_left):
     x, y, *_ = digits
     x, y = x[:200], y[:200]
 
@@ -585,7 +585,7 @@ def test_nothing_is_left_and_the_next_fit_works(sc, digits, transport, nothing_l
     assert np.isfinite(spark_model.fit(x, y, verbose=0, validation_data=(x, y)).history["val_loss"]).all()
 
 
-def test_an_update_that_is_not_finite_ends_training(sc, nothing_left):
+def test_an_update_that_is_not_finite_stops_training(sc, nothing_left):
     """One worker's rows are so large that its weights overflow; the model keeps what it had, and the next fit works."""
     x = np.random.default_rng(0).random((64, 3)).astype(np.float32)
     y = x.sum(1)
@@ -637,7 +637,7 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path
 
 
 @pytest.mark.soak
-def test_an_error_of_a_callback_ends_training(sc, digits, nothing_left):
+def test_an_error_in_a_callback_stops_training(sc, digits, nothing_left):
     x, y, *_ = digits
 
     class Fail(keras.callbacks.Callback):
@@ -649,7 +649,7 @@ def test_an_error_of_a_callback_ends_training(sc, digits, nothing_left):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_port_that_is_taken_is_told(sc, digits, transport, nothing_left):
+def test_a_port_in_use_is_reported(sc, digits, transport, nothing_left):
     x, y, *_ = digits
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -664,7 +664,7 @@ def test_a_port_that_is_taken_is_told(sc, digits, transport, nothing_left):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_executors_of_their_own(sc, digits, transport):
+def test_training_on_separate_executors(sc, digits, transport):
     x, y, x_test, y_test = digits
     held_out = parts_of(sc, x_test, y_test, 100, 0, 297)
     model = digit_model(optimizer=keras.optimizers.Adam(SETTLING))
@@ -683,7 +683,7 @@ def test_executors_of_their_own(sc, digits, transport):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_workers_that_do_not_reach_the_driver_say_so_before_training(sc, digits, transport, notes):
+def test_workers_that_cannot_reach_the_driver_are_reported_before_training(sc, digits, transport, notes):
     x, y, *_ = digits
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 3}
     spark_model = distributed(digit_model(), transport=transport, options=options)
@@ -698,7 +698,7 @@ def test_workers_that_do_not_reach_the_driver_say_so_before_training(sc, digits,
 # Calls from callbacks
 
 
-def test_calls_from_callbacks_that_could_never_end_are_refused(sc):
+def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
     """Workers wait when a few epochs have ended that the driver has not dealt with, and keep their slots meanwhile."""
     x = np.random.default_rng(0).random((32, 3)).astype(np.float32)
     y = x.sum(1)

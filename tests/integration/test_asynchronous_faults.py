@@ -114,7 +114,7 @@ LONG = [
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("transport", "frequency", "one", "other"), [*PAIRS, *LONG])
-def test_workers_that_are_killed(sc, tmp_path, witness, transport, frequency, one, other):
+def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency, one, other):
     """Each of the two workers is killed once, at a point of its own."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
@@ -139,7 +139,7 @@ def test_workers_that_are_killed(sc, tmp_path, witness, transport, frequency, on
     ids=["socket-split", "http-split", "http-data"],
 )
 @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.soak), 4, pytest.param(8, marks=pytest.mark.soak)])
-def test_a_worker_that_is_killed_while_it_validates(sc, tmp_path, witness, transport, split, batch):
+def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, transport, split, batch):
     kill = KillInValidation(str(tmp_path), 0, batch)  # 3 batches of each epoch, 4 with validation_data
     trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
     if split:
@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_while_it_validates(sc, tmp_path, witness, trans
         pytest.param("http", ("train_end",), marks=pytest.mark.soak),
     ],
 )
-def test_an_executor_that_is_killed(sc, tmp_path, witness, transport, point):
+def test_a_killed_executor_is_replaced(sc, tmp_path, witness, transport, point):
     """Its rows go with it: Spark computes them again elsewhere."""
     trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
     kill = KillExecutor(tmp_path, {0: point})
@@ -177,7 +177,7 @@ def test_an_executor_that_is_killed(sc, tmp_path, witness, transport, point):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
-def test_files_that_are_gone_when_a_worker_comes_back(sc, tmp_path, witness, monkeypatch, transport):
+def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witness, monkeypatch, transport):
     """Their partition is read again at once, while the other one trains on."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     repairs = []
@@ -262,7 +262,7 @@ class Hang(CutOff):
     [("socket", "gone"), *(pytest.param(transport, "hangs", marks=pytest.mark.soak) for transport in ("http", "socket"))],
     ids=["socket-gone", "http-hangs", "socket-hangs"],
 )
-def test_a_server_that_does_not_answer(sc, tmp_path, witness, monkeypatch, transport, fault):
+def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monkeypatch, transport, fault):
     """Workers give up, the driver says so, nothing is left, and the next call of fit is as good as ever."""
     port, mark = free_port(), tmp_path / "mark"
     timeout = 3.0
@@ -304,7 +304,7 @@ class Slow(keras.callbacks.Callback):
 
 
 @pytest.mark.cluster
-def test_a_driver_that_is_interrupted(sc, tmp_path, witness):
+def test_an_interrupted_driver_cancels_the_job(sc, tmp_path, witness):
     port = free_port()
     trained = spark_model("socket", 5, port=port)
     data = rdd(sc, *arrays())
@@ -464,7 +464,7 @@ SPECULATION = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_an_executor_that_hangs_and_comes_back(standalone, tmp_path, transport):
+def test_updates_of_an_executor_that_hung_are_rejected(standalone, tmp_path, transport):
     """It is given up, its partition trained elsewhere, and what it sends when it comes back is refused."""
     found = standalone.run(hung, IMPATIENT, folder=str(tmp_path), transport=transport, executor=True)
     tell(found)
@@ -476,7 +476,7 @@ def test_an_executor_that_hangs_and_comes_back(standalone, tmp_path, transport):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_an_executor_that_comes_back_in_the_next_fit(standalone, tmp_path, transport):
+def test_an_executor_that_recovers_during_the_next_fit_does_not_affect_it(standalone, tmp_path, transport):
     found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport=transport, port=free_port())
     tell(found)
     assert [len(attempts) for attempts in found["leases"]] == [1, 1]
@@ -485,7 +485,7 @@ def test_an_executor_that_comes_back_in_the_next_fit(standalone, tmp_path, trans
 
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_a_copy_takes_over_from_a_worker_that_hangs(standalone, tmp_path, transport):
+def test_a_speculative_copy_takes_over_from_a_worker_that_hangs(standalone, tmp_path, transport):
     """With speculation nobody has to wait for Spark's time-outs: the copy gets the lease when it has run out."""
     found = standalone.run(hung, SPECULATION, folder=str(tmp_path), transport=transport, executor=False)
     tell(found)
@@ -544,7 +544,7 @@ def speculated(sc, folder, transport):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_a_copy_of_a_task_does_not_train(standalone, tmp_path, transport):
+def test_a_speculative_copy_of_a_running_task_does_not_train(standalone, tmp_path, transport):
     found = standalone.run(speculated, SPECULATION, folder=str(tmp_path), transport=transport)
     tell(found)
     assert len(found["trained"]) == 1

@@ -131,7 +131,7 @@ def test_arguments_of_fit(sc, spark_model, arrays, arguments, words):
         spark_model.fit(*arrays, **arguments)
 
 
-def test_unknown_arguments_name_the_known_ones(spark_model, arrays):
+def test_unknown_arguments_are_reported_with_the_known_ones(spark_model, arrays):
     with pytest.raises(UnknownArgumentError, match="SparkModel takes no argument 'frequencyy'.*Did you mean 'frequency'"):
         SparkModel(classifier(), frequencyy=1)
     with pytest.raises(TypeError, match="fit takes no argument 'epoch'.*'epochs'"):
@@ -233,7 +233,7 @@ def test_rdds(sc, spark_model, rows, make, words):
         spark_model.fit(sc.parallelize(make(rows), 2))
 
 
-def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, rows):
+def test_rows_that_are_not_finite_can_be_dropped_or_allowed(sc, spark_model, rows):
     broken = with_row(rows, 3, (np.full(64, np.nan, np.float32), 1))
     spark_model.fit(sc.parallelize(broken, 2), on_invalid="drop", verbose=0)
     assert sum(report["rows"] for report in spark_model.training_histories) == 59
@@ -241,12 +241,12 @@ def test_rows_that_are_not_finite_may_be_dropped_or_allowed(sc, spark_model, row
         spark_model.fit(sc.parallelize(broken, 2), on_invalid="allow", verbose=0)
 
 
-def test_columns_beside_arrays(spark_model, arrays):
+def test_column_arguments_with_arrays_are_reported(spark_model, arrays):
     with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame; the data is an array"):
         spark_model.fit(*arrays, features="x")
 
 
-def test_labels_beside_an_rdd(sc, spark_model, rows, arrays):
+def test_labels_with_an_rdd_are_reported(sc, spark_model, rows, arrays):
     with pytest.raises(ConfigurationError, match="go with arrays"):
         spark_model.fit(sc.parallelize(rows, 2), arrays[1])
 
@@ -262,7 +262,7 @@ def test_class_weight_excludes_sample_weights_and_several_outputs(sc, arrays):
         SparkModel(model).fit(x, (y, y), class_weight={0: 2.0})
 
 
-def test_what_cannot_be_pickled_is_named(sc, spark_model, rows):
+def test_objects_that_cannot_be_pickled_are_named(sc, spark_model, rows):
     lock = threading.Lock()
 
     def transform(x, y):
@@ -363,7 +363,7 @@ def test_helpers(sc, arrays):
         to_simple_rdd(sc, x, y, num_slices=0)
 
 
-def test_a_stopped_context_is_refused_and_one_in_its_place_announced(contexts, arrays, rows, spark_model):
+def test_a_stopped_context_is_rejected_and_a_warning_announces_a_new_one(contexts, arrays, rows, spark_model):
     rdd = contexts.get("local[2]").parallelize(rows, 2)
     contexts.stop()
     with pytest.raises(ClusterError, match="has been stopped"):

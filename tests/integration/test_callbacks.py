@@ -85,7 +85,7 @@ def test_backup_and_restore(fit, tmp_path):
     assert history.epoch == [2, 3]
 
 
-def test_callbacks_hear_of_every_epoch_once(fit):
+def test_callbacks_are_called_once_per_epoch(fit):
     heard = []
 
     class Listen(keras.callbacks.Callback):
@@ -108,7 +108,7 @@ def test_callbacks_hear_of_every_epoch_once(fit):
     assert heard == ["begin", 0, names, 1, names, "end"]
 
 
-def test_batch_hooks_are_warned_about(fit):
+def test_batch_hooks_on_the_driver_raise_a_warning(fit):
     class Batches(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             raise AssertionError("never called")
@@ -129,7 +129,7 @@ def test_a_callback_may_stop_training(fit):
     assert fit([])[1].epoch == [0, 1, 2, 3]
 
 
-def test_the_history_is_that_of_the_whole_data(fit):
+def test_the_history_covers_the_full_dataset(fit):
     spark_model, history = fit([], epochs=2)
     for epoch in range(2):
         reports = [report for report in spark_model.training_histories if report["epoch"] == epoch]

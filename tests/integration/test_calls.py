@@ -11,7 +11,7 @@ from sparkkeras import ConfigurationError, ModelError, SparkModel
 from tests.models import regression
 
 
-def test_a_model_in_training_predicts_and_evaluates_but_is_not_trained_twice(sc):
+def test_a_model_in_training_can_predict_and_evaluate_but_not_be_fitted(sc):
     x = np.random.default_rng(0).random((40, 3)).astype(np.float32)
     y = x.sum(axis=1, keepdims=True)
     model = regression(metrics=["mae"])
@@ -41,7 +41,7 @@ def test_a_model_in_training_predicts_and_evaluates_but_is_not_trained_twice(sc)
     assert len(spark_model.fit(x, y, verbose=0).epoch) == 1
 
 
-def test_many_partitions_are_advised_against_unless_workers_are_numbered_and_zeros_are_no_reason_to_refuse(sc):
+def test_many_partitions_raise_a_warning_and_a_transform_may_fail_on_zeros(sc):
     x = np.random.default_rng(0).random((40, 3)).astype(np.float32) + 1
     y = x.sum(axis=1, keepdims=True)
     rows = sc.parallelize(list(zip(x, y, strict=True)), 9)

@@ -20,7 +20,7 @@ SECONDS = 2400
 @pytest.mark.connect
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["short", "long"])
-def test_behind_connect(request, spark, tmp_path, long):
+def test_spark_connect(request, spark, tmp_path, long):
     pytest.importorskip("grpc", reason="pyspark[connect] is not installed")
     cases.train_all(spark, tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}

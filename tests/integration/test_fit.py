@@ -10,7 +10,7 @@ from tests.models import classifier, regression
 
 
 @pytest.mark.parametrize("frequency", [long("epoch"), pytest.param(10, marks=pytest.mark.core), long("batch")])
-def test_learns_digits(sc, digits, frequency):
+def test_training_learns_digits(sc, digits, frequency):
     x, y, x_test, y_test = digits
     model = classifier(optimizer=keras.optimizers.Adam(0.005))
     spark_model = SparkModel(model, num_workers=2, frequency=frequency, seed=1)
@@ -24,7 +24,7 @@ def test_learns_digits(sc, digits, frequency):
 
 
 @pytest.mark.core
-def test_one_worker_is_plain_keras(sc, digits):
+def test_one_worker_equals_plain_keras(sc, digits):
     x, y, *_ = digits
     plain, spark_model = classifier(), SparkModel(classifier(), num_workers=1)
     expected = plain.fit(x, y, epochs=2, batch_size=48, shuffle=False, verbose=0)
@@ -44,7 +44,7 @@ def test_every_rule_learns(sc, digits, rule):
     assert spark_model.evaluate(x_test, y_test)[1] > 0.85
 
 
-def test_an_own_rule(sc, digits):
+def test_a_custom_rule(sc, digits):
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def test_few_rows_empty_partitions_and_small_batches(sc, digits):
     assert sum(report["rows"] for report in spark_model.training_histories) == 6
 
 
-def test_a_mean_counts_by_rows(sc):
+def test_the_mean_is_weighted_by_rows(sc):
     """Two workers with 1 and 3 rows, one step each: the mean is the step of the whole by rows."""
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     y = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
@@ -94,7 +94,7 @@ def test_a_mean_counts_by_rows(sc):
     np.testing.assert_allclose(model.get_weights()[1].item(), 2 * 0.01, rtol=1e-6)
 
 
-def test_num_workers_deals_rows_out_evenly(sc, digits):
+def test_num_workers_distributes_rows_evenly(sc, digits):
     x, y, *_ = digits
     rows = sc.parallelize(list(zip(x[:103], y[:103], strict=True)), 5)
     for workers in (2, 7):
@@ -106,7 +106,7 @@ def test_num_workers_deals_rows_out_evenly(sc, digits):
         assert max(counts) - min(counts) <= 2
 
 
-def test_rows_that_are_dealt_out_train_the_same_every_time(sc, digits):
+def test_distributing_rows_is_deterministic(sc, digits):
     x, y, *_ = digits
     rows = sc.parallelize(list(zip(x[:200], y[:200], strict=True)), 5)
     weights = []
@@ -117,7 +117,7 @@ def test_rows_that_are_dealt_out_train_the_same_every_time(sc, digits):
     np.testing.assert_array_equal(*weights)
 
 
-def test_arrays_are_cut_evenly(sc, digits):
+def test_arrays_are_split_evenly(sc, digits):
     x, y, *_ = digits
     spark_model = SparkModel(classifier(), num_workers=3)
     spark_model.fit(to_simple_rdd(sc, x[:100], y[:100], num_slices=7), verbose=0)
@@ -166,7 +166,7 @@ def test_results_do_not_depend_on_the_number_of_steps_in_a_call(sc, digits):
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5, atol=1e-7)
 
 
-def test_training_goes_on_where_it_stood(sc, digits):
+def test_a_further_fit_continues_training(sc, digits):
     x, y, *_ = digits
     spark_model = SparkModel(classifier(), num_workers=2)
     first = spark_model.fit(x, y, epochs=3, verbose=0)
@@ -178,7 +178,7 @@ def test_training_goes_on_where_it_stood(sc, digits):
 
 
 @pytest.mark.soak
-def test_two_models_in_turn(sc, digits):
+def test_two_models_trained_alternately(sc, digits):
     x, y, *_ = digits
     one, two = SparkModel(classifier(seed=1), num_workers=2), SparkModel(classifier(units=16, seed=2), num_workers=2)
     for _ in range(2):
@@ -250,7 +250,7 @@ def test_steps_per_epoch(sc, digits):
     assert int(spark_model.model.optimizer.iterations) == 3
 
 
-def test_transform_runs_on_batches_everywhere(sc, digits):
+def test_transform_runs_on_batches_in_fit_evaluate_and_predict(sc, digits):
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -311,7 +311,7 @@ def test_moving_averages_of_weights(sc, digits):
     np.testing.assert_allclose(spark_model.model.get_weights()[0], plain.get_weights()[0], rtol=1e-4, atol=1e-6)
 
 
-def test_verbose_tells_workers_and_rows_a_second(sc, digits, capsys):
+def test_verbose_prints_workers_and_rows_per_second(sc, digits, capsys):
     x, y, *_ = digits
     SparkModel(classifier(), num_workers=2).fit(x[:64], y[:64], epochs=2)
     told = capsys.readouterr().out

@@ -97,27 +97,27 @@ def on_an_rdd(contexts):
 
 
 @pytest.mark.parametrize("form", ["array", "mixed vectors", "bytes"])
-def test_fit_gives_the_bits_that_it_gives_on_an_rdd(spark, on_an_rdd, form):
+def test_fit_on_a_data_frame_is_bit_identical_to_fit_on_an_rdd(spark, on_an_rdd, form):
     assert_same_bits(train(table(spark, form)), on_an_rdd)
 
 
-def test_columns_side_by_side_give_them_too(spark, on_an_rdd):
+def test_a_list_of_columns_is_bit_identical_to_an_array_column(spark, on_an_rdd):
     assert_same_bits(train(wide(spark), features={"pixels": COLUMNS}, label="label"), on_an_rdd)
 
 
-def test_names_may_hold_anything(spark, on_an_rdd):
+def test_column_names_may_contain_any_characters(spark, on_an_rdd):
     user = F.struct(F.col("features").alias("x.y")).alias("user")
     renamed = table(spark).select(user, F.col("label").alias("The `label`"))
     assert_same_bits(train(renamed, features="user.x.y", label="the `label`"), on_an_rdd)
 
 
-def test_rows_stay_as_they_are_with_sample_weights_and_a_split(sc, spark):
+def test_sample_weights_and_a_validation_split_are_bit_identical_to_an_rdd(sc, spark):
     triples = sc.parallelize(list(zip(X, Y, W, strict=True)), 3)
     expected = train(triples, validation_split=0.2)
     assert_same_bits(train(table(spark, parts=3), sample_weight="w", validation_split=0.2), expected)
 
 
-def test_what_validates_may_be_a_frame_or_the_rows_of_a_column(sc, spark):
+def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
     frame = table(spark).withColumn("held", F.col("id") % 4 == 0)
     train_rows, held_out = frame.where("not held"), frame.where("held")
     expected, histories = None, []
@@ -154,7 +154,7 @@ def test_what_validates_may_be_a_frame_or_the_rows_of_a_column(sc, spark):
         ({"y": Y}, ConfigurationError, "y goes with arrays; a DataFrame has its labels in columns"),
     ],
 )
-def test_mistakes_are_told_before_a_job_starts(sc, spark, given, kind, words):
+def test_invalid_arguments_are_reported_before_a_job_starts(sc, spark, given, kind, words):
     frame = table(spark).withColumn("name", F.lit("a"))
 
     def fit():
@@ -164,7 +164,7 @@ def test_mistakes_are_told_before_a_job_starts(sc, spark, given, kind, words):
     assert job_count(sc, fit) == 0
 
 
-def test_columns_are_for_frames(sc, spark):
+def test_column_arguments_need_a_data_frame(sc, spark):
     for data in ((X, Y), (pairs(sc),)):
         with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame"):
             SparkModel(model()).fit(*data, features="a", verbose=0)
@@ -172,7 +172,7 @@ def test_columns_are_for_frames(sc, spark):
         SparkModel(model()).fit(X, Y, validation_col="a", verbose=0)
 
 
-def test_what_only_rows_can_tell_is_told_by_name(spark):
+def test_errors_in_rows_name_the_column(spark):
     ragged = table(spark).withColumn("features", F.when(F.col("id") == 50, F.array(F.lit(1.0))).otherwise(F.col("features")))
     with pytest.raises(DataError, match=r"column 'features' holds arrays of different lengths \(4 and 1\)"):
         train(ragged)
@@ -182,7 +182,7 @@ def test_what_only_rows_can_tell_is_told_by_name(spark):
 
 
 @pytest.mark.parametrize("null", ["a", long("label")])
-def test_rows_with_nulls_are_refused_or_dropped(sc, spark, null):
+def test_rows_with_nulls_are_rejected_or_dropped(sc, spark, null):
     missing = F.col("id").isin([3, 4, 119])
     frame = wide(spark).withColumn(null, F.when(~missing, F.col(null)))
     told = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_invalid=\"drop\""
@@ -196,7 +196,7 @@ def zeros_for_nan(x, y):
     return np.nan_to_num(x, nan=0.0), y
 
 
-def test_nulls_may_be_nan(spark):
+def test_nulls_can_be_read_as_nan(spark):
     missing = F.col("id") % 3 == 0
     frame = wide(spark).withColumn("a", F.when(~missing, F.col("a"))).withColumn("n", F.when(~missing, F.col("id")))
     frame = frame.withColumn("n", F.col("n").cast("int"))
@@ -209,7 +209,7 @@ def test_nulls_may_be_nan(spark):
         train(frame.withColumn("label", F.when(~missing, F.col("label"))), features=columns, on_invalid="allow")
 
 
-def test_partitions_may_be_empty_many_or_dealt_out(sc, spark):
+def test_empty_many_and_redistributed_partitions(sc, spark):
     whole = table(spark, parts=1).where("id < 30")
     holes = table(spark, parts=4).where("id >= 30 and id < 60")
     assert len(train(whole.union(holes))) == 4
@@ -222,7 +222,7 @@ def test_partitions_may_be_empty_many_or_dealt_out(sc, spark):
     assert sum(report["rows"] for report in few.training_histories) == 3
 
 
-def test_nothing_cannot_be_trained_on_but_predicted(spark):
+def test_a_data_frame_without_rows_can_be_predicted_but_not_trained_on(spark):
     nothing = table(spark).where("id < 0")
     spark_model = SparkModel(model())
     with pytest.raises(DataError, match="the data has no rows"):
@@ -234,7 +234,7 @@ def test_nothing_cannot_be_trained_on_but_predicted(spark):
     assert spark_model.predict(nothing).collect() == []
 
 
-def test_mistakes_of_predict_are_told_at_once(spark):
+def test_invalid_arguments_of_predict_are_reported_immediately(spark):
     spark_model = SparkModel(model())
     frame = table(spark)
     for data in (frame, X):
@@ -253,7 +253,7 @@ def test_mistakes_of_predict_are_told_at_once(spark):
             spark_model.predict(X, transform=wrong)
 
 
-def test_what_is_not_finite_is_told_by_its_column(spark):
+def test_values_that_are_not_finite_are_reported_with_their_column(spark):
     frame = wide(spark).withColumn("c", F.when(F.col("id") == 3, F.lit(float("inf"))).otherwise(F.col("c")))
     with pytest.raises(DataError, match="column 'c' holds NaN or an infinite value in row 3 of partition 0"):
         train(frame, features=COLUMNS)
@@ -265,7 +265,7 @@ def test_what_is_not_finite_is_told_by_its_column(spark):
     ("given", "structure"),
     [(list, list), long(dict, dict), long(list, dict), long(dict, list)],
 )
-def test_outputs_have_weights_of_their_own(spark, structure, given):
+def test_each_output_has_its_own_sample_weights(spark, structure, given):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((4,), name="x")
     outputs = {"high": keras.layers.Dense(1, name="high")(inputs), "low": keras.layers.Dense(2, name="low")(inputs)}
@@ -285,7 +285,7 @@ def test_outputs_have_weights_of_their_own(spark, structure, given):
     spark_model.fit(frame, verbose=0, **named)
 
 
-def test_a_frame_validates_beside_arrays(spark):
+def test_a_data_frame_as_validation_data_for_arrays(spark):
     spark_model = SparkModel(model(), num_workers=2, seed=1)
     frame = table(spark).withColumnRenamed("features", "measured").withColumnRenamed("label", "kind")
     given = {"features": "measured", "label": "kind", "sample_weight": W}
@@ -296,7 +296,7 @@ def test_a_frame_validates_beside_arrays(spark):
         spark_model.fit(X, Y, validation_data=frame, features="mesured", label="kind", verbose=0)
 
 
-def test_a_shuffle_comes_before(spark):
+def test_a_data_frame_after_a_shuffle(spark):
     grouped = table(spark).groupBy("id").agg(F.first("features").alias("features"), F.first("label").alias("label"))
     spark_model = SparkModel(model(), seed=4)
     spark_model.fit(grouped, verbose=0)
@@ -305,14 +305,14 @@ def test_a_shuffle_comes_before(spark):
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
-def test_asynchronous_workers_train_on_frames(spark, mode):
+def test_asynchronous_training_on_data_frames(spark, mode):
     spark_model = SparkModel(model(), mode=mode, frequency=2, seed=1)
     history = spark_model.fit(table(spark, parts=4), epochs=3, batch_size=8, verbose=0, validation_data=table(spark))
     assert history.history["loss"][-1] < history.history["loss"][0]
     assert len(history.history["val_loss"]) == 3
 
 
-def test_nothing_is_left(sc, spark, tmp_path):
+def test_nothing_remains(sc, spark, tmp_path):
     folder = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
 
     def kept():
@@ -329,7 +329,7 @@ def test_nothing_is_left(sc, spark, tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_worker_that_is_killed_changes_no_bit(spark, tmp_path):
+def test_a_killed_worker_changes_no_bit(spark, tmp_path):
     expected = train(table(spark), epochs=3)
     mark = tmp_path / "killed"
     assert_same_bits(train(table(spark), epochs=3, worker_callbacks=[Kill(str(mark), 1, 2)]), expected)
@@ -358,7 +358,7 @@ def test_evaluate_equals_keras(spark):
 # Predicting
 
 
-def test_predict_adds_a_column_and_starts_nothing(sc, spark):
+def test_predict_adds_a_column_without_a_job(sc, spark):
     frame = table(spark, parts=3)
     spark_model = SparkModel(model())
     spark_model.predict(frame)  # the first one looks at the workers
@@ -374,7 +374,7 @@ def test_predict_adds_a_column_and_starts_nothing(sc, spark):
 
 
 @pytest.mark.parametrize("form", ["array", long("double array"), long("vector"), "mixed vectors", long("mllib"), "bytes"])
-def test_predictions_are_those_of_keras(spark, form):
+def test_predictions_equal_those_of_keras(spark, form):
     built = regression(width=4)
     scored = SparkModel(built).predict(table(spark, form, 3))
     assert scored.schema["prediction"].dataType == types.FloatType()
@@ -391,7 +391,7 @@ def assert_linear(built, scored):
     return rows
 
 
-def test_predictions_stay_with_their_rows_whatever_is_upstream(spark):
+def test_predictions_stay_with_their_rows_after_any_upstream_operation(spark):
     built = regression(width=4)
 
     @F.udf("double")
@@ -428,7 +428,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_a_filter_on_the_prediction_computes_it_once_for_each_row(spark, tmp_path, outputs):
+def test_a_filter_on_the_prediction_computes_it_once_per_row(spark, tmp_path, outputs):
     built = regression(width=4)
     if outputs == 2:
         inputs = keras.Input((4,), name="x")
@@ -451,7 +451,7 @@ def test_a_cached_frame_and_a_cached_prediction(spark, tmp_path):
     frame.unpersist()
 
 
-def test_rows_with_nulls_get_null_where_that_is_allowed(spark):
+def test_rows_with_nulls_get_null_predictions_if_allowed(spark):
     spark_model = SparkModel(regression(width=4))
     missing = F.col("id") % 5 == 0  # rows of both partitions: either may fail first
     nulls = table(spark, "vector").withColumn("features", F.when(~missing, F.col("features")))
@@ -517,7 +517,7 @@ def test_several_inputs_and_outputs(sc, spark, structure):
         np.testing.assert_allclose([r[names["kind"]] for r in ordered], expected["kind"], rtol=1e-6, atol=1e-6)
 
 
-def test_a_column_that_is_there_is_not_replaced(spark):
+def test_an_existing_column_is_not_replaced(spark):
     spark_model = SparkModel(regression(width=4))
     scored = spark_model.predict(table(spark))
     for name in ("prediction", "Prediction", "ID"):
@@ -541,7 +541,7 @@ def test_a_stream_can_be_predicted(spark, tmp_path):
     np.testing.assert_allclose(found, spark_model.model.predict(X, verbose=0).ravel(), rtol=1e-6, atol=1e-6)
 
 
-def test_frames_of_pandas_are_arrays(spark):
+def test_pandas_data_frames_are_accepted_as_arrays(spark):
     import pandas as pd
 
     x, y = pd.DataFrame(X, columns=COLUMNS), pd.Series(Y)

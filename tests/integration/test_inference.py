@@ -49,7 +49,7 @@ def test_predict_starts_one_stage_and_no_shuffle(sc, digits, spark_model):
     assert len(stages) == 1
 
 
-def test_predict_is_lazy_when_asked(sc, digits, spark_model):
+def test_predict_is_lazy_with_collect_false(sc, digits, spark_model):
     x, *_ = digits
     seen = sc.accumulator(0)
 
@@ -65,7 +65,7 @@ def test_predict_is_lazy_when_asked(sc, digits, spark_model):
     assert spark_model.predict(x[:50], collect=False).count() == 50
 
 
-def test_predict_of_nothing(sc, spark_model):
+def test_predict_without_rows(sc, spark_model):
     assert spark_model.predict(np.zeros((0, 64), np.float32)).shape == (0, 10)
     assert spark_model.predict(sc.parallelize([], 3)).shape == (0, 10)
 
@@ -107,13 +107,13 @@ def test_evaluate_equals_keras_on_classes(sc, digits):
     assert named == pytest.approx(model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True), rel=1e-5)
 
 
-def test_evaluate_prints_when_asked(sc, digits, spark_model, capsys):
+def test_evaluate_prints_with_verbose(sc, digits, spark_model, capsys):
     _, _, x, y = digits
     spark_model.evaluate(x, y, verbose=1)
     assert "accuracy: " in capsys.readouterr().out
 
 
-def test_what_cannot_train_predicts_and_evaluates(sc, digits):
+def test_models_that_cannot_be_trained_predict_and_evaluate(sc, digits):
     """A model that was never compiled, and one that was frozen, then quantized, after it trained."""
     _, _, x, y = digits
     x, y = x[:100], y[:100]

@@ -72,7 +72,7 @@ class RemoveFiles(keras.callbacks.Callback):
             self.removed += found
 
 
-def test_files_that_are_gone_are_written_again(sc, arrays, monkeypatch):
+def test_missing_files_are_written_again(sc, arrays, monkeypatch):
     names = spy_on_names(monkeypatch)
     expected = train([rows(sc, arrays)])
     remover = RemoveFiles(worker_folder(sc), names)
@@ -134,7 +134,7 @@ POINTS = [
 @pytest.mark.cluster
 @pytest.mark.parametrize(("epoch", "batch"), POINTS)
 @pytest.mark.parametrize("executor", [False, True], ids=["worker", "executor"])
-def test_a_kill_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch):
+def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch):
     expected = train([rows(sc, arrays)])
     mark = tmp_path / "mark"
     killed = train([rows(sc, arrays)], worker_callbacks=[Kill(str(mark), epoch, batch, executor)])
@@ -143,7 +143,7 @@ def test_a_kill_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch):
 
 
 @pytest.mark.cluster
-def test_arrays_reach_executors_of_their_own(sc, arrays):
+def test_arrays_reach_separate_executors(sc, arrays):
     spark_model = SparkModel(classifier(), num_workers=2)
     x, y = arrays
     spark_model.fit(x, y, validation_data=(x, y), verbose=0)
@@ -152,7 +152,7 @@ def test_arrays_reach_executors_of_their_own(sc, arrays):
 
 
 @pytest.mark.cluster
-def test_nothing_is_left_on_executors(sc, arrays):
+def test_no_files_remain_on_executors(sc, arrays):
     def files(_):
         home = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
         return [str(path) for path in home.glob("sparkkeras-*")]
@@ -184,7 +184,7 @@ def leftovers(sc):
     }
 
 
-def test_nothing_is_left_behind(sc, arrays):
+def test_no_files_or_rdds_remain(sc, arrays):
     train([rows(sc, arrays)])
     before = leftovers(sc)
     assert before["files"] == []
@@ -236,7 +236,7 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path
     spark_model.fit(data, verbose=0)
 
 
-def test_a_partition_larger_than_memory_trains(sc):
+def test_a_partition_larger_than_memory_is_trained_on(sc):
     """240 MB of rows in one partition, and workers that may take 160 MB more than an idle one does."""
     count, width, allowance = 240_000, 250, 160 * 1024 * 1024
 
@@ -287,7 +287,7 @@ def test_a_source_is_read_once(sc, arrays):
     assert read.value == 240
 
 
-def test_a_killed_worker_is_reported_as_one(sc, arrays):
+def test_a_killed_worker_is_reported_as_such(sc, arrays):
     def kill(x, y=None):
         if os.environ.get("SPARKKERAS_WORKER"):  # the driver tries the transform too
             os.kill(os.getpid(), signal.SIGKILL)

@@ -40,14 +40,14 @@ def test_a_round_trip(trained, digits, tmp_path, scheme):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_plain_keras_reads_it(trained, tmp_path):
+def test_plain_keras_loads_the_file(trained, tmp_path):
     trained.save(tmp_path / "model.keras")
     model = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(model.get_weights()[0], trained.model.get_weights()[0])
     assert int(model.optimizer.iterations) == int(trained.model.optimizer.iterations)
 
 
-def test_what_plain_keras_wrote_is_read(tmp_path):
+def test_files_of_plain_keras_are_loaded(tmp_path):
     classifier().save(tmp_path / "plain.keras")
     assert load_spark_model(str(tmp_path / "plain.keras")).frequency == "epoch"
 
@@ -65,7 +65,7 @@ def test_overwrite(sc, trained, tmp_path, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["", "file:"])
-def test_paths_that_are_not_there(sc, trained, tmp_path, scheme):
+def test_missing_paths_are_reported(sc, trained, tmp_path, scheme):
     with pytest.raises(StorageError, match="cannot read"):
         load_spark_model(f"{scheme}{tmp_path}/none.keras")
     with pytest.raises(ConfigurationError, match=r"must end in \.keras"):
@@ -103,7 +103,7 @@ class Mine:
         center += self.share * (update.sent - center)
 
 
-def test_own_rules(tmp_path):
+def test_custom_rules_are_saved(tmp_path):
     SparkModel(classifier(), rule=Mine(0.25)).save(str(tmp_path / "own.keras"))
     with pytest.raises(ConfigurationError, match="custom_objects=.'Mine': Mine."):
         load_spark_model(str(tmp_path / "own.keras"))

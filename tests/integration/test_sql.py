@@ -48,7 +48,7 @@ def test_a_model_is_a_function_of_columns(model, frame):
         close(values(scored), expected(model))
 
 
-def test_what_becomes_of_the_model_afterwards_does_not_matter(frame):
+def test_later_changes_to_the_model_do_not_affect_the_function(frame):
     own = regression()
     before = expected(own)
     predict = keras_udf(own)
@@ -93,7 +93,7 @@ def test_several_inputs_and_outputs(spark, frame):
     close(values(scored, "single"), single.ravel())
 
 
-def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
+def test_rows_with_nulls_get_null_or_are_rejected(spark, model, frame):
     frame.withColumn("b", F.when(F.col("id") % 3 > 0, F.col("b"))).createOrReplaceTempView("gaps")
     register_keras_udf(spark, "lenient", model)
     register_keras_udf(spark, "strict", model, on_invalid="error")
@@ -105,18 +105,18 @@ def test_rows_with_nulls_get_null_or_are_refused(spark, model, frame):
         spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
 
 
-def test_a_transform_comes_before_the_model(model, frame):
+def test_a_transform_is_applied_before_the_model(model, frame):
     predict = keras_udf(model, transform=lambda x, y: x[:, ::-1])
     close(values(frame.withColumn("p", predict("features"))), model.predict(X[:, ::-1], verbose=0).ravel())
 
 
 @pytest.mark.parametrize("name", ["", "two words", "1st", "a.b", 3])
-def test_sql_takes_names_only(spark, model, name):
+def test_invalid_function_names_are_rejected(spark, model, name):
     with pytest.raises(ConfigurationError, match="expected a name of letters, digits and underscores"):
         register_keras_udf(spark, name, model)
 
 
-def test_mistakes_are_told_at_once(spark, model):
+def test_invalid_arguments_are_reported_immediately(spark, model):
     with pytest.raises(ConfigurationError, match="on_invalid"):
         keras_udf(model, on_invalid="drop")
     with pytest.raises(ConfigurationError, match="batch_size"):
@@ -133,7 +133,7 @@ def test_mistakes_are_told_at_once(spark, model):
         register_keras_udf(spark, "counted", model)("a", "b", "c", "d")
 
 
-def test_a_function_of_sparks_own_is_not_hidden(spark, model):
+def test_a_built_in_function_of_spark_is_not_hidden(spark, model):
     """SQL would go on calling it, whatever was registered."""
     with pytest.raises(ConfigurationError, match="name='Upper': Spark has a built-in function of this name"):
         register_keras_udf(spark, "Upper", model)
@@ -141,7 +141,7 @@ def test_a_function_of_sparks_own_is_not_hidden(spark, model):
     register_keras_udf(spark, "upper_bound", model)  # an own one is replaced
 
 
-def test_wrong_arguments_in_sql_are_told_in_a_line(spark, model, frame):
+def test_invalid_arguments_in_sql_are_reported_in_one_line(spark, model, frame):
     register_keras_udf(spark, "handed", model)
     for arguments, words in {
         "": "handed() takes 3 number(s), or arrays or vectors that hold as many in all; it received 0 argument(s).",
@@ -154,7 +154,7 @@ def test_wrong_arguments_in_sql_are_told_in_a_line(spark, model, frame):
         assert isinstance(translated(error.value), DataError)
 
 
-def test_a_function_of_several_inputs_takes_as_many_columns(spark):
+def test_a_function_of_several_inputs_takes_one_column_each(spark):
     a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b")
     built = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Concatenate()([a, b])))
     with pytest.raises(ConfigurationError, match=r"takes 2 arguments, one for each input .* \(a, b\); it received 1"):

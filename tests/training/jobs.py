@@ -1,4 +1,4 @@
-"""Jobs for strategies over the plain twin of a dataset: small models, rows in partitions, and what was heard of a run."""
+"""Training jobs on an in-memory dataset: small models, rows in partitions, and a record of the progress reports."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 0.5 + 0.1 * RNG.normal(s
 
 
 class Model:
-    """A model and its beginning."""
+    """A model and its initial state."""
 
     def __init__(self, *layers, optimizer, **compiled):
         keras.utils.set_random_seed(1)
@@ -31,19 +31,19 @@ class Model:
         self.archive = ModelArchive.pack(self.model)
 
     def anew(self):
-        """The model at its beginning."""
+        """Reset the model to its initial state, and return it."""
         self.state.put(self.model)
         self.model.stop_training = False
         return self.model
 
 
 def rows(x, y, weight=None):
-    """Rows of a task's own."""
+    """A block with copies of the arrays."""
     return from_arrays(x.copy(), y.copy(), weight)
 
 
 def partitions(*sizes):
-    """Consecutive rows in partitions; ``None`` is one without rows."""
+    """A dataset of consecutive rows in partitions of these sizes; ``None``: a partition without a block."""
     stops = np.cumsum([size or 0 for size in sizes])
     assert stops[-1] <= 60
     return LocalDataset(
@@ -54,14 +54,14 @@ def partitions(*sizes):
     )
 
 
-class Heard(Progress):
-    """Notes rounds instead of telling of them."""
+class RecordedProgress(Progress):
+    """Records rounds instead of printing them."""
 
     def __init__(self):
         super().__init__(0, 1, 1)
         self.rounds = []
 
-    def on_round_end(self, rows, done, told=""):
+    def on_round_end(self, rows, done, startup=0.0):
         self.rounds.append((rows, done))
 
 
@@ -86,7 +86,7 @@ def fit(
     worker_callbacks=None,
     server=None,
 ):
-    """Train; the history and what was heard of rounds."""
+    """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
     job = Job(
         model=given.model,
@@ -103,10 +103,10 @@ def fit(
         server=server or Server("inprocess"),
         histories=[] if histories is None else histories,
     )
-    heard = Heard()
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, heard)
+    progress = RecordedProgress()
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, progress)
     make_strategy(mode).fit(job, dataset, driver)
-    return driver.history, heard.rounds
+    return driver.history, progress.rounds
 
 
 def close(model, weights, optimizer=None, atol=1e-6):
@@ -118,7 +118,7 @@ def close(model, weights, optimizer=None, atol=1e-6):
 
 
 class Snapshots(keras.callbacks.Callback):
-    """The weights at the end of each epoch; from ``blow_up`` on, a learning rate beyond all bounds."""
+    """Records the weights after each epoch; from epoch ``blow_up`` on, sets a learning rate that makes training diverge."""
 
     def __init__(self, blow_up=None):
         super().__init__()

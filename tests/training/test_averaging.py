@@ -1,4 +1,4 @@
-"""What every strategy keeps to, and averaging in rounds, over the plain twin of a dataset: no Spark.
+"""Conformance suite of all strategies, and tests of synchronous averaging, on in-memory datasets without Spark.
 
 A new strategy joins the first half with its mode.
 """
@@ -38,15 +38,15 @@ def normalized():
 
 @pytest.fixture
 def linear(linear_adam):
-    """A linear model, trained by Adam, at its beginning."""
+    """A linear model with Adam, in its initial state."""
     linear_adam.anew()
     return linear_adam
 
 
-# What every strategy keeps to
+# Conformance suite of all strategies
 
 
-# Hogwild is the asynchronous strategy with a store that does not lock; what it has of its own is in test_parameter_server.
+# Hogwild is the asynchronous strategy with a store without locks; test_parameter_server has its specific tests.
 @pytest.fixture(params=[pytest.param(mode, marks=pytest.mark.soak if mode == "hogwild" else ()) for mode in MODES])
 def mode(request):
     return request.param
@@ -62,7 +62,7 @@ def test_training_learns(linear, mode, frequency):
 
 
 @pytest.mark.parametrize("frequency", ["epoch", long(1), 3])
-def test_one_worker_is_plain_keras(linear, mode, frequency):
+def test_one_worker_equals_plain_keras(linear, mode, frequency):
     history, _ = fit(linear, partitions(22), mode, epochs=3, frequency=frequency)
     found = ModelState.take(linear.model)
     plain = linear.anew()
@@ -74,7 +74,7 @@ def test_one_worker_is_plain_keras(linear, mode, frequency):
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
 
 
-def test_history_has_a_value_an_epoch(linear, mode):
+def test_history_has_one_value_per_epoch(linear, mode):
     history, _ = fit(linear, partitions(20, 10), mode, epochs=5, initial_epoch=2)
     assert history.epoch == [2, 3, 4]
     assert {name: len(values) for name, values in history.history.items()} == {"loss": 3, "mae": 3}
@@ -82,7 +82,7 @@ def test_history_has_a_value_an_epoch(linear, mode):
     assert all(type(value) is float for values in history.history.values() for value in values)
 
 
-def test_the_same_seed_gives_the_same_weights_to_the_last_bit(linear, mode):
+def test_the_same_seed_gives_bit_identical_weights(linear, mode):
     def run(seed):
         linear.anew()
         fit(linear, partitions(20, 13, 27), mode, epochs=2, frequency=2, shuffle=True, seed=seed)
@@ -108,7 +108,7 @@ def test_partitions_with_few_rows_or_none(linear, mode, sizes, frequency):
         assert history.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
 
 
-def test_workers_keep_histories_of_their_own(linear, mode):
+def test_each_worker_has_its_own_history(linear, mode):
     histories = [{"worker": "of an earlier fit"}]
     fit(linear, partitions(20, 10), mode, epochs=4, initial_epoch=2, frequency=2, histories=histories)
     assert histories.pop(0) == {"worker": "of an earlier fit"}
@@ -131,7 +131,7 @@ def test_a_callback_may_stop_training(linear, mode):
     assert history.epoch == [0, 1]
 
 
-def test_callbacks_are_called_as_by_keras(linear, mode):
+def test_callbacks_are_called_as_in_keras(linear, mode):
     calls = []
 
     class Notes(keras.callbacks.Callback):
@@ -152,7 +152,7 @@ def test_callbacks_are_called_as_by_keras(linear, mode):
     assert calls == ["train begins", *begins_and_ends[0], *begins_and_ends[1], "train ends"]
 
 
-def test_divergence_names_the_worker_whose_rows_are_bad(linear, mode):
+def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
     blocks = list(partitions(20, 10, 10).blocks)
     blocks[1] = rows(blocks[1].x, np.full_like(blocks[1].y, np.nan))
     with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1 on worker 1: .* not finite"):
@@ -160,7 +160,7 @@ def test_divergence_names_the_worker_whose_rows_are_bad(linear, mode):
     assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
 
 
-def test_rows_that_validate_do_not_train(linear, mode):
+def test_validation_rows_are_not_trained_on(linear, mode):
     dataset = partitions(20, 10)
     parts = TrainValidationSplit.split(dataset.handles, 0.2)
     fit(linear, dataset, mode, split=parts, epochs=2)
@@ -171,8 +171,8 @@ def test_rows_that_validate_do_not_train(linear, mode):
 
 
 @keras.saving.register_keras_serializable(package="tests_of_averaging")
-class OwnStep(keras.Model):
-    """Figures of its own, beside Keras's metrics."""
+class CustomStep(keras.Model):
+    """A custom ``train_step`` that returns values in addition to Keras's metrics."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -187,9 +187,9 @@ class OwnStep(keras.Model):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_figures_of_an_own_train_step_reach_the_history(mode):
+def test_logs_of_a_custom_train_step_reach_the_history(mode):
     keras.utils.set_random_seed(1)
-    model = OwnStep()
+    model = CustomStep()
     model(X)
     model.compile(optimizer="sgd", loss="mse")
     given = type("Given", (), {"model": model})
@@ -205,10 +205,10 @@ def test_figures_of_an_own_train_step_reach_the_history(mode):
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
 
 
-# What rounds keep to beyond that: nobody is ahead of the driver
+# Properties of synchronous rounds only: no worker is ahead of the driver
 
 
-def test_a_learning_rate_that_a_callback_sets_reaches_the_workers(linear):
+def test_a_learning_rate_set_by_a_callback_reaches_the_workers(linear):
     def halved(epoch, rate):
         return 0.05 / 2**epoch
 
@@ -252,7 +252,7 @@ def test_validation_rows_of_the_same_partitions(linear):
     assert np.allclose(found, validated, rtol=1e-5)
 
 
-def test_validation_on_rows_of_its_own(linear):
+def test_validation_on_a_separate_dataset(linear):
     held_out = LocalDataset((rows(X[40:48], Y[40:48]), None, rows(X[48:], Y[48:])))
     history, _ = fit(linear, partitions(20, 20), validation=Validation(held_out, BatchOptions(BATCH)))
     expected = linear.model.evaluate(X[40:], Y[40:], verbose=0, return_dict=True)
@@ -260,11 +260,11 @@ def test_validation_on_rows_of_its_own(linear):
     assert history.history["val_mae"] == pytest.approx([expected["mae"]], rel=1e-5)
 
 
-# A round, against replicas trained one by one
+# A round, compared with replicas that are trained one by one
 
 
 def replicas(given, state, dataset, epoch=0, first=0, last=99, batch=BATCH):
-    """What each worker makes of a stretch."""
+    """The replica of each worker after a range of batches."""
     options = FitOptions(batch, shuffle=False, seed=1)
     found = []
     for number, block in enumerate(dataset.blocks):
@@ -276,7 +276,7 @@ def replicas(given, state, dataset, epoch=0, first=0, last=99, batch=BATCH):
 
 
 def mean_of(found):
-    """Weights and slots, averaged by rows."""
+    """Weights and optimizer variables, averaged by rows."""
     shares = np.array([replica.rows for replica in found], float)
     return [
         np.average([getattr(replica.state, part).vector for replica in found], axis=0, weights=shares)
@@ -284,19 +284,19 @@ def mean_of(found):
     ]
 
 
-def test_a_round_is_the_mean_of_replicas_by_their_rows(linear):
+def test_a_round_averages_replicas_weighted_by_rows(linear):
     dataset = partitions(20, 7, None, 13)
     found = replicas(linear, linear.state, dataset)
     weights, slots = mean_of(found)
     history, rounds = fit(linear, dataset)
     assert close(linear.model, weights, slots)
-    assert int(linear.model.optimizer.iterations) == 5  # the steps of the busiest worker
+    assert int(linear.model.optimizer.iterations) == 5  # the largest number of steps of a worker
     assert rounds == [(40, 1.0)]
     losses = [replica.logs["loss"] for replica in found]
     assert history.history["loss"] == pytest.approx([np.average(losses, weights=[20, 7, 13])], rel=1e-5)
 
 
-def test_the_next_round_goes_on_from_the_mean(linear):
+def test_the_next_round_starts_from_the_mean(linear):
     dataset = partitions(20, 7)
     fit(linear, dataset)
     middle = ModelState.take(linear.model)
@@ -340,7 +340,7 @@ def test_a_number_of_batches_between_exchanges(linear):
     assert len(history.history["loss"]) == 1
 
 
-def test_windows_start_anew_each_epoch(linear):
+def test_windows_restart_in_each_epoch(linear):
     _, rounds = fit(linear, partitions(18, 7), frequency=3, epochs=2)
     assert [seen for seen, _ in rounds] == [12 + 7, 6, 12 + 7, 6]
     assert [done for _, done in rounds] == pytest.approx([0.6, 1.0, 0.6, 1.0])
@@ -349,13 +349,13 @@ def test_windows_start_anew_each_epoch(linear):
 @pytest.mark.parametrize(
     ("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (99, "epoch", [18 + 7])]
 )
-def test_an_epoch_may_be_cut_short(linear, steps, frequency, seen):
+def test_steps_per_epoch_limits_an_epoch(linear, steps, frequency, seen):
     _, rounds = fit(linear, partitions(18, 7), frequency=frequency, steps_per_epoch=steps)
     assert [rows for rows, _ in rounds] == seen
 
 
-def test_rows_that_a_source_no_longer_gives_are_not_counted(linear):
-    """A partition that was read again, and has fewer rows than when they were shared out."""
+def test_rows_that_a_source_no_longer_returns_are_not_counted(linear):
+    """A partition that was read again has fewer rows than at the split."""
     histories = []
     _, rounds = fit(linear, partitions(18, 7), split=TrainValidationSplit((18, 13), (0, 0)), histories=histories)
     assert [entry["rows"] for entry in histories] == [18, 7]
@@ -366,7 +366,7 @@ def test_rows_that_a_source_no_longer_gives_are_not_counted(linear):
     assert rounds == [(25, 1.0)]
 
 
-def test_the_rule_folds_once_a_round_and_remembers(linear):
+def test_the_rule_is_applied_once_per_round_and_keeps_its_state(linear):
     applied = []
 
     class Noting(Average):
@@ -389,7 +389,7 @@ def test_the_rule_folds_once_a_round_and_remembers(linear):
     assert state["applies"].tolist() == [5, 5, 5, 5]
 
 
-def test_a_moving_average_of_weights_is_put_in_at_the_end():
+def test_moving_averages_replace_the_weights_at_the_end():
     given = Model(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5))
     dataset = partitions(20)
     fit(given, dataset, epochs=2)
@@ -399,7 +399,7 @@ def test_a_moving_average_of_weights_is_put_in_at_the_end():
     assert close(plain, found)
 
 
-# Means of means, by hand
+# Means of means, computed by hand
 
 
 def replica(worker, weights, rows, slots=(0.0,), steps=1, sums=(0.0,), finite=True):
@@ -423,7 +423,7 @@ def test_merge_weighs_by_rows():
     assert [report.worker for report in mean.reports] == [0, 2]
 
 
-def test_merges_of_merges_are_one_merge():
+def test_merging_in_steps_equals_merging_at_once():
     parts = [replica(0, [8, 0], 10), replica(1, [0, 4], 20), replica(2, [-4, 8], 10), replica(3, [0, 0], 40)]
     whole = merge(parts)
     assert whole.weights.vector.tolist() == [0.5, 2]  # (80 - 40) / 80, (80 + 80) / 80
@@ -434,7 +434,7 @@ def test_merges_of_merges_are_one_merge():
         assert nested.reports == whole.reports
 
 
-def test_one_replica_is_its_own_mean():
+def test_the_mean_of_one_replica_is_the_replica():
     one = replica(0, np.random.default_rng(0).normal(size=99), 13)
     assert merge([one]).weights.vector.tobytes() == one.weights.vector.tobytes()
 

@@ -1,4 +1,4 @@
-"""Callbacks checked on the driver before anything starts."""
+"""Callbacks are checked on the driver before training starts; progress is printed."""
 
 import keras
 import numpy as np
@@ -33,13 +33,13 @@ class Adds(keras.callbacks.Callback):
         (EarlyStopping("learning_rate"), "Known"),
     ],
 )
-def test_a_monitor_that_nobody_reports_is_refused_with_the_known_names(callback, words):
+def test_an_unknown_monitor_is_reported_with_the_known_names(callback, words):
     for callbacks in ([callback], [EarlyStopping("loss"), callback, Adds()]):
         with pytest.raises(ConfigurationError, match=words):
             check_names("callbacks", callbacks, NAMES, validates=True)
 
 
-def test_a_monitor_of_validation_needs_validation():
+def test_a_validation_monitor_needs_validation():
     with pytest.raises(
         ConfigurationError,
         match=r"'val_mae'\) monitors a validation metric, but there is no validation: pass validation_split=",
@@ -48,7 +48,7 @@ def test_a_monitor_of_validation_needs_validation():
 
 
 class Computes(EarlyStopping):
-    """Has a metric of its own."""
+    """Computes its monitored value itself."""
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, {"computed": 1.0})
@@ -72,12 +72,12 @@ class Looks(EarlyStopping):
         [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(added=1)), EarlyStopping("added")],
     ],
 )
-def test_monitors_that_may_be_reported_pass(callbacks):
+def test_monitors_that_may_exist_are_accepted(callbacks):
     check_names("callbacks", callbacks, NAMES, validates=True)
 
 
-def test_without_known_names_nothing_is_refused():
-    check_monitors([own_step()], {}, [EarlyStopping("anything")], [], False, False)
+def test_without_known_names_every_monitor_is_accepted():
+    check_monitors([custom_step()], {}, [EarlyStopping("anything")], [], False, False)
 
 
 def two_outputs():
@@ -88,13 +88,13 @@ def two_outputs():
     return model
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, data):
         return {"anything": 1.0}
 
 
-def own_step():
-    model = OwnStep([keras.Input((3,)), keras.layers.Dense(1)])
+def custom_step():
+    model = CustomStep([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     return model
 
@@ -109,7 +109,7 @@ def own_step():
         (two_outputs, {"loss", "near_loss", "far_loss", "far_mae", "far_root"}),
     ],
 )
-def test_names_are_known_before_any_data_and_are_those_of_keras(build, names):
+def test_metric_names_are_known_before_training_and_equal_those_of_keras(build, names):
     model = build()
     named = metrics.with_names(model, {})
     assert named is not model
@@ -122,8 +122,8 @@ def test_names_are_known_before_any_data_and_are_those_of_keras(build, names):
     assert metrics.with_names(model, {}) is model
 
 
-def test_names_of_an_own_train_step_cannot_be_known():
-    model = own_step()
+def test_names_of_a_custom_train_step_are_unknown():
+    model = custom_step()
     assert metrics.with_names(model, {}) is None
 
 
@@ -139,7 +139,7 @@ def test_fit_checks_monitors_before_spark_is_needed():
         SparkEnsemble(models, voting="average").fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping("val_mae"))
 
 
-def test_the_rate_of_an_epoch_leaves_start_up_out(monkeypatch, capsys):
+def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("sparkkeras.training.callbacks.time.perf_counter", lambda: now[0])
     progress = Progress(2, 3, 2)
@@ -161,7 +161,7 @@ def test_the_rate_of_an_epoch_leaves_start_up_out(monkeypatch, capsys):
     )
 
 
-def test_what_lies_before_the_first_epoch_of_a_parameter_server_is_start_up():
+def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():
     pace = _Pace()
     assert pace.of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[:2] == (100, 2.0)
     assert pace.of_epoch(ParameterServerStats(seconds=13.0, pushes=50), 100, 0.5) == (
@@ -177,7 +177,7 @@ def offset(y_true, y_pred):
 
 
 @pytest.mark.core
-def test_auto_mode_needs_a_direction_that_keras_knows():
+def test_auto_mode_needs_a_metric_with_a_known_direction():
     measured = ["mae", "acc", offset, keras.metrics.MeanMetricWrapper(offset, name="total")]
     known = metrics.with_names(regression(metrics=measured), {"offset": offset})
     for callback in (
@@ -187,7 +187,7 @@ def test_auto_mode_needs_a_direction_that_keras_knows():
         EarlyStopping(),
     ):
         check_directions("callbacks", [callback], known)
-        assert callback.monitor_op is None  # Keras's own check comes later, and finds the callback as it was
+        assert callback.monitor_op is None  # the callback is unchanged: Keras runs its own check later
     saving = keras.callbacks.ModelCheckpoint("a.keras", "total", save_best_only=True)
     for callback in (EarlyStopping("val_offset"), ReduceLROnPlateau("offset"), saving):
         words = (

@@ -1,4 +1,4 @@
-"""Members that never talk, over the plain twin of a dataset: no Spark."""
+"""Independent training of ensemble members, on in-memory datasets without Spark."""
 
 import keras
 import numpy as np
@@ -28,14 +28,14 @@ def linear(seed=0, optimizer=None, **compiled):
 
 
 def quick(seed=0, optimizer=None):
-    """The same without graphs, which take longer to make than a few steps, and with steps that take less time."""
+    """Like `linear`, but compiled to run fast for a few steps: without graphs, whose tracing takes longer than the steps."""
     return linear(seed, optimizer or keras.optimizers.SGD(0.05), run_eagerly=True)
 
 
 def train(
     models, dataset, sampling="all", *, epochs=2, shuffle=True, seed=1, callbacks=None, validation=None, split=0.0, **job
 ):
-    """Train; the histories."""
+    """Train; return the histories."""
     archives = [ModelArchive.pack(model) for model in models]
     parts = TrainValidationSplit.split(dataset.handles, split)
     options = FitOptions(
@@ -65,7 +65,7 @@ def weights(model):
     return ModelState.take(model).weights.vector
 
 
-def test_a_member_on_all_rows_is_plain_keras():
+def test_a_member_on_all_rows_equals_plain_keras():
     models = [linear(0), linear(1, keras.optimizers.SGD(0.05))]
     plain = [linear(0), linear(1, keras.optimizers.SGD(0.05))]
     histories = train(models, partitions(20, None, 13), epochs=3, shuffle=False)
@@ -81,7 +81,7 @@ def test_a_member_on_all_rows_is_plain_keras():
 
 
 @pytest.mark.core
-def test_validation_is_plain_keras():
+def test_validation_equals_plain_keras():
     held_out = partitions(10, 7)
     model, plain = linear(), linear()
     (history,) = train([model], partitions(20), epochs=4, shuffle=False, validation=Validation(held_out, BatchOptions(5), 2))
@@ -103,7 +103,7 @@ def test_validation_is_plain_keras():
     np.testing.assert_allclose(weights(model), weights(plain), atol=1e-6)
 
 
-def test_a_split_is_put_aside_from_all_partitions():
+def test_validation_rows_are_taken_from_all_partitions():
     model, plain = linear(), linear()
     (history,) = train([model], partitions(20, 20), epochs=2, shuffle=False, split=0.25)
     train_rows = np.r_[0:15, 20:35]
@@ -115,7 +115,7 @@ def test_a_split_is_put_aside_from_all_partitions():
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
 
 
-def test_partitions_go_to_a_member_each():
+def test_each_member_trains_on_its_partition():
     models, plain = [linear(0), linear(0)], [linear(0), linear(0)]
     histories = train(models, partitions(20, 12), "partition", shuffle=False, split=0.25)
     for number, (start, stop, end) in enumerate([(0, 15, 20), (20, 29, 32)]):
@@ -128,7 +128,7 @@ def test_partitions_go_to_a_member_each():
 
 
 @pytest.mark.parametrize("sampling", [long("all"), "bootstrap"])
-def test_members_see_rows_of_their_own_and_a_seed_repeats_them(sampling):
+def test_members_have_different_rows_and_a_seed_reproduces_them(sampling):
     def run(seed):
         models = [quick(0), quick(0)]
         train(models, partitions(8, 5), sampling, seed=seed)
@@ -159,7 +159,7 @@ def test_training_learns():
 # Rows
 
 
-def test_bootstrap_draws_as_many_rows_with_replacement():
+def test_a_bootstrap_sample_has_as_many_rows_drawn_with_replacement():
     block = rows(X, Y)
     sample = BootstrapRows(AllRows((LocalRows(block),), ((0, 50),)), seed=3)
     drawn = [sample.of(member, None) for member in (0, 0, 1)]
@@ -169,11 +169,11 @@ def test_bootstrap_draws_as_many_rows_with_replacement():
         found = {tuple(row) for row in each.x}
         assert each.rows == 50
         assert 0.5 * 50 < len(found) < 0.8 * 50  # 1 - 1/e of them, about
-        assert found <= {tuple(row) for row in X[:50]}  # nothing of what is put aside
+        assert found <= {tuple(row) for row in X[:50]}  # no validation rows
         assert all(np.array_equal(y, Y[np.flatnonzero((x == X).all(1))[0]]) for x, y in zip(each.x, each.y, strict=True))
 
 
-def test_parts_without_rows_give_none():
+def test_empty_partitions_contribute_no_rows():
     empty = LocalRows(None)
     assert AllRows((empty, empty), ((0, 0), (0, 3))).of(0, None) is None
     assert BootstrapRows(AllRows((empty,), ((0, 0),)), 0).of(0, None) is None
@@ -186,7 +186,7 @@ def test_parts_without_rows_give_none():
 
 
 class Stop(keras.callbacks.Callback):
-    """Stops where weights are small, and where training has begun twice."""
+    """Stops when weights are small, or when training has begun twice."""
 
     def __init__(self):
         super().__init__()
@@ -199,7 +199,7 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = self.begun > 1 or float(np.abs(self.model.get_weights()[0]).max()) < 0.5
 
 
-def test_each_member_has_callbacks_of_its_own_for_all_epochs():
+def test_each_member_has_its_own_callbacks_for_all_epochs():
     models = [quick(0, keras.optimizers.SGD(0.001)), quick(1, keras.optimizers.SGD(0.001))]
     models[1].set_weights([np.zeros((3, 1)), np.zeros(1)])
     histories = train(models, partitions(20), epochs=3, callbacks=[Stop()])
@@ -211,7 +211,7 @@ def test_early_stopping_sees_validation_and_restores_the_best():
     best = weights(model)
     worse = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     (history,) = train([model], partitions(20), epochs=9, split=0.5, callbacks=[worse])
-    assert history.epoch == [0, 1]  # the loss goes down, which is no good here
+    assert history.epoch == [0, 1]  # the loss decreases, but mode="max" counts that as worse
     assert set(history.history) == {"loss", "mae", "val_loss", "val_mae"}
     again = quick(0, keras.optimizers.SGD(0.05))
     train([again], partitions(20), epochs=1, split=0.5)
@@ -219,7 +219,7 @@ def test_early_stopping_sees_validation_and_restores_the_best():
     assert not np.array_equal(weights(model), best)
 
 
-def test_moving_averages_take_the_place_of_weights_as_in_keras():
+def test_moving_averages_replace_weights_as_in_keras():
     def optimizer():
         return keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9)
 
@@ -232,7 +232,7 @@ def test_moving_averages_take_the_place_of_weights_as_in_keras():
 # Failures
 
 
-def test_a_member_that_diverges_is_named_and_none_is_changed():
+def test_a_diverging_member_is_reported_and_no_member_is_changed():
     models = [quick(0), quick(1, keras.optimizers.SGD(1e30))]
     before = [weights(model) for model in models]
     with pytest.raises(DivergenceError, match=r"member 1 diverged in epoch \d"):
@@ -245,7 +245,7 @@ class Boom(keras.callbacks.Callback):
         raise RuntimeError("boom")
 
 
-def test_a_failure_of_a_task_is_not_swallowed():
+def test_a_failing_task_raises_its_error():
     model = quick(0)
     before = weights(model)
     with pytest.raises(RuntimeError, match="boom"):
@@ -254,12 +254,12 @@ def test_a_failure_of_a_task_is_not_swallowed():
 
 
 @pytest.mark.parametrize("sizes", [(20,), (20, None), (20, 0), (10, 10, 10)], ids=str)
-def test_partitions_that_are_not_one_for_each(sizes):
+def test_too_few_partitions_for_the_members_are_reported(sizes):
     with pytest.raises(ConfigurationError, match="each of the 2 members needs a partition with training rows"):
         train([linear(0), linear(1)], partitions(*sizes), "partition")
 
 
-def test_members_that_are_too_large_for_spark_are_refused_before_they_train():
+def test_members_that_exceed_the_result_limit_are_rejected_before_training():
     class Bounded(LocalDataset):
         max_result_bytes = 50
 
@@ -270,7 +270,7 @@ def test_members_that_are_too_large_for_spark_are_refused_before_they_train():
         train([linear(0), linear(1)], Bounded(partitions(20).blocks))
 
 
-def test_an_attempt_that_is_run_again_gives_the_same(linear_task):
+def test_a_repeated_attempt_gives_the_same_result(linear_task):
     first, again = (next(linear_task(TaskContext(1, attempt), iter(()))) for attempt in (0, 7))
     assert np.array_equal(first.state.weights.vector, again.state.weights.vector)
     assert np.array_equal(first.state.optimizer.vector, again.state.optimizer.vector)

@@ -1,4 +1,4 @@
-"""How rows are shared out between training and validation."""
+"""The split of rows into training and validation rows."""
 
 import keras
 import numpy as np
@@ -24,37 +24,37 @@ def split(sizes, validation_split):
         ((10,), 0.2, (8,), (2,)),
         ((10, 10), 0.2, (8, 8), (2, 2)),
         ((100, 50), 0.1, (90, 45), (10, 5)),
-        ((7,), 0.5, (3,), (4,)),  # int(7 * 0.5) = 3 train
-        ((10,), 0.01, (9,), (1,)),  # int(10 * 0.99) = 9 train
+        ((7,), 0.5, (3,), (4,)),  # int(7 * 0.5) = 3 for training
+        ((10,), 0.01, (9,), (1,)),  # int(10 * 0.99) = 9 for training
         ((10, 0, 10), 0.1, (9, 0, 9), (1, 0, 1)),
-        ((3, 3, 3), 0.1, (2, 3, 3), (1, 0, 0)),  # one row: the remainders are equal, the first has it
+        ((3, 3, 3), 0.1, (2, 3, 3), (1, 0, 0)),  # one row: the remainders are equal, so the first gets it
         ((2, 5, 8), 0.2, (2, 4, 6), (0, 1, 2)),  # quotas 0.4, 1, 1.6: the largest remainder is the last one's
         ((1, 1, 8), 0.3, (1, 1, 5), (0, 0, 3)),  # quotas 0.3, 0.3, 2.4: no partition loses its last row
         ((1, 3), 0.9, (1, 1), (0, 2)),  # 4 rows wanted, but each partition keeps one
         ((1, 1, 1, 97), 0.99, (1, 1, 1, 1), (0, 0, 0, 96)),
     ],
 )
-def test_shares(sizes, validation_split, train, validate):
+def test_rows_of_each_partition_for_training_and_validation(sizes, validation_split, train, validate):
     shares = split(sizes, validation_split)
     assert shares.train == train
     assert shares.validate == validate
 
 
-def test_without_a_split_all_rows_train():
+def test_without_a_split_all_rows_are_for_training():
     shares = split((3, 0, 5), 0.0)
     assert shares == TrainValidationSplit((3, 0, 5), (0, 0, 0))
     assert shares.validation_spans == ((3, 3), (0, 0), (5, 5))
 
 
-def test_the_last_rows_of_each_partition_validate():
+def test_the_last_rows_of_each_partition_are_for_validation():
     assert split((10, 5), 0.2).validation_spans == ((8, 10), (4, 5))
 
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.floats(0.001, 0.999))
-def test_a_split_keeps_to_its_words(sizes, validation_split):
+def test_a_split_keeps_its_guarantees(sizes, validation_split):
     total, filled = sum(sizes), sum(size > 0 for size in sizes)
-    wanted = total - int(total * (1 - validation_split))  # as Keras has it for arrays
+    wanted = total - int(total * (1 - validation_split))  # as in Keras for arrays
     if min(wanted, total - filled) == 0:
         with pytest.raises(ConfigurationError):
             split(sizes, validation_split)
@@ -75,7 +75,7 @@ def test_rows_are_apportioned_by_largest_remainders(sizes, validation_split):
     wanted = total - int(total * (1 - validation_split))
     quotas = [wanted * size / total for size in sizes]
     if wanted == 0 or any(int(quota) + 1 > size - 1 for quota, size in zip(quotas, sizes, strict=True) if size):
-        return  # somebody may be down to the last row
+        return  # a partition may have only one training row left
     extra = [held - int(quota) for held, quota in zip(split(sizes, validation_split).validate, quotas, strict=True)]
     assert set(extra) <= {0, 1}
     remainders = {0: [0.0], 1: [1.0]}
@@ -86,7 +86,7 @@ def test_rows_are_apportioned_by_largest_remainders(sizes, validation_split):
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(2, 20))
-def test_equal_partitions_have_equal_shares_give_or_take_a_row(parts, percent, size):
+def test_equal_partitions_differ_by_at_most_one_validation_row(parts, percent, size):
     validation_split = percent / 8
     try:
         shares = split([size] * parts, validation_split)
@@ -97,7 +97,7 @@ def test_equal_partitions_have_equal_shares_give_or_take_a_row(parts, percent, s
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(2, 500), st.floats(0.01, 0.99))
-def test_the_total_is_keras_own(rows, validation_split):
+def test_the_number_of_validation_rows_equals_that_of_keras(rows, validation_split):
     from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
     wanted = rows - int(rows * (1 - validation_split))
@@ -110,7 +110,7 @@ def test_the_total_is_keras_own(rows, validation_split):
 @pytest.mark.parametrize(
     ("sizes", "validation_split"), [((1,), 0.5), ((1, 1, 1), 0.9), ((0, 1), 0.1), ((0, 0), 0.2), ((), 0.2)]
 )
-def test_too_few_rows_are_told(sizes, validation_split):
+def test_too_few_rows_are_reported(sizes, validation_split):
     with pytest.raises(ConfigurationError) as caught:
         split(sizes, validation_split)
     assert f"validation_split={validation_split} of {sum(sizes)} rows in {len(sizes)} partitions" in str(caught.value)
@@ -136,9 +136,9 @@ def job(train, batch_size=10, steps_per_epoch=None):
     ("train", "steps_per_epoch", "batches"),
     [((25, 31, 0), None, 4), ((30,), None, 3), ((1,), None, 1), ((), None, 0), ((25, 31), 2, 2), ((25, 31), 9, 4)],
 )
-def test_the_busiest_worker_has_the_most_batches(train, steps_per_epoch, batches):
+def test_batches_are_those_of_the_worker_with_the_most_batches(train, steps_per_epoch, batches):
     assert job(train, steps_per_epoch=steps_per_epoch).batches == batches
 
 
-def test_workers_are_partitions_with_rows():
+def test_num_workers_is_the_number_of_partitions_with_rows():
     assert job((25, 0, 31, 0, 1)).num_workers == 3

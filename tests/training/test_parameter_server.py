@@ -1,4 +1,4 @@
-"""Training through a parameter server over the plain twin of a dataset: no Spark, one worker at a time.
+"""Training through a parameter server, on in-memory datasets without Spark, one worker at a time.
 
 Workers that come one after the other make every value predictable; tests/integration/test_asynchronous.py has real ones.
 """
@@ -44,14 +44,14 @@ def linear_sgd():
 
 @pytest.fixture
 def linear(linear_sgd):
-    """A linear model, trained by SGD with momentum, at its beginning."""
+    """A linear model with SGD and momentum, in its initial state."""
     linear_sgd.anew()
     return linear_sgd
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """Whatever happens in a test: no thread, port or handler stays."""
+    """After each test, no thread, port or signal handler remains."""
     before = set(threading.enumerate())
     yield
     assert eventually(lambda: set(threading.enumerate()) <= before)
@@ -60,14 +60,14 @@ def nothing_left():
 
 
 def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0, options=None, **arguments):
-    """Train; the history, the server's stats, and what was heard of rounds."""
+    """Train; return the history, the server's statistics and the recorded rounds."""
     server = Server(transport, port, ParameterServerOptions(**(options or {})))
     history, rounds = fit(given, dataset, mode, server=server, **arguments)
     return history, server.stats, rounds
 
 
 def plain(given, epochs, stop=22, **arguments):
-    """What Keras makes of the first rows."""
+    """Train with plain Keras on the first rows."""
     return given.anew().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
 
 
@@ -79,7 +79,7 @@ def plain(given, epochs, stop=22, **arguments):
     ("mode", "frequency", "encrypt"),
     [pytest.param("asynchronous", 4, True, marks=pytest.mark.core), ("hogwild", "epoch", False)],
 )
-def test_one_worker_is_plain_keras_whatever_the_transport(linear, transport, mode, frequency, encrypt):
+def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
     options = {"encrypt": encrypt}
     history, stats, _ = train(
         linear, partitions(22), mode, transport=transport, options=options, frequency=frequency, epochs=3
@@ -100,7 +100,7 @@ def test_one_worker_is_plain_keras_whatever_the_transport(linear, transport, mod
 
 
 @pytest.mark.parametrize("rule", ["dynsgd", DCASGD(0.5), "downpour"])
-def test_alone_a_rule_that_corrects_staleness_is_plain_keras(linear, rule):
+def test_with_one_worker_staleness_correcting_rules_equal_plain_keras(linear, rule):
     train(linear, partitions(22), rule=rule, frequency=2, epochs=2)
     found = ModelState.take(linear.model).weights.vector
     plain(linear, 2)
@@ -118,7 +118,7 @@ def test_every_rule_learns(linear, rule):
     assert linear.model.evaluate(X[:40], Y[:40], verbose=0)[0] < 0.3 * history.history["loss"][0]
 
 
-def test_statistics_are_those_of_plain_keras():
+def test_statistics_equal_those_of_plain_keras():
     given = Model(keras.layers.BatchNormalization(momentum=0.7), optimizer=sgd())
     train(given, partitions(22), epochs=3, frequency=2)
     found = ModelState.take(given.model)
@@ -128,7 +128,7 @@ def test_statistics_are_those_of_plain_keras():
 
 @keras.saving.register_keras_serializable(package="tests_of_parameter_server")
 class Counting(keras.layers.Layer):
-    """Counts the calls that train, in a weight that is no float."""
+    """Counts training calls in an integer weight."""
 
     def build(self, shape):
         self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
@@ -139,15 +139,15 @@ class Counting(keras.layers.Layer):
         return x
 
 
-def test_weights_that_are_no_floats_are_counted():
+def test_integer_weights_count_all_batches():
     given = Model(Counting(), keras.layers.Dropout(0.2, seed=3), optimizer=sgd())
     train(given, partitions(22), epochs=2, frequency=2)
     assert int(given.model.layers[0].calls) == 12
-    train(given, partitions(8, 20), epochs=1)  # of two that go on from 12 one after the other
+    train(given, partitions(8, 20), epochs=1)  # two workers, one after the other, continue from 12
     assert int(given.model.layers[0].calls) == 12 + 2 + 5
 
 
-def test_sample_weights_count(linear):
+def test_sample_weights_are_applied(linear):
     weight = np.linspace(0, 2, 22).astype(np.float32)
     history, _, _ = train(linear, LocalDataset((rows(X[:22], Y[:22], weight),)), epochs=2, frequency=3)
     found = ModelState.take(linear.model).weights.vector
@@ -156,7 +156,7 @@ def test_sample_weights_count(linear):
     assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
 
 
-def test_a_moving_average_of_weights_is_put_in_at_the_end():
+def test_moving_averages_replace_the_weights_at_the_end():
     given = Model(optimizer=sgd(use_ema=True, ema_momentum=0.5))
     train(given, partitions(20), epochs=2, frequency=2)
     found = ModelState.take(given.model).weights.vector
@@ -164,7 +164,7 @@ def test_a_moving_average_of_weights_is_put_in_at_the_end():
     assert close(given.model, found)
 
 
-def test_a_second_fit_goes_on_with_slots_steps_and_schedule():
+def test_a_second_fit_continues_with_optimizer_variables_steps_and_schedule():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.7)
     given = Model(optimizer=sgd(learning_rate=schedule))
     for epoch in range(2):
@@ -177,11 +177,11 @@ def test_a_second_fit_goes_on_with_slots_steps_and_schedule():
     assert int(found.optimizer.counters[0]) == 12
 
 
-# One after the other
+# Workers that run one after the other
 
 
-def test_workers_that_come_in_turn_train_in_turn(linear):
-    """Each goes on from where the one before left the weights, with fresh optimizer slots; the slots' mean stays."""
+def test_workers_that_run_one_after_the_other_continue_each_others_weights(linear):
+    """Each worker starts from the weights of the previous one with fresh optimizer variables, whose mean is kept."""
     histories = []
     history, stats, _ = train(linear, partitions(20, 8), epochs=2, frequency=2, histories=histories)
     found = ModelState.take(linear.model)
@@ -196,7 +196,7 @@ def test_workers_that_come_in_turn_train_in_turn(linear):
     assert close(model, found.weights.vector)
     mean = np.average(slots, axis=0, weights=[20, 8])
     np.testing.assert_allclose(found.optimizer.vector, mean, rtol=0, atol=1e-6)
-    assert [int(counter) for counter in found.optimizer.counters] == [10]  # the busiest worker's
+    assert [int(counter) for counter in found.optimizer.counters] == [10]  # those of the worker with the most steps
     for epoch in range(2):
         own = [entry["loss"] for entry in histories if entry["epoch"] == epoch]
         assert own == pytest.approx([each[epoch] for each in losses], rel=1e-5)
@@ -205,7 +205,7 @@ def test_workers_that_come_in_turn_train_in_turn(linear):
 
 
 @pytest.mark.parametrize("frequency", [1, long(2), 3, long(4), 5, long(7), "epoch"])
-def test_windows_start_anew_each_epoch_and_no_step_is_lost(linear, frequency):
+def test_windows_restart_in_each_epoch_and_no_step_is_lost(linear, frequency):
     _, stats, rounds = train(linear, partitions(18, 7, None), epochs=3, frequency=frequency)  # five batches, and two
     every = 5 if frequency == "epoch" else frequency
     assert stats.pushes == 3 * (-(-5 // every) + -(-2 // every))
@@ -215,7 +215,7 @@ def test_windows_start_anew_each_epoch_and_no_step_is_lost(linear, frequency):
 
 
 @pytest.mark.parametrize(("steps", "pushes", "taken"), [(2, 2, [8, 7]), (3, 3, [12, 7]), (99, 4, [18, 7])])
-def test_an_epoch_may_be_cut_short(linear, steps, pushes, taken):
+def test_steps_per_epoch_limits_an_epoch(linear, steps, pushes, taken):
     histories = []
     _, stats, _ = train(linear, partitions(18, 7), frequency=2, steps_per_epoch=steps, histories=histories)
     assert [entry["rows"] for entry in histories] == taken
@@ -223,7 +223,7 @@ def test_an_epoch_may_be_cut_short(linear, steps, pushes, taken):
     assert stats.steps == {0: min(steps, 5), 1: 2}
 
 
-def test_a_bound_on_staleness_does_not_hold_up_workers_that_come_in_turn(linear):
+def test_a_staleness_bound_does_not_block_workers_that_run_one_after_the_other(linear):
     options = {"max_staleness": 0}
     history, stats, _ = train(linear, partitions(3, None, 40, 1), epochs=3, frequency=1, options=options)
     assert len(history.epoch) == 3
@@ -232,7 +232,7 @@ def test_a_bound_on_staleness_does_not_hold_up_workers_that_come_in_turn(linear)
 
 @dataclass(frozen=True)
 class Clipped:
-    """A rule of one's own, which notes what it is asked."""
+    """A custom rule that records its calls."""
 
     notes: str
     most: float = 0.05
@@ -255,7 +255,7 @@ class Clipped:
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-def test_an_own_rule_sees_windows_and_remembers(linear, tmp_path, mode):
+def test_a_custom_rule_gets_windows_and_keeps_its_state(linear, tmp_path, mode):
     rule, state = Clipped(str(tmp_path / "notes")), {}
     train(linear, partitions(18, 7), mode, rule=rule, rule_state=state, frequency=3)
     windows = ["3 12 0.020 1", "2 6 0.020 1", "2 7 0.020 1"]
@@ -266,7 +266,7 @@ def test_an_own_rule_sees_windows_and_remembers(linear, tmp_path, mode):
 
 
 class Losing(LocalDataset):
-    """Some partitions' rows are gone until they are read again from their source."""
+    """A dataset where the files of some partitions are missing until these are read again from their source."""
 
     lost = frozenset({1})
 
@@ -301,7 +301,7 @@ class ReadAgain(LocalResults):
         return self.whole.from_source(partitions)
 
 
-def test_a_partition_whose_rows_are_gone_is_trained_from_its_source(linear):
+def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
     histories = []
     _, stats, _ = train(linear, Losing(partitions(20, 8).blocks), epochs=2, histories=histories)
     found = ModelState.take(linear.model).weights.vector
@@ -313,7 +313,7 @@ def test_a_partition_whose_rows_are_gone_is_trained_from_its_source(linear):
 
 
 class Again(LocalDataset):
-    """A task that fails is run once more, as Spark does."""
+    """A dataset that retries a failed task once, as Spark does."""
 
     def run(self, task):
         from sparkkeras.data.dataset import TaskContext
@@ -330,7 +330,7 @@ class Again(LocalDataset):
         return LocalResults(attempts)
 
 
-def test_an_attempt_that_takes_over_counts_what_was_seen_before(tmp_path):
+def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_path):
     mark = tmp_path / "mark"
 
     class Fail(keras.callbacks.Callback):
@@ -349,17 +349,17 @@ def test_an_attempt_that_takes_over_counts_what_was_seen_before(tmp_path):
     assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
 
 
-# Figures, weights and callbacks on the driver
+# Logs, weights and callbacks on the driver
 
 
-def test_callbacks_see_the_weights_of_their_epoch(linear):
+def test_callbacks_get_the_weights_of_their_epoch(linear):
     mine, theirs = Snapshots(), Snapshots()
     train(linear, partitions(22), epochs=4, frequency=2, callbacks=[mine])
     plain(linear, 4, callbacks=[theirs])
     np.testing.assert_allclose(mine.weights, theirs.weights, rtol=0, atol=1e-6)
 
 
-def test_callbacks_see_the_steps_of_the_busiest_worker(linear):
+def test_callbacks_get_the_largest_number_of_steps_of_a_worker(linear):
     seen = []
 
     class Iterations(keras.callbacks.Callback):
@@ -371,8 +371,8 @@ def test_callbacks_see_the_steps_of_the_busiest_worker(linear):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_validation_has_the_weights_of_its_epoch(linear, own):
-    """The worker is epochs ahead of the driver, whose callback is slow."""
+def test_validation_uses_the_weights_of_its_epoch(linear, own):
+    """The worker is several epochs ahead of the driver, whose callback is slow."""
     dataset = partitions(22)
     parts = TrainValidationSplit.split(dataset.handles, 0.2)
     held_out = LocalDataset((rows(X[17:19], Y[17:19]), None, rows(X[19:20], Y[19:20]), rows(X[20:22], Y[20:22])))
@@ -400,7 +400,7 @@ def test_validation_has_the_weights_of_its_epoch(linear, own):
 
 @dataclass
 class Noted:
-    """A file that callbacks write to from wherever they are."""
+    """A file that callbacks on the driver and on workers write to."""
 
     path: Path
 
@@ -448,8 +448,8 @@ def noted(tmp_path):
     return Noted(tmp_path / "notes")
 
 
-def test_a_learning_rate_that_a_callback_sets_reaches_a_worker_at_its_next_exchange(linear, noted, tmp_path):
-    """The worker waits for the driver before each epoch, so it hears of its rate in that epoch, or in the next."""
+def test_a_learning_rate_set_by_a_callback_reaches_workers_at_the_next_exchange(linear, noted, tmp_path):
+    """The worker waits for the driver before each epoch, so it gets the rate in that epoch or in the next."""
     rates = [0.02, 0.01, 0.004, 0.002]
 
     class Rate(keras.callbacks.Callback):
@@ -467,13 +467,13 @@ def test_a_learning_rate_that_a_callback_sets_reaches_a_worker_at_its_next_excha
     assert float(linear.model.optimizer.learning_rate) == pytest.approx(rates[-1])
 
 
-def test_worker_callbacks_live_through_all_epochs(linear, noted):
+def test_worker_callbacks_keep_their_state_across_epochs(linear, noted):
     train(linear, partitions(8), epochs=3, frequency=1, worker_callbacks=noted.callback())
     assert noted.read() == ["begin", "0 0.02", "1 0.02", "2 0.02", "end"]
 
 
-def test_a_callback_that_ends_a_worker_ends_no_other(linear, noted):
-    """Both have copies of it; the first is gone before the second begins, so epochs end with the second's."""
+def test_a_callback_that_stops_a_worker_does_not_stop_others(linear, noted):
+    """Each worker has a copy of the callback. The first stops before the second begins, so epochs end with the second's."""
     histories = []
     history, stats, _ = train(
         linear, partitions(18, 7), epochs=5, worker_callbacks=noted.callback(stop_at=1), histories=histories
@@ -484,7 +484,7 @@ def test_a_callback_that_ends_a_worker_ends_no_other(linear, noted):
     assert stats.steps == {0: 10, 1: 4}
 
 
-def test_a_worker_may_end_within_an_epoch(linear, noted):
+def test_a_worker_may_stop_within_an_epoch(linear, noted):
     histories = []
     history, stats, _ = train(
         linear,
@@ -513,7 +513,7 @@ def test_backup_and_restore(linear, tmp_path):
     assert stats.steps == {0: 12}
 
 
-# When it goes wrong
+# Failures
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -541,8 +541,8 @@ def test_after_a_failure_the_next_fit_works(linear, transport, where):
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_a_driver_that_is_interrupted_cancels_the_job(linear):
-    """A worker that hangs would not hear that training is over."""
+def test_interrupting_the_driver_cancels_the_job(linear):
+    """A worker that hangs would not notice the end of training, so the driver cancels the job."""
     cancelled = []
 
     class Watched(LocalRunning):
@@ -562,8 +562,8 @@ def test_a_driver_that_is_interrupted_cancels_the_job(linear):
     assert len(cancelled) == 1
 
 
-def test_divergence_keeps_the_last_epoch_that_ended(linear):
-    """The worker's own learning rate explodes in its third epoch."""
+def test_divergence_keeps_the_weights_of_the_last_finished_epoch(linear):
+    """The worker's learning rate explodes in its third epoch."""
 
     class Explode(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -585,7 +585,7 @@ class Exploding(Downpour):
         center[:] = np.inf
 
 
-def test_a_rule_that_leaves_the_finite_numbers_is_named(linear):
+def test_a_rule_that_computes_infinite_weights_is_reported(linear):
     with pytest.raises(DivergenceError, match=r"Exploding\(\) computed weights that are not finite in epoch 1"):
         train(linear, partitions(8), rule=Exploding())
     assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
@@ -593,7 +593,7 @@ def test_a_rule_that_leaves_the_finite_numbers_is_named(linear):
 
 @dataclass(frozen=True)
 class Sending(Downpour):
-    """Sends something else than it should."""
+    """A rule that sends an invalid update."""
 
     what: str = "nothing"
 
@@ -604,7 +604,7 @@ class Sending(Downpour):
 @pytest.mark.parametrize(
     ("what", "words"), [("nothing", "it returned NoneType"), ("short", r"it returned an array of shape \(2,\)")]
 )
-def test_a_rule_that_sends_something_else_is_told(linear, what, words):
+def test_a_rule_that_sends_an_invalid_update_is_reported(linear, what, words):
     with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\), .*{words}"):
         train(linear, partitions(8), rule=Sending(what))
 
@@ -615,13 +615,13 @@ class Returning(Downpour):
         return center + update.sent
 
 
-def test_a_rule_that_does_not_fold_in_place_is_told(linear):
+def test_a_rule_that_does_not_apply_in_place_is_reported(linear):
     with pytest.raises(ConfigurationError, match="returned something from apply: it must change"):
         train(linear, partitions(8), rule=Returning())
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_a_port_that_is_taken_or_free(linear, transport):
+def test_a_port_in_use_is_reported_and_a_free_one_is_used(linear, transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -630,13 +630,13 @@ def test_a_port_that_is_taken_or_free(linear, transport):
             ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1: .*in use.*Give another port="
         ):
             train(linear, partitions(8), transport=transport, port=port)
-    for _ in range(2):  # the same one again, at once
+    for _ in range(2):  # the same port again, immediately
         _, stats, _ = train(linear, partitions(8), transport=transport, port=port)
         assert stats.pushes == 1
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_an_address_of_another_machine_is_refused(linear, transport):
+def test_the_address_of_another_machine_is_rejected(linear, transport):
     words = "cannot listen on 192.0.2.1: .*The address has to be one of this machine"
     with pytest.raises(ConfigurationError, match=words):
         train(linear, partitions(8), transport=transport, options={"host": "192.0.2.1"})
@@ -645,7 +645,7 @@ def test_an_address_of_another_machine_is_refused(linear, transport):
 
 
 @pytest.mark.parametrize("transport", ["socket", "http"])
-def test_workers_that_do_not_reach_the_driver_say_so_before_training(linear, transport, noted):
+def test_workers_that_cannot_reach_the_driver_are_reported_before_training(linear, transport, noted):
     options = {"host": "192.0.2.1", "bind": "127.0.0.1", "timeout": 1}
     words = rf"workers cannot connect to the driver at {transport}://192\.0\.2\.1:\d+: .*bind='0\.0\.0\.0'"
     with pytest.raises(DriverConnectionError, match=words):
@@ -653,7 +653,7 @@ def test_workers_that_do_not_reach_the_driver_say_so_before_training(linear, tra
     assert not noted.path.exists()
 
 
-def test_a_host_that_is_this_machine_works(linear):
+def test_a_host_name_of_this_machine_works(linear):
     _, stats, _ = train(linear, partitions(8), transport="socket", options={"host": "localhost"})
     assert stats.pushes == 1
 
@@ -664,9 +664,9 @@ def test_the_history_of_a_run_without_an_epoch_is_empty(linear):
     assert stats == replace(stats, pushes=0, steps={})
 
 
-def test_figures_that_are_vectors_are_averaged_too():
+def test_logs_that_are_vectors_are_averaged():
     @dataclass(frozen=True)
-    class Told:
+    class Report:
         worker: int
         rows: int
         logs: dict
@@ -674,8 +674,8 @@ def test_figures_that_are_vectors_are_averaged_too():
 
     found = mean_logs(
         [
-            Told(0, 1, {"f1": [1.0, 2.0], "loss": 1.0, "many": None}),
-            Told(1, 3, {"f1": [5.0, 6.0], "loss": 3.0, "many": None}),
+            Report(0, 1, {"f1": [1.0, 2.0], "loss": 1.0, "many": None}),
+            Report(1, 3, {"f1": [5.0, 6.0], "loss": 3.0, "many": None}),
         ]
     )
     assert found["f1"].tolist() == [4.0, 5.0]
@@ -683,7 +683,7 @@ def test_figures_that_are_vectors_are_averaged_too():
     assert found["many"] is None
 
 
-def test_a_fold_that_changes_nothing_is_told(linear):
+def test_a_rule_that_changes_nothing_is_reported(linear):
     @dataclass(frozen=True)
     class Rebinding(Downpour):
         def apply(self, center, state, update, staleness):
@@ -695,7 +695,7 @@ def test_a_fold_that_changes_nothing_is_told(linear):
         train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)
 
 
-def test_callbacks_know_how_many_slots_training_keeps_meanwhile(linear):
+def test_callbacks_can_read_how_many_slots_training_occupies(linear):
     held = []
 
     def note(*_):
@@ -704,5 +704,5 @@ def test_callbacks_know_how_many_slots_training_keeps_meanwhile(linear):
     names = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
     callback = keras.callbacks.LambdaCallback(**dict.fromkeys(names, note))
     train(linear, partitions(22), epochs=2, callbacks=[callback])
-    assert held == [0, 0, 1, 1, 1, 0]  # before the job begins, between its epochs, and when it is over
+    assert held == [0, 0, 1, 1, 1, 0]  # before the job begins, between its epochs, and after it
     assert held_slots() == 0

@@ -1,4 +1,4 @@
-"""A SparkModel's archive: Keras's own, with two members more."""
+"""Saved SparkModels: Keras archives with two additional files."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def packed(model):
 
 
 def with_member(data, name, content):
-    """The archive with one member replaced."""
+    """The archive with one of its files replaced."""
     result = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
         for member in source.namelist():
@@ -54,7 +54,7 @@ def with_member(data, name, content):
     return result.getvalue()
 
 
-def test_everything_comes_back(model, packed):
+def test_model_settings_and_rule_state_survive_a_round_trip(model, packed):
     loaded, settings, state = persistence.unpack(packed, {}, True)
     assert settings == SETTINGS
     assert list(state) == ["momentum"]
@@ -67,13 +67,13 @@ def test_everything_comes_back(model, packed):
     assert loaded.loss == "mse"
 
 
-def test_a_rule_without_a_state(model):
+def test_a_rule_without_state(model):
     data = persistence.pack(model, SETTINGS, {})
     assert persistence.unpack(data, {}, True)[2] == {}
     assert "sparkkeras.npz" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
 
 
-def test_several_states_of_any_float(model):
+def test_states_of_several_float_dtypes(model):
     state = {"a": np.array([1 / 3]), "b": np.zeros(0, np.float32), "velocity of it": np.float32([1, 2])}
     loaded = persistence.unpack(persistence.pack(model, {}, state), {}, True)[2]
     assert list(loaded) == list(state)
@@ -81,14 +81,14 @@ def test_several_states_of_any_float(model):
     assert all(np.array_equal(loaded[name], state[name]) for name in state)
 
 
-def test_plain_keras_reads_it(model, packed, tmp_path):
+def test_plain_keras_loads_the_file(model, packed, tmp_path):
     path = tmp_path / "model.keras"
     path.write_bytes(packed)
     loaded = keras.saving.load_model(path)
     assert np.array_equal(loaded(X), model(X))
 
 
-def test_what_plain_keras_wrote_is_read(model, tmp_path):
+def test_files_of_plain_keras_are_loaded(model, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded, settings, state = persistence.unpack(path.read_bytes(), {}, True)
@@ -97,31 +97,31 @@ def test_what_plain_keras_wrote_is_read(model, tmp_path):
     assert state == {}
 
 
-def test_the_format_is_written_down(packed):
+def test_the_format_version_is_saved(packed):
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         assert json.loads(archive.read("sparkkeras.json"))["format"] == 1
 
 
-def test_a_later_format_is_refused(packed):
+def test_a_later_format_is_rejected(packed):
     later = with_member(packed, "sparkkeras.json", json.dumps({"format": 2, "mode": "a mode of the future"}))
     with pytest.raises(ModelError, match="written by a later version of sparkkeras: upgrade to read it"):
         persistence.unpack(later, {}, True)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive", b"PK\x03\x04", b"\0" * 2000])
-def test_what_is_no_archive_is_told(damage):
+def test_a_file_that_is_not_an_archive_is_reported(damage):
     with pytest.raises(ModelError, match=r"no \.keras archive: it may be damaged"):
         persistence.unpack(damage, {}, True)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99, 0.999])
-def test_a_file_that_was_cut_is_told(packed, share):
+def test_a_truncated_file_is_reported(packed, share):
     with pytest.raises(ModelError):
         persistence.unpack(packed[: int(len(packed) * share)], {}, True)
 
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5", "sparkkeras.json", "sparkkeras.npz"])
-def test_a_byte_that_flipped_is_told(packed, member):
+def test_a_flipped_byte_is_reported(packed, member):
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         info = archive.getinfo(member)
     damaged = bytearray(packed)
@@ -132,8 +132,8 @@ def test_a_byte_that_flipped_is_told(packed, member):
 
 @pytest.mark.parametrize("offset", [6, 10, 24, 42], ids=["version", "method", "size", "place"])
 @pytest.mark.parametrize("member", ["config.json", "sparkkeras.json"])
-def test_a_directory_that_was_damaged_is_told(packed, member, offset):
-    """The entry of a member in the zip's directory, which stands at its end."""
+def test_a_damaged_zip_directory_is_reported(packed, member, offset):
+    """The entry of a file in the zip's directory, at the end of the archive."""
     damaged = bytearray(packed)
     entry = packed.rindex(member.encode()) - 46
     assert packed[entry : entry + 4] == b"PK\x01\x02"
@@ -143,7 +143,7 @@ def test_a_directory_that_was_damaged_is_told(packed, member, offset):
 
 
 @pytest.mark.parametrize("member", ["config.json", "model.weights.h5"])
-def test_a_member_that_is_missing_is_told(packed, member):
+def test_a_missing_zip_member_is_reported(packed, member):
     with pytest.raises(ModelError, match="cannot be loaded|it has no config.json"):
         persistence.unpack(with_member(packed, member, None), {}, True)
 
@@ -151,19 +151,19 @@ def test_a_member_that_is_missing_is_told(packed, member):
 @pytest.mark.parametrize(
     ("member", "content"), [("sparkkeras.json", b"{no json"), ("sparkkeras.npz", b"no arrays"), ("sparkkeras.npz", b"PK")]
 )
-def test_a_member_that_makes_no_sense_is_told(packed, member, content):
+def test_a_zip_member_with_invalid_content_is_reported(packed, member, content):
     with pytest.raises(ModelError, match="damaged"):
         persistence.unpack(with_member(packed, member, content), {}, True)
 
 
-def test_a_state_never_runs_code(packed):
+def test_loading_a_rule_state_never_runs_code(packed):
     pickled = io.BytesIO()
     np.savez(pickled, momentum=np.array([{"any": "object"}], object))
     with pytest.raises(ModelError):
         persistence.unpack(with_member(packed, "sparkkeras.npz", pickled.getvalue()), {}, True)
 
 
-def test_custom_code_must_be_given():
+def test_missing_custom_code_is_reported():
     class Doubled(keras.layers.Layer):
         def call(self, x):
             return 2 * x
@@ -177,7 +177,7 @@ def test_custom_code_must_be_given():
     assert np.array_equal(loaded(X), model(X))
 
 
-def test_a_lambda_is_loaded_only_if_trusted():
+def test_a_lambda_is_loaded_only_without_safe_mode():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
     data = persistence.pack(model, {}, {})
@@ -186,13 +186,13 @@ def test_a_lambda_is_loaded_only_if_trusted():
     assert np.array_equal(persistence.unpack(data, {}, False)[0](X), model(X))
 
 
-# What Elephas and older versions of Keras wrote
+# Files of Elephas and of older versions of Keras
 
 
 def hdf5(model, path, **written):
-    """A model as Elephas saves it: ``SparkModel.save`` of its version 7.3."""
+    """Save a model like ``SparkModel.save`` of Elephas 7.3."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras: HDF5 is an old format
+        warnings.simplefilter("ignore")  # Keras warns that HDF5 is a legacy format
         model.save(path)
     if written:
         with h5py.File(path, "a") as file:
@@ -219,14 +219,14 @@ def hdf5(model, path, **written):
     ],
     ids=["synchronous", "hogwild", "asynchronous", "of Keras"],
 )
-def test_a_file_of_elephas_loads(model, tmp_path, written, expected):
+def test_a_file_of_elephas_is_loaded(model, tmp_path, written, expected):
     loaded = load_spark_model(hdf5(model, tmp_path / "model.h5", **written))
     assert {name: getattr(loaded, name) for name in expected} == expected
     assert np.array_equal(loaded.model(X), model(X))
     assert int(loaded.model.optimizer.iterations) == 2
 
 
-def test_a_file_of_elephas_that_keras_cannot_load(tmp_path):
+def test_a_file_of_elephas_that_keras_cannot_load_is_reported(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
     path = hdf5(model, tmp_path / "model.h5", class_name="AsynchronousSparkModel", config={"frequency": "batch"})
     with pytest.raises(
@@ -239,7 +239,7 @@ def test_a_file_of_elephas_that_keras_cannot_load(tmp_path):
         load_spark_model(path)
 
 
-def test_the_error_for_missing_code_is_the_only_one(model, tmp_path):
+def test_missing_custom_code_raises_a_single_error_without_causes(model, tmp_path):
     class Hidden(keras.layers.Layer):
         def call(self, x):
             return x
@@ -273,7 +273,7 @@ def test_loading_a_file_with_weights_only_reports_how_to_use_it(model, tmp_path)
 
 
 @pytest.mark.parametrize("path", [None, "", 5, b"model.keras"])
-def test_what_is_no_path_is_told(model, path):
+def test_values_that_are_not_paths_are_reported(model, path):
     for call in (lambda: load_spark_model(path), lambda: SparkModel(model).save(path)):
         with pytest.raises(ConfigurationError, match=re.escape(f"path={path!r}: expected a path")):
             call()
@@ -291,11 +291,11 @@ def test_custom_objects_are_checked_before_the_file_is_read(model, given):
             call()
 
 
-def test_custom_objects_may_be_any_objects_but_plain_values(model):
+def test_custom_objects_may_be_any_objects_except_plain_values(model):
     given = {"half": keras.DTypePolicy("mixed_bfloat16"), "Dense": keras.layers.Dense, "relu": keras.ops.relu}
     assert SparkModel(model, custom_objects=given).custom_objects == given
     assert KerasTransformer(model=model, custom_objects=given).getOrDefault("custom_objects") == given
-    assert ModelArchive.pack(regression(), given).unpack().built  # they travel to workers
+    assert ModelArchive.pack(regression(), given).unpack().built  # they are sent to workers
     for plain in ("Dense", b"", 5, 2.5, np.float32(1), np.int64(1), True, None, [], (), {}, set()):
         with pytest.raises(ConfigurationError, match=r"custom_objects has 'half': .*expected .*class"):
             SparkModel(model, custom_objects={"half": plain})
@@ -303,13 +303,13 @@ def test_custom_objects_may_be_any_objects_but_plain_values(model):
             KerasTransformer(model=model, custom_objects={"half": plain})
 
 
-def test_an_hdf5_file_trains_on_with_its_optimizer(tmp_path):
-    """Keras builds the optimizer of such a file for no weights, so that its own fit fails."""
+def test_a_model_from_hdf5_continues_training_with_its_optimizer(tmp_path):
+    """Keras builds the optimizer of such a file for no weights, so fit fails with plain Keras."""
     x, y = np.random.default_rng(0).normal(size=(64, 3)).astype("float32"), np.ones(64, "float32")
     model = regression()
     model.compile("adam", "mse")
     model.fit(x, y, verbose=0)
-    model.save(tmp_path / "model.keras")  # first: saving HDF5 takes the optimizer out of compile's arguments
+    model.save(tmp_path / "model.keras")  # first, since saving as HDF5 removes the optimizer from the compile arguments
     plain = keras.saving.load_model(tmp_path / "model.keras")
     model.save(tmp_path / "model.h5")
     loaded = load_spark_model(tmp_path / "model.h5").model
@@ -318,7 +318,7 @@ def test_an_hdf5_file_trains_on_with_its_optimizer(tmp_path):
     check_trainable(loaded)
 
 
-def test_a_model_that_keras_loaded_from_hdf5_is_refused_with_the_reason(tmp_path):
+def test_a_model_that_keras_loaded_from_hdf5_is_rejected_with_the_reason(tmp_path):
     model = regression()
     model.compile("adam", keras.losses.MeanSquaredError())
     model.save(tmp_path / "model.h5")
