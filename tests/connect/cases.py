@@ -1,6 +1,6 @@
-"""Trainings that a session of Connect and an ordinary one must bring to the same end, to the last bit.
+"""Training cases that must give bit-identical results in a Spark Connect session and in a classic session.
 
-Run as a program, it trains all of them in an ordinary session: ``python -m tests.connect.cases FOLDER``.
+Run as a program, it trains all cases in a classic session: ``python -m tests.connect.cases FOLDER``.
 """
 
 import json
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 WIDTH, CLASSES, ROWS = 8, 4, 240
 SECONDS = 900
 CLASSIC = "SPARKKERAS_TESTS_CLASSIC"
-"""Names the environment variable with the folder of outcomes that are there already."""
+"""The environment variable with the folder of results that already exist."""
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -38,14 +38,14 @@ def model(**compiled):
 
 
 def arrays(rows=ROWS):
-    """Rows that can be learnt."""
+    """Features and labels that a model can learn."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, WIDTH)).astype(np.float32)
     return x, (x @ generator.normal(size=(WIDTH, CLASSES))).argmax(1)
 
 
 def frame(spark, rows=ROWS):
-    """The rows in two partitions, with weights and a column that says which validate."""
+    """The rows in two partitions, with sample weights and a column that marks validation rows."""
     x, y = arrays(rows)
     x = {"features": x, "held_out": np.arange(rows) % 5 == 0}
     return to_data_frame(spark, x, y, sample_weight=np.linspace(0.5, 2, rows).astype(np.float32))
@@ -73,20 +73,20 @@ def doubled(x, y=None):
 
 
 class Case:
-    """A training.
+    """A training case.
 
     Args:
-        fit: What goes to ``fit``: a function of the session.
-        model: Makes the model.
-        fits: How often to fit.
-        spark_model: What else the SparkModel takes.
+        fit: A function that returns the arguments of ``fit`` for a session.
+        model: Builds the model.
+        fits: The number of calls of ``fit``.
+        spark_model: Further arguments of the SparkModel.
     """
 
     def __init__(self, fit, model=model, fits=1, **spark_model):
         self._fit, self._model, self._fits, self._settings = fit, model, fits, spark_model
 
     def train(self, spark):
-        """The trained SparkModel, and its histories."""
+        """Train; return the SparkModel and its histories."""
         trained = SparkModel(self._model(), **({"batch_size": 16, "seed": 7} | self._settings))
         histories = []
         for _ in range(self._fits):
@@ -125,22 +125,22 @@ CASES = {
 
 
 QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "two_ended"}
-"""The cases that differ in what they go through; the others belong to the long version."""
+"""The cases that run different code; the others run in the long version of the suite only."""
 
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]
 
 
 def parametrized(*names, quick=QUICK):
-    """The cases, of which quick ones are not marked as long."""
+    """The cases as parameters; all but the quick ones are marked as long."""
     chosen = [pytest.param(name, marks=() if name in quick else pytest.mark.soak) for name in names]
     return pytest.mark.parametrize("name", chosen)
 
 
 class Classic:
-    """The outcomes of an ordinary session, in the folder that `train_all` has written.
+    """The results of a classic session, read from the folder that `train_all` has written.
 
     Attributes:
-        folder: That folder; there is a transformer in ``transformer``.
+        folder: That folder; its subfolder ``transformer`` contains a saved transformer.
     """
 
     def __init__(self, folder):
@@ -148,14 +148,14 @@ class Classic:
         self._histories = json.loads((folder / "histories.json").read_text())
 
     def of(self, name):
-        """The weights and the histories of a case."""
+        """The weights and the histories of a case in the classic session."""
         histories = self._histories[name]
         with np.load(self.folder / f"{name}.npz") as found:
             return [found[key] for key in found.files], histories
 
 
 def train_all(spark, folder):
-    """Train the cases, and save a transformer, in an ordinary session."""
+    """Train the cases, and save a transformer, in a classic session."""
     histories = {}
     for name in CHOSEN:
         trained, histories[name] = CASES[name].train(spark)
@@ -165,7 +165,7 @@ def train_all(spark, folder):
 
 
 def train_elsewhere(folder):
-    """The same in a process of its own."""
+    """Run `train_all` in a separate process."""
     command = [sys.executable, "-m", "tests.connect.cases", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]

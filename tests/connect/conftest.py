@@ -1,4 +1,4 @@
-"""A real server of Spark Connect, started by this process, and a session on it; see tests/integration/test_connect.py."""
+"""A Spark Connect server, started by this process, and a session on it; see tests/integration/test_connect.py."""
 
 import os
 import warnings
@@ -12,13 +12,13 @@ from tests.processes import free_port
 
 @pytest.fixture(scope="session")
 def local_dir(tmp_path_factory):
-    """Where the workers have their temporary folders."""
+    """The folder that contains the workers' temporary folders."""
     return tmp_path_factory.mktemp("local")
 
 
 @pytest.fixture(scope="session")
 def spark(local_dir):
-    """A session of Connect. The server has two slots, and tries a task twice."""
+    """A Spark Connect session. The server has two slots, and attempts a task twice."""
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
@@ -33,8 +33,10 @@ def spark(local_dir):
         builder = builder.config(key, str(value))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setenv("SPARKKERAS_WORKER", "1")  # of the server: all its Python workers begin with Keras
-        patch.setattr(DefaultChannelBuilder, "default_port", staticmethod(lambda: port))  # else 15002, which may be taken
+        patch.setenv("SPARKKERAS_WORKER", "1")  # of the server: all its Python workers start with Keras loaded
+        patch.setattr(
+            DefaultChannelBuilder, "default_port", staticmethod(lambda: port)
+        )  # otherwise 15002, which may be in use
         session = builder.getOrCreate()
     server().setLogLevel("OFF")
     yield session
@@ -43,7 +45,7 @@ def spark(local_dir):
 
 @pytest.fixture
 def settings(spark):
-    """Sets a setting of the session until the test ends."""
+    """Sets a Spark setting of the session until the test ends."""
     before = {}
 
     def give(name, value):
@@ -56,19 +58,19 @@ def settings(spark):
 
 
 def server():
-    """The SparkContext of the server, which this process has, as it started it."""
+    """The SparkContext of the server, which runs in this process."""
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context
 
 
 def stored(local_dir):
-    """The folders with rows below a folder. Files of the session lie there as well, until it ends."""
+    """The folders with stored rows below a folder. Files of the session are there as well, until it ends."""
     return [path for path in local_dir.rglob("sparkkeras-*") if path.is_dir()]
 
 
 @pytest.fixture(scope="session")
 def classic(tmp_path_factory):
-    """What the cases come to in an ordinary session."""
+    """The results of the cases in a classic session."""
     given = os.environ.get(cases.CLASSIC)
     return cases.Classic(Path(given)) if given else cases.train_elsewhere(tmp_path_factory.mktemp("classic"))

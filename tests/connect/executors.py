@@ -1,6 +1,6 @@
-"""Large values where an executor is killed, behind a server of Spark Connect with executors of their own.
+"""Large values when an executor is killed, on a Spark Connect server with separate executors.
 
-``python -m tests.connect.executors FOLDER CLASSIC`` trains, and fails where that differs from an ordinary session's outcome.
+``python -m tests.connect.executors FOLDER CLASSIC`` trains, and fails if the result differs from that of a classic session.
 """
 
 import sys

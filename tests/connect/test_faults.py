@@ -1,4 +1,4 @@
-"""What goes wrong behind Spark Connect: workers that are killed, files that vanish, errors, and an impatient person."""
+"""Failures with Spark Connect: killed workers, missing files, errors and interrupts."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ from tests.conftest import long
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 
-LONG = "nobody reads all of this " * 2000
+LONG = "a long message " * 2000
 
 
 class Once(keras.callbacks.Callback):
-    """Does something in one worker, once, at the end of a batch."""
+    """Calls ``act`` once, in one worker, at the end of a batch."""
 
     def __init__(self, folder):
         super().__init__()
@@ -45,7 +45,7 @@ class Sleep(Once):
 
 
 class Remove(keras.callbacks.Callback):
-    """Removes the files of all workers once, after the first epoch."""
+    """Removes the files of all workers, after the first epoch."""
 
     def __init__(self, folder):
         super().__init__()
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_replaced(spark, classic, tmp_path):
 
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 0])
 def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch, bound):
-    """With results on their way to the driver, and with results that are brought together on the cluster."""
+    """With results that are sent to the driver, and with results that are merged on the cluster."""
     import sparkkeras.spark.connect
 
     if bound is not None:
@@ -101,26 +101,26 @@ def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch,
 
 
 def test_a_failing_transform_is_reported_with_its_traceback(spark):
-    with pytest.raises(WorkerError, match="LookupError: the transform gave up") as told:
+    with pytest.raises(WorkerError, match="LookupError: the transform gave up") as raised:
         fitted(spark, transform=refuse)
-    assert "in refuse" in told.value.worker_traceback
+    assert "in refuse" in raised.value.worker_traceback
     with pytest.raises(WorkerError, match="the transform gave up"):
         SparkModel(cases.model()).evaluate(cases.frame(spark), transform=refuse)
 
 
 def test_a_long_error_is_reported_in_full(spark):
-    with pytest.raises(WorkerError) as told:
+    with pytest.raises(WorkerError) as raised:
         fitted(spark, transform=refuse_at_length)
-    assert LONG.strip() in told.value.worker_traceback
+    assert LONG.strip() in raised.value.worker_traceback
     x, _ = cases.arrays()
-    with pytest.raises(ConfigurationError, match="nobody reads all of this"):  # the driver tries it on its rows
+    with pytest.raises(ConfigurationError, match="a long message a long message"):  # the driver calls it on the arrays
         SparkModel(cases.model()).predict(x, transform=refuse_at_length)
 
 
 def test_a_failing_lazy_prediction_raises_sparks_error(spark):
-    """Who collects it is the person, so the error is Spark's own."""
+    """The user collects the result, so the error is not translated."""
     scored = SparkModel(cases.model()).predict(cases.frame(spark), transform=refuse_at_length)
-    with pytest.raises(Exception, match="nobody reads all of this"):
+    with pytest.raises(Exception, match="a long message a long message"):
         scored.collect()
 
 

@@ -1,4 +1,4 @@
-"""Predicting, evaluating, SQL functions, and arrays as DataFrames, behind Spark Connect."""
+"""Prediction, evaluation, SQL functions and arrays as DataFrames, with Spark Connect."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """What Keras predicts."""
+    """The predictions of plain Keras."""
     return model.predict(cases.arrays()[0], verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""Values too large for a function, and results too large for the driver, behind Spark Connect."""
+"""Values too large for a pickled function, and results too large for the driver, with Spark Connect."""
 
 import gc
 import subprocess
@@ -22,7 +22,7 @@ from tests.processes import clean_environment
 
 @pytest.fixture
 def small_bounds(monkeypatch):
-    """Everything is too large: it travels in many files, and comes back in many pieces."""
+    """Small limits, so that values are sent in several files and results are returned in several pieces."""
     for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
     monkeypatch.setattr(sparkkeras.sources.connect_values, "SENT_BYTES", 3000)
@@ -42,8 +42,8 @@ def test_large_values_give_bit_identical_training(spark, classic, small_bounds, 
 
 
 class Losing:
-    """Writes values as ever, and removes the files of the first so many writings: as for tasks that Spark has moved to a
-    machine where nothing was written.
+    """Writes shared values, and removes the files of the first ``times`` writes, as if Spark had moved the tasks to a
+    machine without the files.
     """
 
     def __init__(self, folder, times):
@@ -74,7 +74,7 @@ def test_shared_values_with_missing_files_are_written_again(spark, classic, smal
     assert histories == theirs
     for one, other in zip(trained.model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
-    # Archive and options; in each epoch a state to train from, one to validate, and how to do that.
+    # Archive and options; in each epoch a state for training, one for validation, and the validation options.
     assert len(losing.written) == 2 + 2 * 3
     assert min(losing.written.values()) > 1
     assert not values(local_dir)
@@ -94,23 +94,23 @@ def test_shared_values_are_removed_after_use(spark, small_bounds, local_dir):
     seen = []
     look = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(values(local_dir)))
     SparkModel(cases.model(), frequency=3).fit(cases.frame(spark), epochs=2, callbacks=[look], verbose=0)
-    assert len(seen[0]) == 2  # archive and options, for the whole fit; the states of the rounds have gone
+    assert len(seen[0]) == 2  # archive and options, for the whole fit; the states of the rounds have been removed
     assert seen[0] == seen[1]
     assert not values(local_dir)
 
 
 def values(folder):
-    """The values that lie in files below a folder."""
+    """The values that are stored in files below a folder."""
     return {path.name.rsplit("-", 1)[0] for path in folder.rglob("value-*")}
 
 
 @pytest.mark.soak
 def test_a_killed_executor_is_replaced(classic, tmp_path):
-    """In a process of its own, since this one has its session."""
+    """In a separate process, since this one has a session already."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.connect.executors", str(tmp_path), str(classic.folder)],
         cwd=cases.ROOT,
-        env=clean_environment() | {"SPARK_TESTING": "1"},  # its server takes any port that is free
+        env=clean_environment() | {"SPARK_TESTING": "1"},  # its server uses any free port
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -144,7 +144,7 @@ def test_the_server_releases_shared_values(spark, small_bounds):
 
 
 def _kept():
-    """The RDDs that the server keeps, once it has looked for those that nobody refers to."""
+    """The RDDs that the server keeps after a garbage collection."""
     gc.collect()
     server()._jvm.System.gc()
     return {int(number) for number in server()._jsc.getPersistentRDDs()}
@@ -152,7 +152,7 @@ def _kept():
 
 @pytest.mark.soak
 def test_a_model_of_70_mb_with_adam(spark, request):
-    """The state has 210 MB, which no function may have, nor come to the driver from each worker."""
+    """The state has 210 MB: too large for a pickled function, and for one result from each worker."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(2900, activation="relu") for _ in range(3)]
     model = keras.Sequential([keras.Input((cases.WIDTH,)), *layers, keras.layers.Dense(cases.CLASSES, activation="softmax")])
@@ -174,7 +174,7 @@ def test_a_model_of_70_mb_with_adam(spark, request):
 
 
 class _Peak:
-    """The most memory that this process and each of its children has had."""
+    """The peak memory of this process and each of its children."""
 
     def __init__(self):
         self._found = {}

@@ -1,4 +1,4 @@
-"""Pipelines behind Spark Connect: all but saving, which has to go through a Spark of this process."""
+"""Pipelines with Spark Connect; saving is not supported there, since it needs a Spark JVM in this process."""
 
 import numpy as np
 import pytest

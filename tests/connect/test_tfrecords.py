@@ -1,4 +1,4 @@
-"""TFRecord files behind Spark Connect."""
+"""TFRecord files with Spark Connect."""
 
 import pytest
 

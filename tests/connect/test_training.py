@@ -1,4 +1,4 @@
-"""Synchronous training of a DataFrame, and of arrays, behind Spark Connect."""
+"""Synchronous training on DataFrames and arrays, with Spark Connect."""
 
 import gc
 import uuid
@@ -15,7 +15,7 @@ from tests.connect.conftest import server, stored
 
 @keras.saving.register_keras_serializable("tests.connect")
 class Scaled(keras.layers.Layer):
-    """A layer of this module, which workers do not have."""
+    """A layer of this module, which workers cannot import."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[1:], initializer="ones", name="scale")
@@ -25,7 +25,7 @@ class Scaled(keras.layers.Layer):
 
 
 class Reads:
-    """Passes rows on, and leaves a file for each time that a partition is read."""
+    """Yields rows unchanged, and creates a file each time that a partition is read."""
 
     def __init__(self, folder):
         self._folder = str(folder)
@@ -41,7 +41,7 @@ def same(weights, others):
     )
 
 
-@cases.parametrized(*cases.CASES, quick=cases.QUICK - {"two_ended"})  # test_large has that one
+@cases.parametrized(*cases.CASES, quick=cases.QUICK - {"two_ended"})  # test_large runs that one
 def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)
@@ -50,7 +50,7 @@ def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
     assert not same(weights, cases.CASES[name]._model().get_weights())
 
 
-@pytest.mark.soak  # what it learns is that of an ordinary session, to the last bit
+@pytest.mark.soak  # its result is bit-identical to that of a classic session
 def test_training_learns(spark):
     trained = SparkModel(cases.model(), batch_size=16, seed=1)
     history = trained.fit(cases.frame(spark), epochs=8, verbose=0).history
@@ -89,7 +89,7 @@ def test_no_files_or_rdds_remain(spark, local_dir):
 
 
 def persistent():
-    """The RDDs that the server keeps."""
+    """The RDDs that the server persists."""
     gc.collect()
     return [int(number) for number in server()._jsc.getPersistentRDDs()]
 
@@ -123,7 +123,7 @@ def test_columns_may_have_the_names_of_internal_columns(spark):
 
 @pytest.mark.soak
 def test_many_partitions_and_small_batches(spark, settings):
-    """With more than 64 workers, replicas are brought together on the cluster."""
+    """With more than 64 workers, replicas are merged on the cluster."""
     settings("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     trained = SparkModel(cases.model(), num_workers=66, batch_size=2)
     history = trained.fit(cases.frame(spark), verbose=0)
@@ -133,7 +133,7 @@ def test_many_partitions_and_small_batches(spark, settings):
 
 
 def test_data_frames_after_an_adaptive_shuffle(spark, settings):
-    """How many partitions there are is known when they have been read."""
+    """The number of partitions is known only after they have been read."""
     settings("spark.sql.adaptive.enabled", "true")
     settings("spark.sql.autoBroadcastJoinThreshold", "-1")
     frame = cases.frame(spark).groupBy("label").agg({"features": "first"}).withColumnRenamed("first(features)", "features")

@@ -1,7 +1,7 @@
-"""What the tests of faults share: data and a model that can be checked to the row, faults at marked points, and a witness.
+"""Helpers for tests of failures: data and a model that count every row, injected faults, and a recorder of server calls.
 
-A fault happens in a worker's callback when it comes to its point, once, guarded by a marker file. So it always lands there,
-however slow the machine.
+A fault is injected once, by a worker's callback, at a given point; a marker file guards it. So it always happens there,
+regardless of the speed of the machine.
 """
 
 import os
@@ -23,11 +23,11 @@ from sparkkeras.rpc.transport import RefusedError
 ROWS, WORKERS, BATCH_SIZE, EPOCHS = 240, 2, 8, 3
 BATCHES = ROWS // WORKERS // BATCH_SIZE
 HELD_OUT = 9.0
-"""The first feature of rows that validate."""
+"""The first feature of validation rows."""
 
 
 class Rows(keras.metrics.Metric):
-    """Counts rows, so that History tells how many it is about."""
+    """A metric that counts rows, so that the History contains their number."""
 
     def __init__(self, name="counted", **arguments):
         super().__init__(name=name, **arguments)
@@ -41,7 +41,7 @@ class Rows(keras.metrics.Metric):
 
 
 def arrays(count=ROWS, held_out=0):
-    """Rows that can be learnt; of each worker's, the last ``held_out`` are marked."""
+    """Features and labels that a model can learn; the last ``held_out`` rows of each worker are marked for validation."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(count, 8)).astype(np.float32)
     y = (x[:, 1:] @ generator.normal(size=(7, 4))).argmax(1)
@@ -52,7 +52,7 @@ def arrays(count=ROWS, held_out=0):
 
 
 def rdd(sc, x, y, parts=WORKERS):
-    """The rows on Spark, once it has a slot for every worker: fewer would train on more rows each."""
+    """An RDD of the rows; waits until Spark has a slot for each worker, since fewer workers would have more rows each."""
     await_slots(sc)
     return sc.parallelize(list(zip(x, y, strict=True)), parts)
 
@@ -92,7 +92,7 @@ def spark_model(transport="socket", frequency=5, mode="asynchronous", rule=None,
 
 
 def check(trained, history, *, epochs=EPOCHS, steps=None, rows=ROWS, validated=0):
-    """Every step and every row was counted once, and something was learnt."""
+    """Check that every step and every row was counted once, and that the loss decreased."""
     steps = steps or dict.fromkeys(range(WORKERS), epochs * BATCHES)
     stats = trained.parameter_server_stats
     assert stats.steps == steps, stats
@@ -110,9 +110,9 @@ def check(trained, history, *, epochs=EPOCHS, steps=None, rows=ROWS, validated=0
         assert history.history["loss"][-1] < history.history["loss"][0]
 
 
-def tell(*figures):
-    """Say how long things took, to those who ask (pytest -s)."""
-    sys.stderr.write(f"\n{' '.join(map(str, figures))}\n")
+def report(*values):
+    """Print measured times; visible with ``pytest -s``."""
+    sys.stderr.write(f"\n{' '.join(map(str, values))}\n")
 
 
 # --- Faults ----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def attempt_number():
 
 
 def claim(folder, name, text=""):
-    """Whether nobody has passed this mark before."""
+    """Create a marker file; return False if it already exists."""
     try:
         handle = os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
@@ -143,15 +143,15 @@ def claim(folder, name, text=""):
 
 
 def await_mark(path, seconds=180):
-    """Wait for a mark; an assertion fails where it does not come."""
+    """Wait for a marker file; fails if it is not created in time."""
     deadline = time.monotonic() + seconds
     while not Path(path).exists():
-        assert time.monotonic() < deadline, f"nobody has made {path}"
+        assert time.monotonic() < deadline, f"{path} was not created"
         time.sleep(0.01)
 
 
 class AtPoint(keras.callbacks.Callback):
-    """Calls ``fault`` in a worker, once, at its point: a hook's name, and the epoch and the batch where it has them."""
+    """Calls ``fault`` in a worker, once, at a point: a hook's name, with the epoch and the batch where they apply."""
 
     def __init__(self, folder, points):
         super().__init__()
@@ -189,7 +189,7 @@ def kill_this_worker():
 
 
 def executor_of_this_worker():
-    """The daemon that forked this worker, and the executor's JVM above it."""
+    """The processes of the daemon that forked this worker, and of the executor's JVM, the daemon's parent."""
     import psutil
 
     daemon = psutil.Process().parent()
@@ -197,14 +197,14 @@ def executor_of_this_worker():
 
 
 class Kill(AtPoint):
-    """Ends this Python worker."""
+    """Kills this Python worker."""
 
     def fault(self, worker):
         kill_this_worker()
 
 
 class KillExecutor(AtPoint):
-    """Ends this worker's executor."""
+    """Kills this worker's executor."""
 
     def fault(self, worker):
         executor_of_this_worker()[1].kill()
@@ -212,7 +212,7 @@ class KillExecutor(AtPoint):
 
 
 class KillWithoutFiles(AtPoint):
-    """Removes this worker's rows from its executor, and ends the Python worker."""
+    """Removes this worker's stored rows from its executor, and kills the Python worker."""
 
     def fault(self, worker):
         import shutil
@@ -225,7 +225,7 @@ class KillWithoutFiles(AtPoint):
 
 @dataclass
 class KillInValidation:
-    """A transform that ends one Python worker at a batch of the rows that validate, and leaves all rows as they are."""
+    """A transform that kills one Python worker at a batch of validation rows, and returns all rows unchanged."""
 
     folder: str
     worker: int
@@ -241,7 +241,7 @@ class KillInValidation:
 
 
 class WaitForMark(keras.callbacks.Callback):
-    """Workers wait at the beginning of an epoch until somebody has made a mark."""
+    """Workers wait at the beginning of an epoch for a marker file."""
 
     def __init__(self, epoch, mark):
         super().__init__()
@@ -252,24 +252,24 @@ class WaitForMark(keras.callbacks.Callback):
             await_mark(self.mark)
 
 
-# --- The witness -----------------------------------------------------------------------------------------------------
+# --- Recorded calls --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A call that the parameter server answered; ``said`` is a lease's status, or the kind of a refusal."""
+class RecordedCall:
+    """A call that the parameter server answered; ``status`` is that of a lease, or the kind of a rejection."""
 
     at: float
     name: str
     worker: int | None
     lease: int | None
     attempt: int | None
-    said: str
-    refused: bool
+    status: str
+    rejected: bool
 
 
 class Witness:
-    """Sees all calls that parameter servers in this process answer; a context manager.
+    """Records all calls that parameter servers in this process answer; a context manager.
 
     With ``hold`` set to a `threading.Event`, calls wait for it before they are answered.
     """
@@ -287,18 +287,18 @@ class Witness:
                 self.services.append(service)
             if self.hold is not None:
                 self.hold.wait(120)
-            said, refused = "", False
+            status, rejected = "", False
             try:
                 reply = answer(service, call)
-                said = str(reply.fields.get("status", ""))
+                status = str(reply.fields.get("status", ""))
                 return reply
             except RefusedError as error:
-                said, refused = error.kind, True
+                status, rejected = error.kind, True
                 raise
             finally:
-                lease = reply.fields.get("lease") if said == "granted" else call.fields.get("lease")
-                told = (call.fields.get("worker"), lease, call.fields.get("attempt"), said, refused)
-                self.calls.append(Seen(time.monotonic(), call.name, *told))
+                lease = reply.fields.get("lease") if status == "granted" else call.fields.get("lease")
+                details = (call.fields.get("worker"), lease, call.fields.get("attempt"), status, rejected)
+                self.calls.append(RecordedCall(time.monotonic(), call.name, *details))
 
         self._patch = mock.patch.object(ParameterService, "__call__", witnessed)
         self._patch.start()
@@ -308,15 +308,15 @@ class Witness:
         self._patch.stop()
 
     def leases(self, worker):
-        """The leases that a worker's attempts were granted, in their order."""
-        return [call for call in self.calls if call.name == "lease" and call.worker == worker and call.said == "granted"]
+        """The leases that were granted to a worker's attempts, in order."""
+        return [call for call in self.calls if call.name == "lease" and call.worker == worker and call.status == "granted"]
 
     def asked(self, worker, attempt):
-        """What an attempt was told when it asked for its lease."""
+        """The answers to an attempt's requests for a lease."""
         found = [call for call in self.calls if call.name == "lease" and call.worker == worker]
         return [call for call in found if call.attempt == attempt]
 
     def silence(self, worker):
-        """How long the first lease had been silent when the second was granted."""
+        """The seconds from the last call with the first lease until the second lease was granted."""
         first, second = self.leases(worker)[:2]
         return second.at - max(call.at for call in self.calls if call.lease == first.lease and call.at < second.at)

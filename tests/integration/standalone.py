@@ -1,8 +1,8 @@
-"""A standalone Spark on this machine: a master and two workers at addresses of their own, and drivers that use it.
+"""A standalone Spark on this machine: a master and two workers at different addresses, and drivers that use it.
 
-Speculative copies go to another host than the first attempt, so they are not to be had from ``local-cluster``. A driver is a
-process of its own, which leaves this session's SparkContext alone: a function of a module that is named, called with a
-SparkContext and arguments that JSON knows, and what it returns comes back.
+Spark starts speculative copies on another host than the first attempt, so ``local-cluster`` has none. A driver is a
+separate process, so that this session's SparkContext is not affected: it calls a function, named by module, with a
+SparkContext and arguments compatible with JSON, and returns its result.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ START_SECONDS = 90
 
 
 class Standalone:
-    """A master and its workers, with a core each; a context manager.
+    """A master and two workers with one core each; a context manager.
 
     Args:
         folder: For logs and the workers' files.
@@ -65,7 +65,7 @@ class Standalone:
             process.wait()
 
     def run(self, function, settings, seconds=240, **arguments):
-        """Call a function in a driver of its own; what it returns."""
+        """Call a function in a separate driver process, and return its result."""
         module, result = function.__module__, self.folder / f"{function.__name__}-{time.time_ns()}.json"
         task = {
             "module": module,
@@ -106,12 +106,12 @@ class Standalone:
 
 
 def _environment(address):
-    """The environment of a Spark at an address."""
+    """The environment variables of a Spark process at an address."""
     return clean_environment() | {"SPARK_LOCAL_IP": address, "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"]}
 
 
 def main(task):
-    """Be the driver."""
+    """Run as the driver process."""
     from pyspark import SparkConf, SparkContext
 
     settings = {

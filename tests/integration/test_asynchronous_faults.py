@@ -1,4 +1,4 @@
-"""Asynchronous training when workers, executors, files, the server or patience go: no step is lost or done twice."""
+"""Asynchronous training with failures of workers, executors, files, the server and the driver: each step counts once."""
 
 import gc
 import os
@@ -34,15 +34,15 @@ from tests.integration.faults import (
     claim,
     executor_of_this_worker,
     rdd,
+    report,
     spark_model,
-    tell,
     worker_number,
 )
 from tests.integration.standalone import Standalone
 from tests.processes import free_port
 
 PATIENT = 120.0
-"""A lease that no test could wait for."""
+"""Lease seconds that are longer than any test waits."""
 
 
 @pytest.fixture
@@ -52,19 +52,19 @@ def witness():
 
 
 def assert_taken_over(witness, worker, transport, lease_seconds):
-    """The second attempt got the lease when it could: at once where the connection's end tells, else when it ran out."""
+    """Check when the second attempt got the lease: at once if the closed connection shows the failure, else at expiry."""
     first, second = witness.leases(worker)
     assert first.attempt != second.attempt
     asked = witness.asked(worker, second.attempt)
     if transport == "socket":
-        assert [call.said for call in asked] == ["granted"]
+        assert [call.status for call in asked] == ["granted"]
     else:
         assert witness.silence(worker) >= lease_seconds - 1.0
-        assert {call.said for call in asked[:-1]} <= {"wait"}
+        assert {call.status for call in asked[:-1]} <= {"wait"}
 
 
-def figures(witness, worker, folder):
-    """How long it took from a fault to the next attempt's lease, and to its first push."""
+def delays(witness, worker, folder):
+    """The seconds from a fault to the next attempt's lease, and to its first push."""
     struck = float((Path(folder) / f"fault-{worker}").read_text() or "nan") - time.time() + time.monotonic()
     second = witness.leases(worker)[-1]
     pushes = [call.at for call in witness.calls if call.name == "update" and call.lease == second.lease]
@@ -115,7 +115,7 @@ LONG = [
 @pytest.mark.cluster
 @pytest.mark.parametrize(("transport", "frequency", "one", "other"), [*PAIRS, *LONG])
 def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency, one, other):
-    """Each of the two workers is killed once, at a point of its own."""
+    """Each of the two workers is killed once, at different points."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     trained = spark_model(transport, frequency, lease_seconds=lease_seconds)
     kill = Kill(tmp_path, {0: one, 1: other})
@@ -123,7 +123,7 @@ def test_killed_workers_are_replaced(sc, tmp_path, witness, transport, frequency
     for worker in range(2):
         assert (tmp_path / f"fault-{worker}").exists()
         assert_taken_over(witness, worker, transport, lease_seconds)
-        tell(transport, frequency, worker, figures(witness, worker, tmp_path))
+        report(transport, frequency, worker, delays(witness, worker, tmp_path))
     check(trained, history)
     assert int(trained.model.optimizer.iterations) == EPOCHS * BATCHES
 
@@ -166,19 +166,19 @@ def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, tr
     ],
 )
 def test_a_killed_executor_is_replaced(sc, tmp_path, witness, transport, point):
-    """Its rows go with it: Spark computes them again elsewhere."""
+    """Its rows are lost too: Spark computes them again on another executor."""
     trained = spark_model(transport, 5, lease_seconds=PATIENT if transport == "socket" else 6.0)
     kill = KillExecutor(tmp_path, {0: point})
     history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[kill])
     assert (tmp_path / "fault-0").exists()
-    tell("executor", figures(witness, 0, tmp_path))
+    report("executor", delays(witness, 0, tmp_path))
     check(trained, history)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("transport", ["socket", pytest.param("http", marks=pytest.mark.soak)])
 def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witness, monkeypatch, transport):
-    """Their partition is read again at once, while the other one trains on."""
+    """The partition is read again immediately, while the other worker continues training."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     repairs = []
     from_source = spark_data.SparkResults.from_source
@@ -192,10 +192,10 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
     monkeypatch.setattr(spark_data.SparkResults, "from_source", noted)
     trained = spark_model(transport, 5, lease_seconds=lease_seconds)
     kill = KillWithoutFiles(tmp_path, {0: ("batch_end", 1, 3)})
-    wait = WaitForMark(LAST, tmp_path / "repaired")  # nobody ends its last epoch before the repair has begun
+    wait = WaitForMark(LAST, tmp_path / "repaired")  # no worker ends its last epoch before the partition is read again
     history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[wait, kill])
     assert repairs[0] == ([0], False)
-    assert len(witness.leases(0)) == 3  # that was killed; that found no files; that had them
+    assert len(witness.leases(0)) == 3  # killed; without files; with files
     assert sum(call.name == "release" for call in witness.calls) == 1
     check(trained, history)
 
@@ -225,7 +225,7 @@ def assert_nothing_is_left(sc, port):
 
 
 class CutOff(keras.callbacks.Callback):
-    """Takes the server's socket and all of its connections away when the first epoch has ended."""
+    """Closes the server's socket and all connections at the end of the first epoch."""
 
     def __init__(self, mark):
         super().__init__()
@@ -244,7 +244,7 @@ class CutOff(keras.callbacks.Callback):
 
 
 class Hang(CutOff):
-    """Has the server answer nothing any more, when the first epoch has ended, until ``witness.hold`` is set."""
+    """From the end of the first epoch on, keeps the server from answering until ``witness.hold`` is set."""
 
     def __init__(self, mark, witness):
         super().__init__(mark)
@@ -263,12 +263,12 @@ class Hang(CutOff):
     ids=["socket-gone", "http-hangs", "socket-hangs"],
 )
 def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monkeypatch, transport, fault):
-    """Workers give up, the driver says so, nothing is left, and the next call of fit is as good as ever."""
+    """Workers give up, the driver raises an error, nothing remains, and the next fit works."""
     port, mark = free_port(), tmp_path / "mark"
     timeout = 3.0
     trained = spark_model(transport, 5, port=port, timeout=timeout)
     data = rdd(sc, *arrays())
-    trained.fit(data, verbose=0)  # the workers are warm
+    trained.fit(data, verbose=0)  # the workers have loaded Keras and traced the model
     end = CutOff(mark) if fault == "gone" else Hang(mark, witness)
     failed = []
     ending = parameter_server._Training._end
@@ -276,22 +276,22 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monke
     def noted(training):
         failed.append(time.monotonic())
         if witness.hold is not None:
-            witness.hold.set()  # a server waits for what it is answering before it ends
+            witness.hold.set()  # a server finishes pending calls before it stops
             witness.hold = None
         ending(training)
 
     monkeypatch.setattr(parameter_server._Training, "_end", noted)
     with pytest.raises(DriverConnectionError, match=r"no answer from the parameter server at .* for 3 seconds"):
         trained.fit(data, epochs=4, verbose=0, callbacks=[end], worker_callbacks=[WaitForMark(1, mark)])
-    tell(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")
-    assert failed[0] - end.at < 2 * (timeout + 5) + 120  # each task is tried twice, the second time in a new process
+    report(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")
+    assert failed[0] - end.at < 2 * (timeout + 5) + 120  # each task has two attempts, the second in a new process
     assert_nothing_is_left(sc, port)
     trained.training_histories.clear()
     check(trained, trained.fit(data, verbose=0), epochs=1)
 
 
 class Slow(keras.callbacks.Callback):
-    """Makes a mark and sleeps in the second epoch."""
+    """Creates a marker file and sleeps in the second epoch."""
 
     def __init__(self, folder):
         super().__init__()
@@ -316,18 +316,18 @@ def test_an_interrupted_driver_cancels_the_job(sc, tmp_path, witness):
             await_mark(tmp_path / f"slow-{worker}", 120)
         while not kept:
             time.sleep(0.01)
-        time.sleep(0.5)  # the driver is behind its callbacks, and waits
+        time.sleep(0.5)  # the driver has run its callbacks, and waits
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         trained.fit(data, epochs=EPOCHS, verbose=0, callbacks=[keep], worker_callbacks=[Slow(tmp_path)])
-    told = time.monotonic()
+    interrupted = time.monotonic()
     thread.join()
     assert_nothing_is_left(sc, port)
-    tell(f"idle {time.monotonic() - told:.1f} s after the interrupt")
-    assert time.monotonic() - told < 120  # Slow sleeps for much longer
+    report(f"idle {time.monotonic() - interrupted:.1f} s after the interrupt")
+    assert time.monotonic() - interrupted < 120  # Slow sleeps for much longer
     assert len(kept) == 1
     for mine, last in zip(trained.model.get_weights(), kept[0], strict=True):
         assert (mine == last).all()
@@ -335,19 +335,19 @@ def test_an_interrupted_driver_cancels_the_job(sc, tmp_path, witness):
     check(trained, trained.fit(data, epochs=EPOCHS, verbose=0))
 
 
-# --- Executors that hang, and copies of tasks ------------------------------------------------------------------------
+# --- Executors that hang, and speculative copies ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def standalone(contexts, tmp_path_factory):
-    """Two workers of a standalone Spark; this session's context ends before."""
+    """A standalone Spark with two workers; stops this session's context first."""
     contexts.stop()
     with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
         yield standalone
 
 
 class Stop(AtPoint):
-    """Stops this Python worker, and with ``executor`` its executor too, until somebody continues them."""
+    """Stops (SIGSTOP) this Python worker, and with ``executor`` its executor too, until `continue_stopped`."""
 
     def __init__(self, folder, points, executor):
         super().__init__(folder, points)
@@ -359,7 +359,7 @@ class Stop(AtPoint):
         draft = Path(self.folder) / "draft"
         draft.write_text(" ".join(map(str, pids)))
         draft.rename(Path(self.folder) / "stopped")
-        # Spark ends an executor that it has given up, and the system then wakes the processes below, with a SIGHUP.
+        # Spark kills an executor that it has given up, and the system then wakes its child processes with a SIGHUP.
         previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for pid in reversed(pids[:-1]):
             os.kill(pid, signal.SIGSTOP)
@@ -370,7 +370,7 @@ class Stop(AtPoint):
 
 
 class Continue(keras.callbacks.Callback):
-    """Continues what was stopped at the end of an epoch, and waits until ``until`` says that it was seen."""
+    """Continues the stopped processes at the end of an epoch, and waits until ``until()`` is true."""
 
     def __init__(self, folder, epoch, until):
         super().__init__()
@@ -390,7 +390,7 @@ def continue_stopped(folder):
     for pid in reversed((Path(folder) / "stopped").read_text().split()):
         try:
             os.kill(int(pid), signal.SIGCONT)
-        except ProcessLookupError:  # the standalone worker has ended the executor
+        except ProcessLookupError:  # the standalone worker has killed the executor
             continue
 
 
@@ -401,19 +401,19 @@ def is_gone(pid):
 
 
 def hung(sc, folder, transport, executor):
-    """A driver: a worker, or an executor, hangs in the first epoch, and comes back when the second one has ended."""
+    """The driver: a worker or an executor hangs in the first epoch, and continues after the second."""
     trained = spark_model(transport, 5, lease_seconds=2.0)
     started = time.monotonic()
     with Witness() as witness:
 
-        def refused():
-            return any(call.refused and call.lease == witness.leases(0)[0].lease for call in witness.calls)
+        def rejected():
+            return any(call.rejected and call.lease == witness.leases(0)[0].lease for call in witness.calls)
 
         history = trained.fit(
             rdd(sc, *arrays()),
             epochs=4,
             verbose=0,
-            callbacks=[Continue(folder, 1, refused)],
+            callbacks=[Continue(folder, 1, rejected)],
             worker_callbacks=[Stop(folder, {0: ("batch_end", 0, 3)}, executor)],
         )
         check(trained, history, epochs=4)
@@ -422,14 +422,14 @@ def hung(sc, folder, transport, executor):
         return {
             "seconds": time.monotonic() - started,
             "silence": witness.silence(0),
-            "late": sorted({(call.name, call.said) for call in late if call.name != "release"}),
+            "late": sorted({(call.name, call.status) for call in late if call.name != "release"}),
             "rejected_requests": trained.parameter_server_stats.rejected_requests,
             "iterations": int(trained.model.optimizer.iterations),
         }
 
 
 def hung_into_the_next(sc, folder, transport, port):
-    """A driver: an executor hangs in one fit, and comes back in the next one, which has the same port."""
+    """The driver: an executor hangs in one fit, and continues during the next, which uses the same port."""
     trained = spark_model(transport, 5, port=port, lease_seconds=2.0, timeout=5.0)
     data = rdd(sc, *arrays())
     check(
@@ -465,12 +465,12 @@ SPECULATION = {
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_updates_of_an_executor_that_hung_are_rejected(standalone, tmp_path, transport):
-    """It is given up, its partition trained elsewhere, and what it sends when it comes back is refused."""
+    """Spark gives it up, another executor trains its partition, and the server rejects its calls after it continues."""
     found = standalone.run(hung, IMPATIENT, folder=str(tmp_path), transport=transport, executor=True)
-    tell(found)
+    report(found)
     assert found["silence"] >= 2.0 - 1.0
     assert found["rejected_requests"].get("lease lost", 0) >= 1
-    assert {said for _, said in found["late"]} == {"lease lost"}
+    assert {status for _, status in found["late"]} == {"lease lost"}
     assert found["iterations"] == 4 * BATCHES
 
 
@@ -478,7 +478,7 @@ def test_updates_of_an_executor_that_hung_are_rejected(standalone, tmp_path, tra
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_an_executor_that_recovers_during_the_next_fit_does_not_affect_it(standalone, tmp_path, transport):
     found = standalone.run(hung_into_the_next, IMPATIENT, folder=str(tmp_path), transport=transport, port=free_port())
-    tell(found)
+    report(found)
     assert [len(attempts) for attempts in found["leases"]] == [1, 1]
     assert found["rejected_requests"] == {}
 
@@ -486,15 +486,15 @@ def test_an_executor_that_recovers_during_the_next_fit_does_not_affect_it(standa
 @pytest.mark.soak
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_a_speculative_copy_takes_over_from_a_worker_that_hangs(standalone, tmp_path, transport):
-    """With speculation nobody has to wait for Spark's time-outs: the copy gets the lease when it has run out."""
+    """With speculation, Spark's time-outs do not matter: the copy gets the lease when it expires."""
     found = standalone.run(hung, SPECULATION, folder=str(tmp_path), transport=transport, executor=False)
-    tell(found)
+    report(found)
     assert found["silence"] >= 2.0 - 1.0
-    assert {said for _, said in found["late"]} == {"lease lost"}
+    assert {status for _, status in found["late"]} == {"lease lost"}
 
 
 class Dawdle(keras.callbacks.Callback):
-    """Worker 0 takes its time, until a copy of its task has asked for its lease, and a little more."""
+    """Worker 0 waits until a copy of its task has requested the lease, and is slow."""
 
     def __init__(self, folder, mark):
         super().__init__()
@@ -505,13 +505,13 @@ class Dawdle(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if worker_number() == 0:
-            if batch == 6:  # behind the first exchange, for which the other one waits
+            if batch == 6:  # after the first exchange, which the other worker waits for
                 await_mark(self.mark, 120)
             time.sleep(0.02)
 
 
-class Tell(threading.Thread):
-    """Makes a mark when a second attempt has asked for worker 0."""
+class MarkCopy(threading.Thread):
+    """Creates a marker file when a second attempt has requested the lease of worker 0."""
 
     def __init__(self, witness, mark):
         super().__init__(daemon=True)
@@ -524,11 +524,11 @@ class Tell(threading.Thread):
 
 
 def speculated(sc, folder, transport):
-    """A driver: a copy of a slow worker's task asks for its lease."""
+    """The driver: a speculative copy of a slow worker's task requests its lease."""
     trained = spark_model(transport, 5, lease_seconds=10.0)
     started = time.monotonic()
     with Witness() as witness:
-        Tell(witness, Path(folder) / "copied").start()
+        MarkCopy(witness, Path(folder) / "copied").start()
         dawdle = Dawdle(folder, Path(folder) / "copied")
         history = trained.fit(rdd(sc, *arrays()), epochs=EPOCHS, verbose=0, worker_callbacks=[dawdle])
         check(trained, history)
@@ -536,7 +536,7 @@ def speculated(sc, folder, transport):
         return {
             "seconds": time.monotonic() - started,
             "trained": sorted(path.name for path in Path(folder).glob("trained-0-*")),
-            "copy": sorted({call.said for call in witness.calls if call.worker == 0 and call.attempt not in (copy, None)}),
+            "copy": sorted({call.status for call in witness.calls if call.worker == 0 and call.attempt not in (copy, None)}),
             "rejected_requests": trained.parameter_server_stats.rejected_requests,
             "iterations": int(trained.model.optimizer.iterations),
         }
@@ -546,7 +546,7 @@ def speculated(sc, folder, transport):
 @pytest.mark.parametrize("transport", ["socket", "http"])
 def test_a_speculative_copy_of_a_running_task_does_not_train(standalone, tmp_path, transport):
     found = standalone.run(speculated, SPECULATION, folder=str(tmp_path), transport=transport)
-    tell(found)
+    report(found)
     assert len(found["trained"]) == 1
     assert "wait" in found["copy"]
     assert "granted" not in found["copy"]

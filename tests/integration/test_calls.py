@@ -1,4 +1,4 @@
-"""What may be called while a model trains, and what `fit` finds out about its arguments, on Spark."""
+"""Calls that are allowed while a model trains, and checks that `fit` runs on Spark."""
 
 import threading
 
