@@ -1,4 +1,4 @@
-"""Asynchronous and hogwild training over Spark, as a person sees it."""
+"""Asynchronous and hogwild training on Spark, through the public interface."""
 
 import contextlib
 import csv
@@ -59,12 +59,12 @@ def same(mine, other):
 
 @dataclass
 class Notes:
-    """Lines that callbacks write down wherever they run, each worker in a file of its own."""
+    """Lines that callbacks write, wherever they run; each worker writes to a separate file."""
 
     folder: Path
 
     def callback(self, wait=None, stop_at=None, sleep=0.0):
-        """Notes what it hears. Waits for ``wait(epoch)`` to exist; stops the first worker to come to ``stop_at``."""
+        """A callback that writes its calls, waits for the file ``wait(epoch)``, and stops the first worker at ``stop_at``."""
         folder = str(self.folder)
 
         class Noting(keras.callbacks.Callback):
@@ -94,7 +94,7 @@ class Notes:
         return Noting()
 
     def read(self):
-        """What each worker wrote."""
+        """The lines of each worker."""
         return [path.read_text().splitlines() for path in sorted(self.folder.iterdir()) if path.name != ".stopped"]
 
 
@@ -106,26 +106,26 @@ def notes(tmp_path):
 
 
 class Weights(keras.callbacks.Callback):
-    """The weights, and the figures on rows of the driver, at the end of each epoch."""
+    """Records the weights, and the metrics on rows of the driver, at the end of each epoch."""
 
     def __init__(self, rows=None):
         super().__init__()
-        self.rows, self.weights, self.figures = rows, [], []
+        self.rows, self.weights, self.metrics = rows, [], []
 
     def on_epoch_end(self, epoch, logs=None):
         self.weights.append(self.model.get_weights())
         if self.rows is not None:
-            self.figures.append(self.model.evaluate(*self.rows, verbose=0))
+            self.metrics.append(self.model.evaluate(*self.rows, verbose=0))
 
 
 # Learning
 
 
-# With smaller steps at the end it settles, whoever comes late: what two workers did meanwhile is summed.
+# Smaller steps at the end make training converge in any order of updates, which are summed over both workers.
 SETTLING = keras.optimizers.schedules.ExponentialDecay(0.003, 3 * 44, 0.6)
 
 
-@pytest.mark.parametrize(  # every two of them together
+@pytest.mark.parametrize(  # each pair of values occurs
     ("frequency", "mode", "transport"),
     [
         (10, "asynchronous", "socket"),
@@ -146,7 +146,7 @@ def test_training_learns_digits(sc, digits, frequency, mode, transport):
     assert history.epoch == list(range(epochs))
     stats = spark_model.parameter_server_stats
     assert stats.transport == transport
-    assert stats.steps == {0: epochs * 44, 1: epochs * 44}  # 700 rows each
+    assert stats.steps == {0: epochs * 44, 1: epochs * 44}  # 700 rows per worker
     assert stats.pushes == 2 * epochs * {"epoch": 1, 10: 5, "batch": 44}[frequency]
     assert sum(stats.staleness.values()) == stats.pushes
     assert (stats.duplicates, stats.rejected_requests) == (0, {})
@@ -156,7 +156,7 @@ def test_training_learns_digits(sc, digits, frequency, mode, transport):
 SGD = keras.optimizers.SGD
 
 
-@pytest.mark.soak  # tests/strategy has it without Spark
+@pytest.mark.soak  # tests/training has it without Spark
 @pytest.mark.parametrize(
     ("rule", "optimizer", "frequency"),
     [
@@ -176,7 +176,7 @@ def test_every_rule_learns(sc, digits, rule, optimizer, frequency):
 
 @dataclass(frozen=True)
 class Half:
-    """A rule of one's own: half of every update."""
+    """A custom rule that applies half of every update."""
 
     share: float = 0.5
     modes = frozenset({"asynchronous", "hogwild"})
@@ -211,10 +211,10 @@ def test_a_custom_rule_and_its_state_are_saved(sc, digits, tmp_path):
     assert int(loaded.model.optimizer.iterations) == 5 * 10
 
 
-# What is planned is what is done
+# Steps, epochs and staleness
 
 
-@pytest.mark.soak  # tests/strategy has it without Spark
+@pytest.mark.soak  # tests/training has it without Spark
 @pytest.mark.parametrize(("transport", "encrypt", "frequency"), [("http", True, "epoch"), ("socket", False, 7)])
 def test_one_worker_equals_plain_keras(sc, digits, transport, encrypt, frequency):
     x, y, *_ = digits
@@ -234,7 +234,7 @@ def test_one_worker_equals_plain_keras(sc, digits, transport, encrypt, frequency
 
 @pytest.mark.parametrize("bound", [None, 0, pytest.param(2, marks=pytest.mark.soak)])
 def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
-    """Unequal partitions; the smaller one's worker is slow in its second epoch, so that the other would run ahead."""
+    """The worker of the smaller partition is slow in its second epoch, so that the other would run ahead."""
     x, y, *_ = digits
     mark = str(tmp_path / "far-ahead")
 
@@ -243,7 +243,7 @@ def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
 
         def on_train_batch_end(self, batch, logs=None):
             self.seen += 1
-            if self.params["steps"] == 2:  # the smaller one
+            if self.params["steps"] == 2:  # the smaller partition
                 deadline = time.monotonic() + (120 if bound is None else 0.3)
                 while self.seen in (3, 4) and not os.path.exists(mark) and time.monotonic() < deadline:
                     time.sleep(0.01)
@@ -251,16 +251,16 @@ def test_no_step_is_lost_and_staleness_is_bounded(sc, digits, bound, tmp_path):
                 open(mark, "w").close()
 
     spark_model = distributed(digit_model(), frequency=3, options={"max_staleness": bound, "lease_seconds": 120.0})
-    rdd = parts_of(sc, x, y, 130, 20)  # nine batches, and two
+    rdd = parts_of(sc, x, y, 130, 20)  # nine and two batches
     history = spark_model.fit(rdd, epochs=4, worker_callbacks=[Pace()], verbose=0)
     stats = spark_model.parameter_server_stats
     assert len(history.epoch) == 4
     assert stats.steps == {0: 4 * 9, 1: 4 * 2}
-    assert stats.pushes == 4 * 3 + 4 * 1  # windows start anew each epoch
+    assert stats.pushes == 4 * 3 + 4 * 1  # windows restart in each epoch
     if bound is None:
-        assert stats.max_staleness >= 4  # 20 batches make five exchanges, and one may be on its way
+        assert stats.max_staleness >= 4  # 20 batches make five exchanges, and one may be pending
     else:
-        # While one is at its i-th exchange, the other is between its (i - bound)th and its (i + bound + 1)th.
+        # While one worker is at its i-th exchange, the other is between its (i - bound)th and its (i + bound + 1)th.
         assert stats.max_staleness <= 2 * bound + 2
 
 
@@ -282,7 +282,7 @@ def test_max_staleness_0_with_few_or_no_rows(sc, digits, sizes):
     [(None, 2), (5, 2), *(pytest.param(*pair, marks=pytest.mark.soak) for pair in [(1, 1), (12, 2)])],
 )
 def test_partitions_are_coalesced_to_the_number_of_slots(sc, num_workers, expected):
-    """All rows are seen once an epoch: with weights of zero and no learning rate the loss is the mean of y * y."""
+    """All rows are used once per epoch: with zero weights and a learning rate of 0, the loss is the mean of y * y."""
     y = np.arange(120, dtype=np.float32) ** 1.5
     rdd = sc.parallelize([(np.zeros(3, np.float32), value) for value in y], 12)
     spark_model = distributed(regression(optimizer=SGD(0.0)), frequency=2, num_workers=num_workers, batch_size=7)
@@ -330,7 +330,7 @@ def test_further_fits_continue_training_in_any_mode(sc, digits):
     assert losses == sorted(losses, reverse=True)
 
 
-# Figures
+# Metrics and progress
 
 
 def test_metrics_cover_all_rows_and_validation_uses_the_weights_of_its_epoch(sc, digits):
@@ -350,7 +350,7 @@ def test_metrics_cover_all_rows_and_validation_uses_the_weights_of_its_epoch(sc,
             mean = np.average([report[name] for report in reports], weights=[120, 40])
             np.testing.assert_allclose(history.history[name][epoch], mean, rtol=1e-5)
     found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
-    np.testing.assert_allclose(found, noted.figures[1::2], rtol=1e-4)
+    np.testing.assert_allclose(found, noted.metrics[1::2], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["rdd", pytest.param("arrays", marks=pytest.mark.soak)])
@@ -361,25 +361,25 @@ def test_validation_data(sc, digits, kind):
     noted = Weights((x_test, y_test))
     history = spark_model.fit(x[:300], y[:300], epochs=3, validation_data=held_out, callbacks=[noted], verbose=0)
     found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
-    np.testing.assert_allclose(found, noted.figures, rtol=1e-4)
+    np.testing.assert_allclose(found, noted.metrics, rtol=1e-4)
 
 
 def test_progress_reports_updates(sc, digits, capsys):
     x, y, *_ = digits
     distributed(digit_model()).fit(x[:200], y[:200], epochs=2, verbose=2)
-    told = capsys.readouterr().out
-    assert "Epoch 2/2" in told
-    assert "2 workers" in told
-    assert "updates/s" in told
-    assert "staleness" in told
-    assert "loss: " in told
+    output = capsys.readouterr().out
+    assert "Epoch 2/2" in output
+    assert "2 workers" in output
+    assert "updates/s" in output
+    assert "staleness" in output
+    assert "loss: " in output
 
 
 # Callbacks
 
 
 def test_callbacks_on_the_driver(sc, digits, tmp_path, notes):
-    """The workers begin an epoch once the driver has, so that they hear of a learning rate in that epoch, or the next."""
+    """Workers begin an epoch after the driver, so that they get a learning rate in that epoch or the next."""
     x, y, *_ = digits
     model = digit_model(optimizer=SGD(0.1))
 
@@ -404,7 +404,7 @@ def test_callbacks_on_the_driver(sc, digits, tmp_path, notes):
     assert len(noted.weights) == 4
     for epoch, weights in enumerate(noted.weights, 1):
         same(keras.saving.load_model(tmp_path / f"{epoch}.keras").get_weights(), weights)
-    rates = [0.1, 0.1, 0.05, 0.025, 0.0125]  # the first epoch is the best so far
+    rates = [0.1, 0.1, 0.05, 0.025, 0.0125]  # the first epoch is the best yet
     np.testing.assert_allclose(history.history["learning_rate"], rates[:4], rtol=1e-5)
     np.testing.assert_allclose(float(model.optimizer.learning_rate), rates[4], rtol=1e-5)
     heard = notes.read()
@@ -473,14 +473,14 @@ def test_statistics_of_batch_normalization_are_averaged(sc, digits):
     spark_model = distributed(model, frequency=5)
     history = spark_model.fit(x, y, epochs=3, verbose=0)
     for mine, other in zip(*(each.get_layer("normalized").non_trainable_weights for each in (model, plain)), strict=True):
-        np.testing.assert_allclose(mine.numpy(), other.numpy(), atol=0.15)  # of other batches
+        np.testing.assert_allclose(mine.numpy(), other.numpy(), atol=0.15)  # the batches differ
         np.testing.assert_allclose(mine.numpy().mean(), other.numpy().mean(), rtol=0.15)
     assert history.history["accuracy"][-1] > 0.6
 
 
 @keras.saving.register_keras_serializable(package="tests_of_asynchronous")
 class Counting(keras.layers.Layer):
-    """Counts the batches that it trained on, in a weight that is no float."""
+    """Counts training batches in an integer weight."""
 
     def build(self, shape):
         self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
@@ -511,7 +511,7 @@ def test_several_inputs_and_outputs_and_a_counter(sc, digits):
     history = spark_model.fit(inputs, labels, epochs=6, validation_split=0.1, verbose=0)
     assert {"loss", "digit_loss", "odd_loss", "digit_accuracy", "val_loss", "val_digit_accuracy"} <= set(history.history)
     assert history.history["loss"][-1] < history.history["loss"][0]
-    assert int(counting.calls) == 6 * 9  # 144 rows each; the larger of two counts, not their sum
+    assert int(counting.calls) == 6 * 9  # 144 rows per worker; the largest count, not the sum
 
 
 @pytest.mark.soak
@@ -527,18 +527,18 @@ def test_sample_weights_are_as_in_keras(sc, digits):
     np.testing.assert_allclose(models[1].get_weights()[0], models[0].get_weights()[0], rtol=1e-3, atol=1e-5)
 
 
-# When it goes wrong
+# Failures
 
 
 def leftovers(sc):
-    """Whatever a fit might leave behind, here and where the workers are."""
+    """Everything that a fit might leave on the driver and on the workers."""
     home = Path(sc.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).first())
     temporary = Path(sc._temp_dir)
     me = psutil.Process()
     return {
         "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("sparkkeras")),
         "ports": sorted(c.laddr.port for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN),
-        "children": sorted(child.pid for child in me.children()),  # Spark's Java; its workers are children of that
+        "children": sorted(child.pid for child in me.children()),  # Spark's JVM; the workers are its children
         "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
         "rdds": sc._jsc.getPersistentRDDs().size(),
         "jobs": list(sc.statusTracker().getActiveJobsIds()),
@@ -548,13 +548,13 @@ def leftovers(sc):
 
 @pytest.fixture
 def nothing_left(sc):
-    """Nothing of a test may stay, however it went."""
-    SparkModel(classifier()).predict(np.zeros((1, 64), np.float32))  # Spark's own accumulator server and the like
+    """Checks that nothing remains after a test, whether it succeeds or fails."""
+    SparkModel(classifier()).predict(np.zeros((1, 64), np.float32))  # starts Spark's accumulator server and other threads
     before = leftovers(sc) | {"jobs": [], "threads": []}
     yield
     deadline = time.monotonic() + 60
     while (after := leftovers(sc)) != before and time.monotonic() < deadline:
-        time.sleep(0.1)  # a cancelled job takes a moment to end
+        time.sleep(0.1)  # a cancelled job needs some time to end
     assert after == before
 
 
@@ -586,7 +586,7 @@ def test_nothing_remains_and_the_next_fit_works(sc, digits, transport, nothing_l
 
 
 def test_an_update_that_is_not_finite_stops_training(sc, nothing_left):
-    """One worker's rows are so large that its weights overflow; the model keeps what it had, and the next fit works."""
+    """One worker's weights overflow; the model keeps its weights, and the next fit works."""
     x = np.random.default_rng(0).random((64, 3)).astype(np.float32)
     y = x.sum(1)
     bad = np.where(np.arange(64)[:, None] >= 40, np.float32(1e18), 1) * x
@@ -602,7 +602,7 @@ def test_an_update_that_is_not_finite_stops_training(sc, nothing_left):
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_interrupt_ends_the_job_and_keeps_the_last_epoch(sc, digits, tmp_path, transport, nothing_left):
-    """Ctrl-C while the second epoch runs on the workers."""
+    """Ctrl-C during the second epoch."""
     x, y, *_ = digits
     mark = tmp_path / "mark"
 
@@ -659,7 +659,7 @@ def test_a_port_in_use_is_reported(sc, digits, transport, nothing_left):
             distributed(digit_model(), transport=transport, port=port).fit(x[:32], y[:32], verbose=0)
 
 
-# On executors of their own
+# Separate executors
 
 
 @pytest.mark.cluster
@@ -676,7 +676,7 @@ def test_training_on_separate_executors(sc, digits, transport):
     )
     assert history.history["val_accuracy"][-1] > 0.92
     found = list(zip(history.history["val_loss"], history.history["val_accuracy"], strict=True))
-    np.testing.assert_allclose(found, noted.figures, rtol=1e-4)
+    np.testing.assert_allclose(found, noted.metrics, rtol=1e-4)
     assert sum(spark_model.parameter_server_stats.steps.values()) == 8 * 88
     assert threading.active_count() < 50
 
@@ -699,7 +699,7 @@ def test_workers_that_cannot_reach_the_driver_are_reported_before_training(sc, d
 
 
 def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
-    """Workers wait when a few epochs have ended that the driver has not dealt with, and keep their slots meanwhile."""
+    """Workers that are several epochs ahead wait for the driver, and occupy their slots meanwhile."""
     x = np.random.default_rng(0).random((32, 3)).astype(np.float32)
     y = x.sum(1)
     other, ensemble = SparkModel(regression()), EnsembleModel([regression(), regression()], voting="average")

@@ -1,4 +1,4 @@
-"""Mistakes are told in words that guide, with a type of their own, and before a job starts where that can be known."""
+"""Invalid arguments and data raise specific errors with helpful messages, before a job starts where possible."""
 
 import threading
 
@@ -195,7 +195,7 @@ def test_labels_that_do_not_fit_the_loss(sc, arrays):
     [
         ((np.zeros(5), 1), "x of row 15 of partition 1 has another shape"),
         *(
-            pytest.param(row, words, marks=pytest.mark.soak)  # tests/data has them without Spark
+            pytest.param(row, words, marks=pytest.mark.soak)  # tests/data has these cases without Spark
             for row, words in [
                 ((None, 1), "x of row 15 of partition 1 is or holds None"),
                 ((np.zeros(64), None), "y of row 15 of partition 1 is or holds None"),
@@ -313,7 +313,7 @@ def test_a_workers_traceback_is_in_the_message(sc, spark_model, rows):
 
 
 def test_divergence_keeps_the_last_finished_round(sc):
-    """The learning rate explodes in the third epoch: the model keeps what it had after the second."""
+    """The learning rate explodes in the third epoch: the model keeps the weights of the second."""
     model = regression(optimizer=keras.optimizers.SGD(0.01))
     kept = []
 
@@ -372,6 +372,6 @@ def test_a_stopped_context_is_rejected_and_a_warning_announces_a_new_one(context
     try:
         with pytest.warns(UserWarning, match=r"previous Spark session was stopped, so a new one.*master 'local\["):
             spark_model.predict(x)
-        spark_model.predict(x)  # it is told once
+        spark_model.predict(x)  # the warning is raised only once
     finally:
         active_context().stop()

@@ -1,4 +1,4 @@
-"""Keras callbacks do on the driver what their names say, with the figures of the whole data."""
+"""Keras callbacks on the driver, with metrics over the full dataset."""
 
 import csv
 
@@ -12,7 +12,7 @@ from tests.models import classifier
 
 @pytest.fixture
 def fit(sc, digits):
-    """Fit a small classifier over two workers, and give back the SparkModel and the history."""
+    """Fit a small classifier on two workers; returns the SparkModel and the history."""
 
     def run(callbacks, model=None, **arguments):
         x, y, *_ = digits

@@ -1,7 +1,7 @@
-"""Spark Connect: the tests of tests/connect, in a process of their own.
+"""Spark Connect: runs the tests of tests/connect in a separate process.
 
-A process cannot hold a SparkContext and a session of Connect; and what is done behind Connect must do without the former.
-What an ordinary session comes to is found here, where there is one.
+A process cannot have both a SparkContext and a Spark Connect session, and code for Spark Connect must work without the
+former. The expected results of a classic session are computed in this process.
 """
 
 import os

@@ -99,7 +99,7 @@ def test_a_backend_that_cannot_be_loaded_is_reported_by_the_workers():
 def test_a_new_context_uses_the_daemon_if_its_workers_can(monkeypatch):
     given = []
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
-    monkeypatch.setattr(pyspark.SparkContext, "_jvm", None)  # a running JVM has settings of its own
+    monkeypatch.setattr(pyspark.SparkContext, "_jvm", None)  # a running JVM has its own settings
     monkeypatch.setattr(pyspark.SparkContext, "getOrCreate", lambda conf: given.append(conf))
     monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
 

@@ -1,4 +1,4 @@
-"""Training over Spark, as a person sees it."""
+"""Synchronous training on Spark, through the public interface."""
 
 import keras
 import numpy as np
@@ -80,7 +80,7 @@ def test_few_rows_empty_partitions_and_small_batches(sc, digits):
 
 
 def test_the_mean_is_weighted_by_rows(sc):
-    """Two workers with 1 and 3 rows, one step each: the mean is the step of the whole by rows."""
+    """Two workers with 1 and 3 rows take one step each: the row-weighted mean equals one step on all rows."""
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     y = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
     rdd = sc.parallelize([0, 1], 2).mapPartitionsWithIndex(
@@ -89,7 +89,7 @@ def test_the_mean_is_weighted_by_rows(sc):
     model = regression(width=1, optimizer=keras.optimizers.SGD(0.01))
     model.set_weights([np.zeros((1, 1), np.float32), np.zeros(1, np.float32)])
     SparkModel(model).fit(rdd, batch_size=8, verbose=0)
-    # One step of SGD on mse from zero weights: w = 2 * lr * mean(x * y), so by rows it is that of all four rows.
+    # One step of SGD on mse from zero weights: w = 2 * lr * mean(x * y), so weighted by rows it is that of all four rows.
     np.testing.assert_allclose(model.get_weights()[0].item(), 2 * 0.01 * (1 + 2 + 3 + 4) / 4, rtol=1e-6)
     np.testing.assert_allclose(model.get_weights()[1].item(), 2 * 0.01, rtol=1e-6)
 
@@ -302,7 +302,7 @@ def test_learning_rate_schedules_count_one_workers_steps(sc, digits):
 
 @pytest.mark.soak
 def test_moving_averages_of_weights(sc, digits):
-    """use_ema overwrites weights at the end of a fit; rounds must go on from the raw ones."""
+    """use_ema overwrites the weights at the end of a fit; rounds must continue from the raw weights."""
     x, y, *_ = digits
     plain, spark_model = (classifier(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)) for _ in range(2))
     spark_model = SparkModel(spark_model, num_workers=1)
@@ -314,10 +314,10 @@ def test_moving_averages_of_weights(sc, digits):
 def test_verbose_prints_workers_and_rows_per_second(sc, digits, capsys):
     x, y, *_ = digits
     SparkModel(classifier(), num_workers=2).fit(x[:64], y[:64], epochs=2)
-    told = capsys.readouterr().out
-    assert "Epoch 2/2" in told
-    assert "2 workers" in told
-    assert "rows/s" in told
-    assert "loss: " in told
+    output = capsys.readouterr().out
+    assert "Epoch 2/2" in output
+    assert "2 workers" in output
+    assert "rows/s" in output
+    assert "loss: " in output
     SparkModel(classifier(), num_workers=2).fit(x[:64], y[:64], verbose=0)
     assert capsys.readouterr().out == ""

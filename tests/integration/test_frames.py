@@ -1,4 +1,4 @@
-"""Training, evaluating and predicting on DataFrames: the same as on RDDs and in Keras, whatever happens upstream."""
+"""Training, evaluation and prediction on DataFrames: equal to RDDs and Keras, after any upstream operation."""
 
 import os
 from pathlib import Path
@@ -38,7 +38,7 @@ FORMS = {
 
 
 def table(spark, form="array", parts=2, rows=ROWS):
-    """The rows in so many partitions: id, features in a form, label, w."""
+    """A DataFrame with the columns id, features (in one of several forms), label and w."""
     kind, pack = FORMS[form]
     if isinstance(kind, str):
         kind = types.StructType.fromDDL(kind)["features"].dataType
@@ -78,7 +78,7 @@ def predictions(frame, name="prediction"):
 
 
 def job_count(sc, call):
-    """How many jobs a call starts."""
+    """The number of jobs that a call starts."""
     sc.setJobGroup("counted", "")
     try:
         call()
@@ -134,10 +134,10 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
         expected = expected or weights
         assert_same_bits(weights, expected)
     rows = np.arange(ROWS) % 4 == 0
-    figures = spark_model.model.evaluate(X[rows], Y[rows], verbose=0)
+    values = spark_model.model.evaluate(X[rows], Y[rows], verbose=0)
     for history in histories:
         assert history == histories[0]
-        np.testing.assert_allclose([history["val_loss"][-1], history["val_accuracy"][-1]], figures, rtol=1e-5)
+        np.testing.assert_allclose([history["val_loss"][-1], history["val_accuracy"][-1]], values, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_errors_in_rows_name_the_column(spark):
 def test_rows_with_nulls_are_rejected_or_dropped(sc, spark, null):
     missing = F.col("id").isin([3, 4, 119])
     frame = wide(spark).withColumn(null, F.when(~missing, F.col(null)))
-    told = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_invalid=\"drop\""
-    with pytest.raises(DataError, match=told):
+    message = rf"column '{null}' is null, or holds a null, in row 3 of partition 0.*fillna.*on_invalid=\"drop\""
+    with pytest.raises(DataError, match=message):
         train(frame, features=COLUMNS)
     expected = train(wide(spark).where(~missing), features=COLUMNS)
     assert_same_bits(train(frame, features=COLUMNS, on_invalid="drop"), expected)
@@ -361,7 +361,7 @@ def test_evaluate_equals_keras(spark):
 def test_predict_adds_a_column_without_a_job(sc, spark):
     frame = table(spark, parts=3)
     spark_model = SparkModel(model())
-    spark_model.predict(frame)  # the first one looks at the workers
+    spark_model.predict(frame)  # the first call probes the workers
     made = []
     assert job_count(sc, lambda: made.append(spark_model.predict(frame, output_col="p.q"))) == 0
     (scored,) = made
@@ -382,7 +382,7 @@ def test_predictions_equal_those_of_keras(spark, form):
 
 
 def assert_linear(built, scored):
-    """Whether each row's prediction is that of the features beside it."""
+    """Check that each row's prediction belongs to the features of the same row."""
     rows = scored.collect()
     features = np.array([[row[name] for name in COLUMNS] for row in rows], np.float32)
     np.testing.assert_allclose(
@@ -415,7 +415,7 @@ def test_predictions_stay_with_their_rows_after_any_upstream_operation(spark):
 
 
 class Noted:
-    """A transform that notes in a folder how many rows it was given."""
+    """A transform that records in a folder the number of rows of each call."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -453,7 +453,7 @@ def test_a_cached_frame_and_a_cached_prediction(spark, tmp_path):
 
 def test_rows_with_nulls_get_null_predictions_if_allowed(spark):
     spark_model = SparkModel(regression(width=4))
-    missing = F.col("id") % 5 == 0  # rows of both partitions: either may fail first
+    missing = F.col("id") % 5 == 0  # rows of both partitions, either of which may fail first
     nulls = table(spark, "vector").withColumn("features", F.when(~missing, F.col("features")))
     with pytest.raises(PythonException, match=r"DataError: column 'features' is null, .* in row 0 of partition [01]"):
         spark_model.predict(nulls).collect()

@@ -1,4 +1,4 @@
-"""Predicting and evaluating over Spark."""
+"""Prediction and evaluation on Spark."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def test_predict_keeps_the_order(sc, digits, spark_model):
 def test_predict_starts_one_stage_and_no_shuffle(sc, digits, spark_model):
     x, *_ = digits
     rdd = sc.parallelize(list(x), 3)
-    spark_model.predict(rdd)  # the first job of all looks at the cluster
+    spark_model.predict(rdd)  # the first job of a context probes the cluster
     sc.setJobGroup("predict", "counting stages")
     try:
         spark_model.predict(rdd)
@@ -114,7 +114,7 @@ def test_evaluate_prints_with_verbose(sc, digits, spark_model, capsys):
 
 
 def test_models_that_cannot_be_trained_predict_and_evaluate(sc, digits):
-    """A model that was never compiled, and one that was frozen, then quantized, after it trained."""
+    """A model that was never compiled, and one that was frozen and then quantized after training."""
     _, _, x, y = digits
     x, y = x[:100], y[:100]
     plain = classifier()

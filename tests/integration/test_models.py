@@ -1,4 +1,4 @@
-"""Kinds of models that train over Spark."""
+"""Training of several kinds of models on Spark."""
 
 import textwrap
 

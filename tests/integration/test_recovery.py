@@ -1,4 +1,4 @@
-"""What happens when files, workers, executors or the person's patience go: the result is the same, and nothing is left."""
+"""Recovery from missing files, killed workers and executors, and interrupts: same result, and nothing remains."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def worker_folder(sc):
 
 
 def spy_on_names(monkeypatch):
-    """The folders that datasets keep their files in."""
+    """Record the names of the folders that datasets store their files in."""
     from sparkkeras.sources import rdd
 
     names = []
@@ -58,7 +58,7 @@ def spy_on_names(monkeypatch):
 
 
 class RemoveFiles(keras.callbacks.Callback):
-    """Remove a partition's files after the first epoch, as a cleaner of temporary folders might."""
+    """Removes a partition's files after the first epoch, as a job that cleans temporary folders might."""
 
     def __init__(self, temporary, names):
         super().__init__()
@@ -93,7 +93,7 @@ def test_replicas_merged_on_the_workers_give_the_same_weights(sc, arrays, monkey
 
 
 class Kill(keras.callbacks.Callback):
-    """Kill this worker, or its executor, once, at a marked point: when a batch of an epoch has ended."""
+    """Kills a worker or its executor, once, at the end of a given batch and epoch."""
 
     def __init__(self, mark, epoch, batch, executor=False):
         super().__init__()
@@ -118,7 +118,7 @@ class Kill(keras.callbacks.Callback):
 
 
 class Idle(Kill):
-    """As costly as Kill, and harmless."""
+    """Kills nothing, but has the same size as Kill."""
 
     def on_train_batch_end(self, batch, logs=None):
         pass
@@ -172,7 +172,7 @@ def leftovers(sc):
     home = Path(worker_folder(sc))
     temporary = Path(sc._temp_dir)
     settle(sc)
-    sc._jvm.java.lang.System.gc()  # Spark holds cached RDDs that nobody else does weakly
+    sc._jvm.java.lang.System.gc()  # Spark keeps only weak references to cached RDDs
     return {
         "files": sorted(str(path) for folder in (home, temporary) for path in folder.glob("sparkkeras-*")),
         "closures": len(list(temporary.iterdir())),
@@ -202,7 +202,7 @@ def test_no_files_or_rdds_remain(sc, arrays):
 
 
 def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path):
-    """Ctrl-C while the second epoch runs on the workers."""
+    """Ctrl-C during the second epoch."""
     mark = tmp_path / "mark"
 
     class Slow(keras.callbacks.Callback):
@@ -237,7 +237,7 @@ def test_an_interrupt_ends_the_job_and_keeps_the_last_round(sc, arrays, tmp_path
 
 
 def test_a_partition_larger_than_memory_is_trained_on(sc):
-    """240 MB of rows in one partition, and workers that may take 160 MB more than an idle one does."""
+    """240 MB of rows in one partition, and a limit of 160 MB more than an idle worker uses."""
     count, width, allowance = 240_000, 250, 160 * 1024 * 1024
 
     def limit():
@@ -289,7 +289,7 @@ def test_a_source_is_read_once(sc, arrays):
 
 def test_a_killed_worker_is_reported_as_such(sc, arrays):
     def kill(x, y=None):
-        if os.environ.get("SPARKKERAS_WORKER"):  # the driver tries the transform too
+        if os.environ.get("SPARKKERAS_WORKER"):  # the driver calls the transform too
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 

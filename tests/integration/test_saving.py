@@ -1,4 +1,4 @@
-"""Saving and loading, on this machine and wherever Spark reaches."""
+"""Saving and loading, with local paths and on file systems that Spark can access."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_a_round_trip(trained, digits, tmp_path, scheme):
     assert (loaded.mode, loaded.frequency, loaded.num_workers, loaded.batch_size) == ("synchronous", 5, 2, 16)
     assert loaded.rule == DiLoCo()
     np.testing.assert_array_equal(loaded.predict(x[:50]), trained.predict(x[:50]))
-    # Optimizer and rule go on from where they stood, and so does the seed.
+    # Optimizer, rule and seed continue from their saved states.
     for spark_model in (trained, loaded):
         spark_model.fit(x[:200], y[:200], verbose=0)
     for mine, other in zip(loaded.model.get_weights(), trained.model.get_weights(), strict=True):
@@ -112,7 +112,7 @@ def test_custom_rules_are_saved(tmp_path):
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
-    """A process that saves over and over is killed at any moment."""
+    """A process that saves repeatedly is killed at a random moment."""
     path = tmp_path / "model.keras"
     script = (
         "import sys; from sparkkeras import SparkModel; from tests.models import classifier\n"
@@ -131,7 +131,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
         process.stdout.close()
         import time
 
-        time.sleep(generator.uniform(0, 0.3))  # any moment will do
+        time.sleep(generator.uniform(0, 0.3))  # a random moment
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert len(load_spark_model(str(path)).model.get_weights()) == 4

@@ -1,4 +1,4 @@
-"""A model as a function of columns and of SQL."""
+"""Models as functions of columns and as SQL functions."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def model():
 
 @pytest.fixture
 def frame(spark):
-    """id, the numbers a, b and c, and features of the three as an array and as a vector."""
+    """A DataFrame with id, the numbers a, b and c, and these three as an array and as a vector."""
     rows = [(row, *map(float, x), x.tolist(), Vectors.dense(x)) for row, x in enumerate(X)]
     made = spark.createDataFrame(spark.sparkContext.parallelize(rows, 3), ["id", "a", "b", "c", "features", "v"])
     made.createOrReplaceTempView("measurements")
@@ -134,11 +134,11 @@ def test_invalid_arguments_are_reported_immediately(spark, model):
 
 
 def test_a_built_in_function_of_spark_is_not_hidden(spark, model):
-    """SQL would go on calling it, whatever was registered."""
+    """SQL would still call Spark's function after the registration."""
     with pytest.raises(ConfigurationError, match="name='Upper': Spark has a built-in function of this name"):
         register_keras_udf(spark, "Upper", model)
     register_keras_udf(spark, "upper_bound", model)
-    register_keras_udf(spark, "upper_bound", model)  # an own one is replaced
+    register_keras_udf(spark, "upper_bound", model)  # a registered one is replaced
 
 
 def test_invalid_arguments_in_sql_are_reported_in_one_line(spark, model, frame):
