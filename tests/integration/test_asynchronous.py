@@ -64,7 +64,7 @@ class Notes:
     folder: Path
 
     def callback(self, wait=None, stop_at=None, sleep=0.0):
-        """A callback that writes its calls, waits for the file ``wait(epoch)``, and stops the first worker at ``stop_at``."""
+        """A callback that writes its calls, waits for the file ``wait(epoch)`` and stops the first worker at ``stop_at``."""
         folder = str(self.folder)
 
         class Noting(keras.callbacks.Callback):
