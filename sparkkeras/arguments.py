@@ -107,17 +107,21 @@ _RENAMED = {
 """Argument names of Keras, Elephas and dist-keras, and their names here, where `difflib` would not find the match."""
 
 
-def whole_number(name: str, value: Any, low: int = 1) -> int:
-    """Return the value as an int; raise `ConfigurationError` unless it is an integer of at least ``low``."""
-    return _whole_number(name, value, low, "")
+# Checks of values. Each receives the name of an argument and its value, returns the value in the form in which it is used,
+# and raises `ConfigurationError` with what was received and what was expected.
 
 
-def optional_number(name: str, value: Any, low: int = 1) -> int | None:
-    """Return the value as an int, or ``None`` if it is ``None``; else as `whole_number`."""
-    return None if value is None else _whole_number(name, value, low, " or None")
+def integer(name: str, value: Any, low: int = 1) -> int:
+    """An integer of at least ``low``."""
+    return _integer(name, value, low, "")
 
 
-def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
+def optional_integer(name: str, value: Any, low: int = 1) -> int | None:
+    """An integer of at least ``low``, or ``None``."""
+    return None if value is None else _integer(name, value, low, " or None")
+
+
+def _integer(name: str, value: Any, low: int, otherwise: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         expected = "a positive whole number" if low == 1 else f"a whole number of at least {low}"
         raise ConfigurationError(f"{name}={value!r}: expected {expected}{otherwise}.")
@@ -125,36 +129,36 @@ def _whole_number(name: str, value: Any, low: int, otherwise: str) -> int:
 
 
 def path(name: str, value: Any) -> str:
-    """Return the value as a str; raise `ConfigurationError` unless it is a non-empty path (str or os.PathLike)."""
+    """A non-empty path (str or os.PathLike), as a str."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ConfigurationError(f"{name}={value!r}: expected a path (str or os.PathLike).")
     return str(value)
 
 
-def class_weight(value: Any) -> dict[int, float] | None:
-    """Return the value as ``{class index: weight}``, or ``None``; raise `ConfigurationError` for anything else."""
+def class_weight(name: str, value: Any) -> dict[int, float] | None:
+    """``{class index: weight}``, or ``None``."""
     if value is None:
         return None
     expected = "expected a dict from class indices (0, 1, ...) to finite weights of at least 0, or None."
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"class_weight={value!r}: {expected}")
+        raise ConfigurationError(f"{name}={value!r}: {expected}")
     for key, weight in value.items():
         is_weight = isinstance(weight, (int, float, np.number)) and np.isfinite(weight) and weight >= 0
         if not isinstance(key, (int, np.integer)) or isinstance(key, bool) or key < 0 or not is_weight:
-            raise ConfigurationError(f"class_weight={dict(value)!r}: {expected}")
+            raise ConfigurationError(f"{name}={dict(value)!r}: {expected}")
     return {int(key): float(weight) for key, weight in value.items()}
 
 
-def custom_objects(value: Any) -> dict[str, Any]:
-    """Return the value as a dict of classes, functions and other objects by name; empty for ``None``."""
+def custom_objects(name: str, value: Any) -> dict[str, Any]:
+    """A dict of classes, functions and other objects by name; empty for ``None``."""
     if value is None:
         return {}
     expected = "expected a dict from names to classes, functions or objects, such as {'MyLayer': MyLayer}, or None."
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"custom_objects={value!r}: {expected}")
+        raise ConfigurationError(f"{name}={value!r}: {expected}")
     for key, member in value.items():
         if not is_custom_object(key, member):
-            raise ConfigurationError(f"custom_objects has {key!r}: {member!r}; {expected}")
+            raise ConfigurationError(f"{name} has {key!r}: {member!r}; {expected}")
     return dict(value)
 
 
@@ -166,64 +170,67 @@ def is_custom_object(name: Any, value: Any) -> bool:
 _PLAIN = (str, bytes, numbers.Number, np.bool_, type(None), list, tuple, dict, set, frozenset)
 
 
-def port(value: Any) -> int:
-    """Return the value as a port number; 0 means any free port."""
-    number = _whole_number("port", value, 0, "")
+def port(name: str, value: Any) -> int:
+    """A port number; 0 selects any free port."""
+    number = integer(name, value, low=0)
     if number > 65535:
-        raise ConfigurationError(f"port={value!r}: expected a number from 0 to 65535; 0 selects any free port.")
+        raise ConfigurationError(f"{name}={value!r}: expected a number from 0 to 65535; 0 selects any free port.")
     return number
 
 
 def instance(name: str, value: Any, kind: type[R]) -> R | None:
-    """Return the value; raise `ConfigurationError` unless it is an instance of ``kind`` or ``None``."""
+    """An instance of ``kind``, or ``None``."""
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{name}={value!r}: expected sparkkeras.{kind.__name__}(...) or None.")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return the value as a bool; raise `ConfigurationError` unless it is True, False, 1 or 0."""
+    """True or False, also as 1 or 0."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise ConfigurationError(f"{name}={value!r}: expected True or False.")
     return bool(value)
 
 
-def fraction(name: str, value: Any) -> None:
-    """Raise `ConfigurationError` unless the value is a number in [0, 1)."""
+def fraction(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ConfigurationError(f"{name}={value!r}: expected a number in [0, 1).")
+    return float(value)
 
 
-def one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Raise `ConfigurationError` unless the value is one of ``known``."""
+def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
+    """One of the ``known`` values."""
     if value not in known:
         raise ConfigurationError(f"{name}={value!r} is not known. {known_names(value, known)}")
+    return value
 
 
-def on_invalid_to_predict(value: Any) -> None:
-    """Raise `ConfigurationError` unless the value is a policy for NaN and nulls that keeps one prediction for each row."""
+def on_invalid_to_predict(name: str, value: Any) -> Any:
+    """A policy for NaN and nulls with which every row gets one prediction."""
     if value == "drop":
         raise ConfigurationError(
-            'on_invalid="drop": every row gets one prediction, so predict cannot drop rows. Use on_invalid="allow", which '
+            f'{name}="drop": every row gets one prediction, so predict cannot drop rows. Use {name}="allow", which '
             "predicts null for rows with nulls, or drop these rows first (df.dropna(subset=[...]))."
         )
-    one_of("on_invalid", value, ("error", "allow"))
+    return one_of(name, value, ("error", "allow"))
 
 
-def function(name: str, value: Any) -> None:
-    """Raise `ConfigurationError` unless the value is a function or ``None``; classes are refused, too."""
+def function(name: str, value: Any) -> Any:
+    """A function or another callable object, but not a class; or ``None``."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise ConfigurationError(f"{name}={value!r}: expected a function of (x, y) that returns (x, y), or None.")
+    return value
 
 
-def frequency(value: Any) -> str | int:
-    """Return ``"epoch"`` or a positive number of batches; ``"batch"`` is 1. Raise `ConfigurationError` for anything else."""
+def frequency(name: str, value: Any) -> str | int:
+    """``"epoch"`` or a positive number of batches; ``"batch"`` is 1."""
     if value == "epoch":
         return "epoch"
     if value == "batch":
         return 1
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ConfigurationError(
-            f'frequency={value!r}: expected "epoch", "batch", or a positive whole number of batches between exchanges.'
+            f'{name}={value!r}: expected "epoch", "batch", or a positive whole number of batches between exchanges.'
         )
     return int(value)

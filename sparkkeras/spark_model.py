@@ -65,49 +65,43 @@ def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concate
     return exclusive
 
 
-def _built(model: Any) -> keras.Model:
+def _built(_: str, model: Any) -> keras.Model:
     models.check_built(model)
     return model
 
 
-def _mode(mode: Any) -> str:
+def _mode(name: str, mode: Any) -> str:
     if not isinstance(mode, str):
         raise ConfigurationError(
-            f"mode={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
+            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
             f"fourth: name it, num_workers={mode!r}."
         )
-    arguments.one_of("mode", mode, MODES)
-    return str(mode)
+    return str(arguments.one_of(name, mode, MODES))
 
 
-def _parameter_server_mode(value: Any) -> str:
-    arguments.one_of("parameter_server_mode", value, ("http", "socket"))
-    return str(value)
-
-
-def _seed(value: Any) -> int:
-    given = arguments.optional_number("seed", value, low=0)
+def _seed(name: str, value: Any) -> int:
+    given = arguments.optional_integer(name, value, low=0)
     return int(np.random.default_rng().integers(2**31)) if given is None else given
 
 
-def _rule(value: Any) -> UpdateRule | None:
+def _rule(_: str, value: Any) -> UpdateRule | None:
     return None if value is None else as_rule(value)  # whether it fits the mode is seen in `fit`: that may be set after it
 
 
-_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
+_SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "mode": _mode,
     "frequency": arguments.frequency,
-    "num_workers": functools.partial(arguments.optional_number, "num_workers"),
-    "parameter_server_mode": _parameter_server_mode,
+    "num_workers": arguments.optional_integer,
+    "parameter_server_mode": functools.partial(arguments.one_of, known=("http", "socket")),
     "port": arguments.port,
     "rule": _rule,
-    "server_options": functools.partial(arguments.instance, "server_options", kind=ParameterServerOptions),
-    "batch_size": functools.partial(arguments.whole_number, "batch_size"),
+    "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),
+    "batch_size": arguments.integer,
     "seed": _seed,
 }
 """What `SparkModel.get_config` gives, and what checks each of them when it is set."""
 
-_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
+_ATTRIBUTES: Mapping[str, Callable[[str, Any], Any]] = {
     "model": _built,
     "custom_objects": arguments.custom_objects,
     **_SETTINGS,
@@ -185,9 +179,9 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
-        self.custom_objects = arguments.custom_objects(custom_objects)
+        self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         self.batch_size = batch_size
-        self.seed = _seed(seed)
+        self.seed = _seed("seed", seed)
         self.training_histories: list[dict[str, Any]] = []
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
@@ -205,7 +199,7 @@ class SparkModel:
                         f"{name} of {self!r} cannot be set while fit is running, in another thread or around this callback: "
                         "set it when fit has returned."
                     )
-                value = _ATTRIBUTES[name](value)
+                value = _ATTRIBUTES[name](name, value)
             elif type(self) is SparkModel and not (name.startswith("_") or name in _OUTCOMES or hasattr(SparkModel, name)):
                 of_fit = f"{name} is an argument of fit. " if name in inspect.signature(SparkModel.fit).parameters else ""
                 raise ConfigurationError(
@@ -226,7 +220,7 @@ class SparkModel:
 
     @rule.setter
     def rule(self, rule: str | UpdateRule | None) -> None:
-        self._given_rule = _rule(rule)
+        self._given_rule = _rule("rule", rule)
 
     @property
     def master_network(self) -> keras.Model:
@@ -465,7 +459,7 @@ class SparkModel:
                 training that leaves no slot free.
             DataError: The data is malformed or does not fit the model.
         """
-        arguments.on_invalid_to_predict(on_invalid)
+        arguments.on_invalid_to_predict("on_invalid", on_invalid)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         if is_frame(data):
             return with_predictions(
@@ -528,7 +522,7 @@ class SparkModel:
         }
 
     def _batch_size(self, value: int | None, default: int | None = None) -> int:
-        return (default or self.batch_size) if value is None else arguments.whole_number("batch_size", value)
+        return (default or self.batch_size) if value is None else arguments.integer("batch_size", value)
 
 
 def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -560,7 +554,7 @@ def load_saved(
         ModelError: It holds no model, or code that ``safe_mode`` refuses.
         ConfigurationError: The path is none, or ``custom_objects`` holds something else.
     """
-    objects = arguments.custom_objects(custom_objects)
+    objects = arguments.custom_objects("custom_objects", custom_objects)
     data = storage.read_bytes(arguments.path("path", path))
     try:
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)

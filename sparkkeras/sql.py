@@ -148,10 +148,10 @@ def _function(
     custom_objects: Mapping[str, Any] | None,
     on_invalid: OnInvalidToPredict,
 ) -> tuple[ColumnFunction, ArgumentsToBlocks]:
-    arguments.on_invalid_to_predict(on_invalid)
+    arguments.on_invalid_to_predict("on_invalid", on_invalid)
     scorer = Scorer.of(
         model,
-        batch_size=arguments.whole_number("batch_size", batch_size),
+        batch_size=arguments.integer("batch_size", batch_size),
         transform=transform,
         custom_objects=custom_objects,
         on_invalid=on_invalid,

@@ -12,12 +12,12 @@ from sparkkeras.arguments import (
     fraction,
     frequency,
     instance,
+    integer,
     known_arguments,
     on_invalid_to_predict,
     one_of,
-    optional_number,
+    optional_integer,
     port,
-    whole_number,
 )
 from sparkkeras.data import schema
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
@@ -63,23 +63,23 @@ def test_a_missing_argument_raises_pythons_error():
 
 @pytest.mark.parametrize("value", [1, 2, 10**9])
 def test_positive_whole_numbers_are_accepted(value):
-    whole_number("epochs", value)
+    integer("epochs", value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, 1.5, "3", True, None, [1], float("nan")])
 def test_other_values_than_positive_whole_numbers_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
-        whole_number("epochs", value)
+        integer("epochs", value)
     assert str(caught.value) == f"epochs={value!r}: expected a positive whole number."
 
 
 def test_whole_numbers_have_a_lower_bound_and_may_be_optional():
-    whole_number("seed", 0, low=0)
-    assert optional_number("seed", None) is None
+    integer("seed", 0, low=0)
+    assert optional_integer("seed", None) is None
     with pytest.raises(ConfigurationError, match=r"^seed=-1: expected a whole number of at least 0 or None\.$"):
-        optional_number("seed", -1, low=0)
+        optional_integer("seed", -1, low=0)
     with pytest.raises(ConfigurationError, match="at least 2"):
-        whole_number("seed", 1, low=2)
+        integer("seed", 1, low=2)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
@@ -103,26 +103,26 @@ def test_an_unknown_choice_raises_an_error_that_lists_the_known_ones():
 
 @pytest.mark.parametrize(("value", "expected"), [("epoch", "epoch"), ("batch", 1), (1, 1), (25, 25)])
 def test_valid_frequencies_are_converted(value, expected):
-    assert frequency(value) == expected
+    assert frequency("frequency", value) == expected
 
 
 @pytest.mark.parametrize("value", ["epochs", 0, -1, 1.5, None, True, "10"])
 def test_invalid_frequencies_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
-        frequency(value)
+        frequency("frequency", value)
     assert str(caught.value).startswith(f"frequency={value!r}: expected")
     assert '"epoch", "batch"' in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [0, 1, 65535])
 def test_valid_ports_are_accepted(value):
-    assert port(value) == value
+    assert port("port", value) == value
 
 
 @pytest.mark.parametrize("value", [-1, 65536, 1.0, "80", None, True])
 def test_invalid_ports_are_refused(value):
     with pytest.raises(ConfigurationError) as caught:
-        port(value)
+        port("port", value)
     assert str(caught.value).startswith(f"port={value!r}: expected ")
 
 
@@ -239,7 +239,7 @@ def test_the_message_for_an_argument_of_keras_or_elephas_has_a_hint(name, hint):
 
 def predict_accepts(value):
     try:
-        on_invalid_to_predict(value)
+        on_invalid_to_predict("on_invalid", value)
     except ConfigurationError:
         return False
     return True

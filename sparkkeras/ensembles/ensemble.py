@@ -84,7 +84,7 @@ class EnsembleModel:
         self.models = compatibility.check_members(models, voting)
         self.voting = voting
         self.weights = compatibility.shares(weights, len(self.models))
-        self.custom_objects = arguments.custom_objects(custom_objects)
+        self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         # Without members of weight 0: if one predicts NaN, 0 * NaN would make the result NaN.
         self._voters = [model for model, _ in voters]
@@ -152,7 +152,7 @@ class EnsembleModel:
         Raises:
             DataError: The data is malformed or does not fit the members.
         """
-        arguments.on_invalid_to_predict(on_invalid)
+        arguments.on_invalid_to_predict("on_invalid", on_invalid)
         arguments.one_of("verbose", verbose, get_args(Verbose))
         if is_frame(data):
             return SparkModel(self.model, custom_objects=self.custom_objects).predict(
@@ -343,7 +343,7 @@ def load_ensemble_model(
         ModelError: The file is not an ensemble file, or contains code that ``safe_mode`` rejects.
         ConfigurationError: ``path`` is not a path, or ``custom_objects`` contains plain values.
     """
-    objects = arguments.custom_objects(custom_objects)
+    objects = arguments.custom_objects("custom_objects", custom_objects)
     data = storage.read_bytes(arguments.path("path", path))
     try:
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)

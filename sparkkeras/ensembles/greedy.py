@@ -78,7 +78,7 @@ def greedy_ensemble(
         ensemble.evaluate(x_test, y_test)
     """
     given = compatibility.check_members(models, voting)
-    size, initial = arguments.whole_number("size", size), arguments.whole_number("initial", initial)
+    size, initial = arguments.integer("size", size), arguments.integer("initial", initial)
     arguments.one_of("mode", mode, ("auto", "min", "max"))
     schema = schema_of(given[0])
     if len(schema.outputs) > 1:
@@ -93,7 +93,7 @@ def greedy_ensemble(
     schema.check_features(block.spec, has_transform=False)
     if sample_weight is not None and not np.any(np.asarray(sample_weight)):
         raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")
-    batch_size = arguments.whole_number("batch_size", batch_size)
+    batch_size = arguments.integer("batch_size", batch_size)
     exclusive = compatibility.exclusive(given)[0]
     if voting == "hard" and any(compatibility.exclusive([model])[0] != exclusive for model in given):
         raise ConfigurationError(

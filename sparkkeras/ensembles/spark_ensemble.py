@@ -84,15 +84,15 @@ class SparkEnsemble:
     ) -> None:
         arguments.one_of("mode", mode, ("independent",))
         arguments.one_of("sampling", sampling, SAMPLING)
-        given_seed = arguments.optional_number("seed", seed, low=0)
+        given_seed = arguments.optional_integer("seed", seed, low=0)
         self.seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
         self.mode = mode
         self.sampling = sampling
         self.voting = voting
         self.models = list(check_members(_made(models, num_models, self.seed), voting))
         _check_apart(self.models)
-        self.custom_objects = arguments.custom_objects(custom_objects)
-        self.batch_size = arguments.whole_number("batch_size", batch_size)
+        self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
+        self.batch_size = arguments.integer("batch_size", batch_size)
         self.histories: list[keras.callbacks.History] = []
         for model in self.models:
             check_trainable(model)
@@ -241,7 +241,7 @@ class SparkEnsemble:
 
 def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
     """The members: the models of a list, or ``num_models`` models that a function builds."""
-    num_models = arguments.optional_number("num_models", num_models)
+    num_models = arguments.optional_integer("num_models", num_models)
     if isinstance(models, (list, tuple)):
         if num_models not in (None, len(models)):
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from sparkkeras.arguments import one_of, whole_number
+from sparkkeras.arguments import integer, one_of
 from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.modeling.custom_code import ByValue
@@ -103,7 +103,7 @@ def image_loader(
     if size is not None:
         if not isinstance(size, (tuple, list)) or len(size) != 2:
             raise ConfigurationError(f"size={size!r}: expected (height, width) in pixels, or None to keep the images' size.")
-        size = (whole_number("size[0]", size[0]), whole_number("size[1]", size[1]))
+        size = (integer("size[0]", size[0]), integer("size[1]", size[1]))
     one_of("mode", mode, tuple(_CHANNELS))
     one_of("on_error", on_error, ("error", "null", "drop"))
     one_of("interpolation", interpolation, INTERPOLATIONS)

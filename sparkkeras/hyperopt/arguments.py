@@ -51,10 +51,10 @@ class FitOptions:
             CustomObjectError: The function or a callback cannot be sent to workers.
         """
         given = {
-            "epochs": arguments.whole_number("epochs", self.epochs),
-            "batch_size": arguments.whole_number("batch_size", self.batch_size),
+            "epochs": arguments.integer("epochs", self.epochs),
+            "batch_size": arguments.integer("batch_size", self.batch_size),
             "callbacks": as_callbacks("callbacks", self.callbacks),
-            "class_weight": arguments.class_weight(self.class_weight),
+            "class_weight": arguments.class_weight("class_weight", self.class_weight),
         }
         arguments.fraction("validation_split", self.validation_split)
         if self.validation_split:
@@ -154,12 +154,12 @@ def make_limits(
         ConfigurationError: An argument is out of range, or the search would never end.
     """
     limits = Limits(
-        max_evals=arguments.optional_number("max_evals", max_evals),
+        max_evals=arguments.optional_integer("max_evals", max_evals),
         sign=sign,
         pruner=make_pruner(pruner),
         timeout=_positive("timeout", timeout),
         loss_threshold=_finite("loss_threshold", loss_threshold),
-        max_failures=arguments.optional_number("max_failures", max_failures, low=0),
+        max_failures=arguments.optional_integer("max_failures", max_failures, low=0),
         early_stop=_early_stop(early_stop_fn, sign, space),
         lease_seconds=lease_seconds,
     )
@@ -180,7 +180,7 @@ def num_kept_models(given: object) -> int | None:
         return None
     if isinstance(given, str):
         raise ConfigurationError(f'keep_models={given!r}: expected a whole number of at least 0, or "all".')
-    return arguments.whole_number("keep_models", given, low=0)
+    return arguments.integer("keep_models", given, low=0)
 
 
 def _positive(name: str, value: float | None) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from sparkkeras.arguments import known_fields, whole_number
+from sparkkeras.arguments import integer, known_fields
 from sparkkeras.errors import ConfigurationError, known_names
 
 IntermediateValues = Sequence[float]
@@ -49,8 +49,8 @@ class MedianPruner:
     grace_epochs: int = 2
 
     def __post_init__(self) -> None:
-        whole_number("startup_trials", self.startup_trials)
-        whole_number("grace_epochs", self.grace_epochs)
+        integer("startup_trials", self.startup_trials)
+        integer("grace_epochs", self.grace_epochs)
 
     def should_prune(self, losses: IntermediateValues, others: Sequence[IntermediateValues]) -> bool:
         """Whether the best loss so far is worse than the median of the other trials' best losses."""
@@ -87,8 +87,8 @@ class ASHAPruner:
     grace_epochs: int = 2
 
     def __post_init__(self) -> None:
-        whole_number("reduction_factor", self.reduction_factor, low=2)
-        whole_number("grace_epochs", self.grace_epochs)
+        integer("reduction_factor", self.reduction_factor, low=2)
+        integer("grace_epochs", self.grace_epochs)
 
     def should_prune(self, losses: IntermediateValues, others: Sequence[IntermediateValues]) -> bool:
         """Whether the trial is at a rung and not among the best there."""

@@ -96,16 +96,16 @@ class HyperParamModel:
         custom_objects: Mapping[str, Any] | None = None,
         safe_mode: bool = True,
     ) -> None:
-        self.num_workers = arguments.optional_number("num_workers", num_workers)
+        self.num_workers = arguments.optional_integer("num_workers", num_workers)
         arguments.one_of("transport", transport, ("socket", "http"))
         if isinstance(server_options, ParameterServerOptions):
             raise ConfigurationError(
                 "server_options: ParameterServerOptions are for asynchronous training; trials share no weights. Give "
                 "sparkkeras.ServerOptions(...), which has host, bind, encrypt, lease_seconds and timeout."
             )
-        self._transport, self._port = transport, arguments.port(port)
+        self._transport, self._port = transport, arguments.port("port", port)
         self._server_options = arguments.instance("server_options", server_options, ServerOptions) or ServerOptions()
-        self.custom_objects = arguments.custom_objects(custom_objects)
+        self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         self._workers = _workers_factory(sc)
         self.safe_mode = safe_mode
         self.seed: int | None = None
@@ -223,7 +223,7 @@ class HyperParamModel:
         )
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         num_models = num_kept_models(keep_models)
-        arguments.optional_number("seed", seed, low=0)
+        arguments.optional_integer("seed", seed, low=0)
         if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
             raise ConfigurationError(
                 f"features=, label= and sample_weight= name DataFrame columns, but data is of type {type(data).__name__}: "
@@ -319,7 +319,7 @@ class HyperParamModel:
             ConfigurationError: Fewer models were kept.
             SearchError: There are no trials yet.
         """
-        return self._require_results().models(arguments.whole_number("nb_models", nb_models), self._loading)
+        return self._require_results().models(arguments.integer("nb_models", nb_models), self._loading)
 
     @known_arguments
     def best_ensemble(

@@ -10,7 +10,7 @@ from typing import Any
 import hyperopt
 import numpy as np
 
-from sparkkeras.arguments import known_arguments, optional_number
+from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.pruners import Pruner, make_pruner
@@ -61,7 +61,7 @@ class SparkTrials(hyperopt.Trials):  # type: ignore[misc]
         safe_mode: bool = True,
     ) -> None:
         super().__init__()
-        optional_number("parallelism", parallelism)
+        optional_integer("parallelism", parallelism)
         make_pruner(pruner)
         self.search = HyperParamModel(spark_session, parallelism, custom_objects=custom_objects, safe_mode=safe_mode)
         self._minimize_arguments: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras.arguments import optional_number
+from sparkkeras.arguments import optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
@@ -112,7 +112,7 @@ def from_data_frame(
             ``categorical`` a label is not a class index.
         ConfigurationError: ``categorical`` is set and there are several label columns.
     """
-    nb_classes = optional_number("nb_classes", nb_classes)
+    nb_classes = optional_integer("nb_classes", nb_classes)
     selection = Named(features, label).select(frame, Schema(), labelled=label is not None)
     check_slots_for(frame.sparkSession)
     table = selection.narrowed(frame).toArrow().combine_chunks()

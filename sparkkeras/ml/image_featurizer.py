@@ -11,6 +11,7 @@ import keras
 from pyspark import keyword_only
 from pyspark.ml import Transformer
 
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
@@ -106,7 +107,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         "if model is a name: the path of a weights file, 'imagenet', or None for random ones",
         values.optional(values.text),
     )
-    include_top = param("if model is a name: whether model and weights include the classifier on top", values.flag)
+    include_top = param("if model is a name: whether model and weights include the classifier on top", arguments.flag)
     layer = param(
         "the name or index of the layer whose output becomes the features; None: the input of the last Dense layer, or "
         "without one the model's output",

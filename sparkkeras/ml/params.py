@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyspark.ml.param import Param, Params
 
+from sparkkeras import arguments
 from sparkkeras.errors import UnknownArgumentError, known_names
 from sparkkeras.ml import values
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
+from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES
 from sparkkeras.training.strategy import MODES
 
@@ -213,7 +215,7 @@ class InferenceParams(KerasParams):
     inferenceBatchSize = param("rows per batch when predicting", values.number())
     custom_objects = param(
         "custom classes and functions by name, where they cannot be found from the model",
-        values.optional(values.by_name),
+        values.optional(arguments.custom_objects),
     )
     loader = param(
         "converts a column into a model input, such as image_loader(...), or {input: loader}",
@@ -233,19 +235,24 @@ class TrainingParams(InferenceParams):
     learning_rate = param("the optimizer's learning rate; None: the compiled one", values.optional(values.positive))
     mode = param(f"how workers train together: one of {', '.join(MODES)}", values.choice(*MODES))
     frequency = param(
-        "how long a worker trains between two exchanges: 'epoch', 'batch', or a number of batches", values.frequency
+        "how long a worker trains between two exchanges: 'epoch', 'batch', or a number of batches", arguments.frequency
     )
     rule = param(
         f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
         values.optional(values.rule),
     )
-    num_workers = param("the number of workers; None: one for each partition", values.optional_number())
+    num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
     parameter_server_mode = param(
         "the transport to the parameter server: 'http' or 'socket'", values.choice("http", "socket")
     )
-    port = param("the parameter server's port; 0: any free port", values.port)
-    server_options = param("further settings: a ParameterServerOptions", values.server_options)
-    seed = param("the seed of shuffles, dropout masks and other random numbers; None: random", values.optional_number(low=0))
+    port = param("the parameter server's port; 0: any free port", arguments.port)
+    server_options = param(
+        "further settings: a ParameterServerOptions", partial(arguments.instance, kind=ParameterServerOptions)
+    )
+    seed = param(
+        "the seed of shuffles, dropout masks and other random numbers; None: random",
+        partial(arguments.optional_integer, low=0),
+    )
     callbacks = param(
         "Keras callbacks that run on the driver after each epoch; they are not saved", values.optional(values.callbacks)
     )
@@ -253,19 +260,19 @@ class TrainingParams(InferenceParams):
         "Keras callbacks that run on the workers; they are not saved", values.optional(values.callbacks)
     )
     validation_split = param(
-        "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", values.fraction
+        "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", arguments.fraction
     )
     validation_freq = param("validate every this many epochs", values.number())
-    validation_batch_size = param("rows in a validation batch; None: batch_size", values.optional_number())
-    shuffle = param("whether each worker shuffles its rows before each epoch", values.flag)
-    class_weight = param("a weight for each class, {class index: weight}", values.optional(values.class_weight))
+    validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
+    shuffle = param("whether each worker shuffles its rows before each epoch", arguments.flag)
+    class_weight = param("a weight for each class, {class index: weight}", arguments.class_weight)
     initial_epoch = param("the epoch to start at, counted from 0", values.number(low=0))
     steps_per_epoch = param(
-        "the maximum number of batches of one worker in an epoch; None: all of its rows", values.optional_number()
+        "the maximum number of batches of one worker in an epoch; None: all of its rows", arguments.optional_integer
     )
     transform = param(
         "transform(x, y) -> (x, y) on each batch, on the workers; for prediction y is None and x alone may be returned",
-        values.optional(values.function),
+        arguments.function,
     )
     handleInvalid = param(
         "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' (drop)",

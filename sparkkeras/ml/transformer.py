@@ -12,6 +12,7 @@ import keras
 from pyspark import keyword_only
 from pyspark.ml import Model
 
+from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import InvalidPolicy
@@ -96,7 +97,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
         scorer.transform(df).select("prediction", "probability")
     """
 
-    batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", values.optional(values.function))
+    batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", arguments.function)
     handleInvalid = param(
         "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' (drop), or 'keep' (predict null)",
         values.choice("error", "skip", "keep"),

@@ -17,7 +17,6 @@ from sparkkeras import arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES, UpdateRule
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
@@ -45,22 +44,12 @@ def _optional(convert: Callable[[str, Any], T], name: str, value: Any) -> T | No
 
 def number(low: int = 1) -> Callable[[str, Any], int]:
     """Integers of ``low`` or more."""
-    return partial(arguments.whole_number, low=low)
-
-
-def optional_number(low: int = 1) -> Callable[[str, Any], int | None]:
-    """Integers of ``low`` or more, or ``None``."""
-    return partial(arguments.optional_number, low=low)
+    return partial(arguments.integer, low=low)
 
 
 def choice(*known: Any) -> Callable[[str, Any], Any]:
     """One of the ``known`` values."""
-    return partial(_choice, known)
-
-
-def _choice(known: tuple[Any, ...], name: str, value: Any) -> Any:
-    arguments.one_of(name, value, known)
-    return value
+    return partial(arguments.one_of, known=known)
 
 
 def text(name: str, value: Any) -> str:
@@ -68,19 +57,6 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{name}={value!r}: expected a non-empty string.")
     return value
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ConfigurationError(f"{name}={value!r}: expected True or False.")
-    return bool(value)
-
-
-def fraction(name: str, value: Any) -> float:
-    """A number in [0, 1)."""
-    arguments.fraction(name, value)
-    return float(value)
 
 
 def positive(name: str, value: Any) -> float:
@@ -118,9 +94,8 @@ def names(name: str, value: Any) -> Names:
 def task(name: str, value: Any) -> str | dict[str, str]:
     """One of `TASKS`, or ``{output: task}``."""
     if isinstance(value, Mapping):
-        return {str(output): _choice(TASKS, f"{name}[{output!r}]", each) for output, each in value.items()}
-    arguments.one_of(name, value, TASKS)
-    return str(value)
+        return {str(output): arguments.one_of(f"{name}[{output!r}]", each, TASKS) for output, each in value.items()}
+    return str(arguments.one_of(name, value, TASKS))
 
 
 def thresholds(name: str, value: Any) -> Thresholds:
@@ -150,13 +125,6 @@ def keras_model(name: str, value: Any) -> keras.Model:
     return value
 
 
-def function(name: str, value: Any) -> Callable[..., Any]:
-    """A function or another callable object, but not a class."""
-    if not callable(value) or isinstance(value, type):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected a function.")
-    return value  # type: ignore[no-any-return]
-
-
 def callbacks(name: str, value: Any) -> list[keras.callbacks.Callback]:
     """One or several Keras callbacks, as a list."""
     return as_callbacks(name, value)
@@ -179,49 +147,13 @@ def _loader(name: str, value: Any) -> Loader:
     return value  # type: ignore[no-any-return]
 
 
-def by_name(name: str, value: Any) -> dict[str, Any]:
-    """Custom classes, functions and objects by name."""
-    if not isinstance(value, Mapping) or not all(arguments.is_custom_object(*each) for each in value.items()):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected {{name: class, function or object}}.")
-    return dict(value)
-
-
-def class_weight(name: str, value: Any) -> dict[int, float]:
-    """A weight of 0 or more for each class index."""
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} is {describe(value)}; expected {{class index: weight}}.")
-    for key, weight in value.items():
-        whole = isinstance(key, (int, np.integer)) and not isinstance(key, bool) and key >= 0
-        if not whole or not isinstance(weight, (int, float, np.number)) or not 0 <= weight < math.inf:
-            raise ConfigurationError(
-                f"{name}={dict(value)!r}: expected class indices of 0 or more, each with a weight of 0 or more."
-            )
-    return {int(key): float(weight) for key, weight in value.items()}
-
-
 def rule(name: str, value: Any) -> str | UpdateRule:
     """The name of an update rule, or an `UpdateRule`. Whether it fits the mode is checked when training begins."""
     if isinstance(value, str):
-        arguments.one_of(name, value, tuple(RULES))
-        return value
+        return str(arguments.one_of(name, value, tuple(RULES)))
     if isinstance(value, type) or not isinstance(value, UpdateRule):
         raise ConfigurationError(
             f"{name}={value!r}: expected one of {sorted(RULES)}, or an object with modes, init and apply such as a "
             "sparkkeras.UpdateRule."
         )
     return value
-
-
-def frequency(name: str, value: Any) -> str | int:
-    """``"epoch"``, ``"batch"`` or a number of batches."""
-    return arguments.frequency(value)
-
-
-def port(name: str, value: Any) -> int:
-    """A port number, or 0 for any free port."""
-    return arguments.port(value)
-
-
-def server_options(name: str, value: Any) -> ParameterServerOptions | None:
-    """A `ParameterServerOptions`, or ``None``."""
-    return arguments.instance(name, value, ParameterServerOptions)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sparkkeras.arguments import optional_number, whole_number
+from sparkkeras.arguments import integer, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
@@ -68,7 +68,7 @@ def from_labeled_point(
     Raises:
         DataError: There are no rows, or with ``categorical`` a label is not a class index below ``nb_classes``.
     """
-    nb_classes = optional_number("nb_classes", nb_classes)
+    nb_classes = optional_integer("nb_classes", nb_classes)
     check_slots(rdd.context)
     points = rdd.collect()
     if not points:
@@ -93,7 +93,7 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
         DataError: ``lp_rdd`` is not an RDD, or ``nb_classes`` is ``None`` and cannot be inferred from the labels. Rows that
             are not LabeledPoints and labels that are not class indices below ``nb_classes`` raise when the RDD is computed.
     """
-    nb_classes = optional_number("nb_classes", nb_classes)
+    nb_classes = optional_integer("nb_classes", nb_classes)
     if not is_rdd(lp_rdd):
         raise DataError(
             f"lp_rdd is {describe(lp_rdd)}; expected an RDD of LabeledPoints: to_labeled_point creates one from arrays. "
@@ -114,7 +114,7 @@ def encode_label(label: Any, nb_classes: int) -> Array:
     Raises:
         DataError: The label is not a class index below ``nb_classes``.
     """
-    whole_number("nb_classes", nb_classes)
+    integer("nb_classes", nb_classes)
     try:
         value, missing = to_numbers(label)
     except NotNumbersError as error:

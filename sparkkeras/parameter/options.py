@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkkeras.arguments import known_fields, optional_number
+from sparkkeras.arguments import known_fields, optional_integer
 from sparkkeras.rpc.options import ServerOptions, check_seconds
 
 
@@ -33,5 +33,5 @@ class ParameterServerOptions(ServerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        optional_number("max_staleness", self.max_staleness, low=0)
+        optional_integer("max_staleness", self.max_staleness, low=0)
         check_seconds("warmup_timeout", self.warmup_timeout)

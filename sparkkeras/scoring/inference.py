@@ -163,7 +163,7 @@ def check_evaluate(
     check_compiled(model)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
-    options = BatchOptions(arguments.whole_number("batch_size", batch_size), transform_by_value(transform))
+    options = BatchOptions(arguments.integer("batch_size", batch_size), transform_by_value(transform))
     source = as_source(data, Reader(schema_of(model).before(transform), True, on_invalid), y, sample_weight, columns)
     if source.block is not None:
         if not source.block.rows:
@@ -190,7 +190,7 @@ def check_predict(
         ConfigurationError: An argument is out of range, or does not fit another one.
         DataError: The data does not fit the model.
     """
-    options = BatchOptions(arguments.whole_number("batch_size", batch_size), transform_by_value(transform))
+    options = BatchOptions(arguments.integer("batch_size", batch_size), transform_by_value(transform))
     source = as_source(data, Reader(schema_of(model).before(transform), False, on_invalid), columns=columns)
     if source.block is not None:
         schema_of(model).check_features(seen_on_driver(source.block, options))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
-from sparkkeras.arguments import optional_number
+from sparkkeras.arguments import optional_integer
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
@@ -157,7 +157,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
         rdd = to_simple_rdd(spark.sparkContext, x_train, y_train)
         SparkModel(model).fit(rdd, epochs=5)
     """
-    num_slices = optional_number("num_slices", num_slices)
+    num_slices = optional_integer("num_slices", num_slices)
     sc = getattr(sc, "sparkContext", sc)
     if not isinstance(sc, SparkContext):
         raise ConfigurationError(

@@ -120,10 +120,10 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         DataError: The data does not fit the models or their losses.
     """
     model = models[0]
-    epochs = arguments.whole_number("epochs", epochs)
-    initial_epoch = arguments.whole_number("initial_epoch", initial_epoch, low=0)
-    validation_freq = arguments.whole_number("validation_freq", validation_freq)
-    steps_per_epoch = arguments.optional_number("steps_per_epoch", steps_per_epoch)
+    epochs = arguments.integer("epochs", epochs)
+    initial_epoch = arguments.integer("initial_epoch", initial_epoch, low=0)
+    validation_freq = arguments.integer("validation_freq", validation_freq)
+    steps_per_epoch = arguments.optional_integer("steps_per_epoch", steps_per_epoch)
     arguments.fraction("validation_split", validation_split)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
@@ -132,14 +132,14 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     on_driver = check_callbacks(callbacks, model)
     on_workers = as_callbacks("worker_callbacks", worker_callbacks)
     options = FitOptions(
-        batch_size=arguments.whole_number("batch_size", batch_size),
+        batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
         shuffle=arguments.flag("shuffle", shuffle),
         seed=seed,
-        class_weight=arguments.class_weight(class_weight),
+        class_weight=arguments.class_weight("class_weight", class_weight),
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
-    validation_size = arguments.optional_number("validation_batch_size", validation_batch_size) or options.batch_size
+    validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
     validation_options = BatchOptions(validation_size, options.transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid)
     columns = NamedColumns(features, label, loader, fits=transform is None)
