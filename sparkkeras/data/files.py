@@ -13,7 +13,8 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,33 @@ def home(dataset: str) -> Path:
     return Path(root) / dataset
 
 
+@contextmanager
+def draft_of(target: Path, overwrite: bool = True) -> Iterator[Path]:
+    """A hidden path next to ``target`` for a file or folder, which becomes the target when the block ends without an error.
+
+    So readers see all of it or nothing. After an error it is removed.
+
+    Args:
+        target: The path of the file or folder.
+        overwrite: Whether to replace an existing file.
+
+    Raises:
+        FileExistsError: The file exists and ``overwrite`` is ``False``.
+    """
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        yield draft
+        if overwrite:
+            draft.replace(target)
+        else:
+            os.link(draft, target)  # fails if another process has written it in the meantime
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):  # if it could not be created, there is nothing to remove
+            draft.unlink(missing_ok=True)
+
+
 def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
     """Write a partition's blocks to a new folder in ``folder``, with one block in memory at a time.
 
@@ -96,14 +124,10 @@ def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
         DataError: The blocks differ in structure, shape or dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"part-{partition}-{uuid.uuid4().hex}"
-    target, draft = folder / name, folder / f".{name}"
-    draft.mkdir()
-    try:
+    target = folder / f"part-{partition}-{uuid.uuid4().hex}"
+    with draft_of(target) as draft:
+        draft.mkdir()
         rows, spec, labels = _write_arrays(blocks, partition, draft)
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return Handle(partition, str(target), rows, spec, labels)
 
 

@@ -175,12 +175,8 @@ class _Write:
         path = self.shared.path(self.start)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(f".{uuid.uuid4().hex}")
-            try:
+            with files.draft_of(path) as draft:
                 draft.write_bytes(self.data)
-                draft.rename(path)
-            finally:
-                draft.unlink(missing_ok=True)
         return iter(())
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
 
 
@@ -56,23 +57,15 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
         raise StorageError(f"cannot write {path!r}: it is a directory; pass the path of a file.")
     if not overwrite and target.exists():
         raise StorageError(_exists(path))
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with draft.open("xb") as file:
+        with draft_of(target, overwrite) as draft, draft.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if overwrite:
-            draft.replace(target)
-        else:
-            os.link(draft, target)  # fails if another process has written it in the meantime
     except FileExistsError as error:
         raise StorageError(_exists(path)) from error
     except OSError as error:
         raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):  # if it could not be created, there is nothing to remove
-            draft.unlink(missing_ok=True)
 
 
 def put_file(path: str, source: Path) -> None:
@@ -84,18 +77,13 @@ def put_file(path: str, source: Path) -> None:
     if has_scheme(path):
         _put_hadoop(path, source, overwrite=True)
         return
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        shutil.move(source, draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(target)
+        with draft_of(Path(path)) as draft:
+            shutil.move(source, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def names_in(folder: str) -> list[str]:
