@@ -115,7 +115,7 @@ def handles(effort: Effort) -> Samples:
     from sparkkeras.data import files
     from sparkkeras.data.block import from_arrays
     from sparkkeras.data.order import RowOrder
-    from sparkkeras.worker.trainer import PIECE_BYTES
+    from sparkkeras.data.sizes import BLOCK_BYTES
 
     x, y = data.vectors(effort.rows(LARGE) // 2)
     epoch = itertools.count()
@@ -126,7 +126,7 @@ def handles(effort: Effort) -> Samples:
             block = handle.open()
             assert block is not None
             order = RowOrder(block.rows, block.spec.row_bytes, data.BATCH_SIZE, (0, 0, next(epoch)))
-            for index in order.pieces(0, order.batches, PIECE_BYTES):
+            for index in order.pieces(0, order.batches, BLOCK_BYTES):
                 _ = block[index].arrays
 
         def copy() -> None:

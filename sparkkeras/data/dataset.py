@@ -104,10 +104,6 @@ class FilesMissing(Exception):  # noqa: N818 - a signal between a task and its r
     """
 
 
-PIECE_BYTES = 8 * 1024 * 1024
-"""The size of the pieces of a result that workers merge."""
-
-
 class Merging(Protocol[R]):
     """Merges results, as a whole or piece by piece: piece i of the merged result depends only on the pieces i."""
 

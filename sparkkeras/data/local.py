@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
-    PIECE_BYTES,
     DriverAddress,
     Merging,
     Piece,
@@ -26,6 +25,7 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle
 from sparkkeras.data.schema import label_ranges
+from sparkkeras.data.sizes import PIECE_BYTES
 
 R = TypeVar("R")
 _attempts = itertools.count()

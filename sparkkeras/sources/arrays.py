@@ -21,6 +21,7 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
+from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running, quietly
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
 
 R = TypeVar("R")
-
-PIECE_BYTES = 32 * 1024 * 1024
-"""Arrays travel to the workers in pieces of about this size."""
 
 
 def even_slices(rows: int, parts: int) -> list[slice]:
@@ -93,7 +91,7 @@ def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], li
     broadcasts: list[Broadcast[Block]] = []
     rdds = []
     for part in slices:
-        pieces = [context.broadcast(piece) for piece in part.pieces(PIECE_BYTES)]
+        pieces = [context.broadcast(piece) for piece in part.pieces(CHUNK_BYTES)]
         broadcasts += pieces
         rdds.append(context.parallelize([0], 1).mapPartitions(_Pieces(tuple(pieces))))
     return context.union(rdds), broadcasts

@@ -20,10 +20,11 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import PIECE_BYTES, Merging, Piece, Shared, StoredDataset, Task, joined
+from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local import LocalShared
 from sparkkeras.data.schema import Reader
+from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import FilesMissing
+from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.spark.connect import RESULT, RemoteCluster
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 R = TypeVar("R")
-
-SENT_BYTES = 32 * 1024 * 1024
-"""So much of a value travels in one function, which the server's heap has to hold several times."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class StoredShared(Generic[R]):
     @classmethod
     def of(cls, pickled: Pickled, dataset: str) -> StoredShared[Any]:
         """A value that is not in files yet."""
-        return cls(dataset, f"value-{uuid.uuid4().hex}", pickled.kind, pickled.sizes, SENT_BYTES, pickled)
+        return cls(dataset, f"value-{uuid.uuid4().hex}", pickled.kind, pickled.sizes, CHUNK_BYTES, pickled)
 
     def __reduce__(self) -> Any:
         return StoredShared, (self.dataset, self.token, self.kind, self.sizes, self.stretch)

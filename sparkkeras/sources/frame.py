@@ -17,6 +17,7 @@ from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.schema import ColumnValues, InputSpec, Reader, Schema, Terms
+from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.rdd import task_context
 from sparkkeras.spark.cluster import Cluster, translated
@@ -156,13 +157,9 @@ class Selection:
         return [leaf.read([next(given) for _ in leaf.columns], where, first) for leaf in self.leaves]
 
 
-LOADED_BYTES = 64 * 1024 * 1024
-"""What a loader makes of the rows that it is given at a time, at most: a batch of images is small until they are decoded."""
-
-
 def _rows_at_once(loader: Loader) -> int:
     sizes = [size or 1024 for size in loader.shape]  # images of an unknown size are taken for large ones
-    return max(1, LOADED_BYTES // (4 * int(np.prod(sizes, dtype=np.int64))))
+    return max(1, HELD_BYTES // (4 * int(np.prod(sizes, dtype=np.int64))))
 
 
 @dataclass(frozen=True)

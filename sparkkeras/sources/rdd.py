@@ -23,7 +23,6 @@ import numpy as np
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
-    PIECE_BYTES,
     Dataset,
     DriverAddress,
     FilesMissing,
@@ -38,6 +37,7 @@ from sparkkeras.data.dataset import (
     joined,
 )
 from sparkkeras.data.files import Handle
+from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.modeling import garbage
 from sparkkeras.spark.cluster import Cluster, quietly

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import Block, Form, piece_rows
 from sparkkeras.data.schema import Reader
+from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.sources.rdd import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark import RDD
-
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Rows are gathered into blocks of about this size."""
 
 FIRST_ROWS = 16
 """Rows in the first block, which shows how many bytes a row takes."""
@@ -47,7 +45,7 @@ class RowsToBlocks:
             form = form or self.reader.form_of(chunk[0], partition)
             block = self.reader.read_rows(chunk, form, partition, first)
             first += len(chunk)
-            size = piece_rows(max(1, block.spec.row_bytes), CHUNK_BYTES) if first == len(chunk) else size
+            size = piece_rows(max(1, block.spec.row_bytes), BLOCK_BYTES) if first == len(chunk) else size
             chunk = []
             yield block
         if chunk:

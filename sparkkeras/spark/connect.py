@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from sparkkeras import errors
 from sparkkeras.data.dataset import Shared
 from sparkkeras.data.local import LocalShared
+from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import (
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-INLINE_BYTES = 32 * 1024 * 1024
+INLINE_BYTES = CHUNK_BYTES
 """Values up to this size, in bytes, are sent in closures, which Connect limits to 128 MiB."""
 
 RESULT_BYTES = 128 * 1024 * 1024

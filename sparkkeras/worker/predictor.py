@@ -11,14 +11,12 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.schema import Schema
+from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, pieces_of
-
-RESULT_BYTES = 64 * 1024 * 1024
-"""`in_parts` joins the predictions of batches until they reach this size in bytes: few results, and little memory."""
 
 
 class Predictor:
@@ -66,14 +64,14 @@ class Predictor:
         return join_predictions(list(self.batches(block)))
 
     def in_parts(self, blocks: Iterable[Block]) -> Iterator[Any]:
-        """Yield the predictions for all rows of blocks, in order, as few arrays of bounded size."""
+        """Yield the predictions for all rows of blocks, in order, joined to arrays of about `HELD_BYTES`."""
         done: list[Any] = []
         size = 0
         for block in blocks:
             for predicted in self.batches(block):
                 done.append(predicted)
                 size += _nbytes(predicted)
-                if size >= RESULT_BYTES:
+                if size >= HELD_BYTES:
                     yield join_predictions(done)
                     done, size = [], 0
         if done:

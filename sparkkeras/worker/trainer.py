@@ -1,7 +1,7 @@
 """One worker: Keras's ``fit``, ``evaluate`` and ``predict`` on the rows of one partition. Independent of Spark.
 
 Memory: regardless of the size of the partition, a worker holds the model, one shuffle order, and a few pieces of
-`PIECE_BYTES`; the rows remain in memory-mapped files.
+`BLOCK_BYTES`; the rows remain in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sparkkeras.data.block import Block, BlockSpec, Form, Structure
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.schema import LabelRange, label_ranges, union
+from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
@@ -29,9 +30,6 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
-
-PIECE_BYTES = 4 * 1024 * 1024
-"""The approximate size of the pieces in which rows are copied from their files, in bytes."""
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -219,7 +217,7 @@ class LocalTrainer:
 
         def pieces() -> Iterator[Block]:
             _seed_globals(seed)
-            for index in order.pieces(batch_range.first, last, PIECE_BYTES):
+            for index in order.pieces(batch_range.first, last, BLOCK_BYTES):
                 yield _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
 
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
@@ -327,7 +325,7 @@ class LocalTrainer:
 def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
     """The rows of blocks in pieces of some batches each, after the transform."""
     for block in blocks:
-        for piece in block.pieces(PIECE_BYTES, options.batch_size):
+        for piece in block.pieces(BLOCK_BYTES, options.batch_size):
             yield transformed(piece, options)
 
 

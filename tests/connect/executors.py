@@ -20,7 +20,7 @@ def main(folder, classic):
     from pyspark.sql import SparkSession
 
     sparkkeras.sources.connect.INLINE_BYTES = 0
-    sparkkeras.sources.connect_values.SENT_BYTES = 3000
+    sparkkeras.sources.connect_values.CHUNK_BYTES = 3000
     builder = SparkSession.builder.remote("local-cluster[2,1,1024]")
     for key, value in cases.SETTINGS.items():
         builder = builder.config(key, value)

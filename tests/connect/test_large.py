@@ -25,7 +25,7 @@ def small_bounds(monkeypatch):
     """Small limits, so that values are sent in several files and results are returned in several pieces."""
     for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
         monkeypatch.setattr(module, "INLINE_BYTES", 0)
-    monkeypatch.setattr(sparkkeras.sources.connect_values, "SENT_BYTES", 3000)
+    monkeypatch.setattr(sparkkeras.sources.connect_values, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(sparkkeras.sources.connect, "PIECE_BYTES", 500)
     monkeypatch.setattr(sparkkeras.sources.connect, "CELL_BYTES", 300)
     monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "max_result_bytes", 1)

@@ -33,7 +33,7 @@ def machine(monkeypatch, tmp_path):
     """A machine whose temporary folder is this one, and a process that has read nothing yet."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(connect_values, "_latest", {})
-    monkeypatch.setattr(connect_values, "SENT_BYTES", 1000)
+    monkeypatch.setattr(connect_values, "CHUNK_BYTES", 1000)
     return tmp_path
 
 

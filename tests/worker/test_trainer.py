@@ -617,8 +617,8 @@ def test_predictions_of_several_outputs(measured):
 
 def test_predictions_are_streamed(linear, monkeypatch):
     """Memory does not grow with the partition: pieces of the input and parts of the output have a bounded size."""
-    monkeypatch.setattr("sparkkeras.worker.trainer.PIECE_BYTES", 12 * BATCH)  # a batch
-    monkeypatch.setattr("sparkkeras.worker.predictor.RESULT_BYTES", 8 * BATCH)  # the predictions of two
+    monkeypatch.setattr("sparkkeras.worker.trainer.BLOCK_BYTES", 12 * BATCH)  # a batch
+    monkeypatch.setattr("sparkkeras.worker.predictor.HELD_BYTES", 8 * BATCH)  # the predictions of two
     given = [0]
 
     def blocks():
@@ -633,7 +633,7 @@ def test_predictions_are_streamed(linear, monkeypatch):
 
 
 def test_large_predictions_of_small_rows_are_streamed(monkeypatch):
-    monkeypatch.setattr("sparkkeras.worker.predictor.RESULT_BYTES", 10_000)
+    monkeypatch.setattr("sparkkeras.worker.predictor.HELD_BYTES", 10_000)
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(500)(inputs))  # 4 bytes per row become 2,000
     blocks = [from_arrays(np.ones((20, 1), np.float32), None, None)]
