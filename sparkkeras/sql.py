@@ -15,7 +15,6 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import ArgumentsToBlocks, ColumnFunction, Loaders
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
-from sparkkeras.worker import device
 from sparkkeras.worker.trainer import Transform
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class _CheckedFunction:
         wrong = self.read.wrong_count(len(columns))
         if wrong:
             raise ConfigurationError(wrong)
-        with cluster_of(self.session or active_session(), device.worker_environment).training_workers():
+        with cluster_of(self.session or active_session()).training_workers():
             return self.function(*columns)
 
 
@@ -129,7 +128,7 @@ def register_keras_udf(
             f"name={name!r}: Spark has a built-in function of this name, which SQL would call instead. Choose another name."
         )
     function, read = _function(spark, name, model, batch_size, transform, loader, custom_objects, on_invalid)
-    with cluster_of(spark, device.worker_environment).training_workers():
+    with cluster_of(spark).training_workers():
         registered: Callable[..., Column] = spark.udf.register(name, function)
     return _CheckedFunction(registered, read, spark)
 
@@ -159,4 +158,4 @@ def _function(
     called = f"the function of the model {model.name!r}" if name is None else f"{name}()"
     make = "make it again with" if name is None else "register the function again with"
     read = ArgumentsToBlocks(scorer.reader, loader, transform is None, called, make)
-    return scorer.function(cluster_of(spark or active_session(), device.worker_environment), read), read
+    return scorer.function(cluster_of(spark or active_session()), read), read

@@ -38,7 +38,6 @@ from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.cluster import translated
 from sparkkeras.spark.connect import check_slots_for, cluster_of
 from sparkkeras.spark.storage import has_scheme
-from sparkkeras.worker import device
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -186,7 +185,7 @@ def _check_workers(session: SparkSession) -> None:
     Raises:
         ClusterError: A worker lacks one of them.
     """
-    cluster_of(session, device.worker_environment).require(*LIBRARY, "TFRecord files")
+    cluster_of(session).require(*LIBRARY, "TFRecord files")
 
 
 def _rows(df: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> list[Any]:

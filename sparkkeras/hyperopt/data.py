@@ -12,7 +12,8 @@ from sparkkeras.data.schema import Reader, Schema
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
 from sparkkeras.sources.frame import Named, is_frame
 from sparkkeras.sources.rdd import Collect
-from sparkkeras.sources.source import Environment, NamedColumns, as_source, is_distributed
+from sparkkeras.sources.source import NamedColumns, as_source, is_distributed
+from sparkkeras.worker.device import Environment
 
 FIT_KEYS = ("x", "y", "sample_weight", "validation_data")
 """The keys that a dict of data may have, named as the arguments of ``keras.Model.fit``."""

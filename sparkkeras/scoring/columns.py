@@ -38,7 +38,6 @@ from sparkkeras.sources.frame import (
 from sparkkeras.sources.rdd import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
-from sparkkeras.worker import device
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import BatchOptions, Transform
 
@@ -203,7 +202,7 @@ def with_predictions(
     )
     names = _column_names(output_col, scorer.outputs, frame.columns, tells_case(frame.sparkSession))
     selection = Named(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
-    cluster = cluster_of(frame.sparkSession, device.worker_environment)
+    cluster = cluster_of(frame.sparkSession)
     function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
     # Spark may compute what is deterministic as often as it is mentioned: in a filter and behind it.
     with cluster.training_workers():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,15 +19,11 @@ from sparkkeras.sources.rdd import RddBlocks, SparkDataset
 from sparkkeras.sources.rows import from_rows, warn_of_slots
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, cluster_of, is_remote
-from sparkkeras.worker.device import worker_environment
+from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame
-
-
-Environment = Callable[[int], Mapping[str, str]]
-"""Gives the environment variables of workers that train on so many CPU cores."""
 
 
 class Source(Protocol):

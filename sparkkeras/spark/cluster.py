@@ -33,6 +33,7 @@ from sparkkeras.data.local import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
 from sparkkeras.spark import probe
 from sparkkeras.spark.slots import held_slots
+from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -58,7 +59,7 @@ class Cluster:
 
     Args:
         context: The context of the data; ``None``: the active one, or a new one on this machine.
-        environment: Returns the environment variables of training workers for a number of CPU cores per task.
+        environment: Returns the environment variables of training workers.
 
     Attributes:
         context: The SparkContext.
@@ -70,7 +71,7 @@ class Cluster:
         ClusterError: The context was stopped, or workers lack Keras or its backend, or run another Python version.
     """
 
-    def __init__(self, context: SparkContext | None, environment: Callable[[int], Mapping[str, str]]) -> None:
+    def __init__(self, context: SparkContext | None, environment: Environment = worker_environment) -> None:
         self.context = context or active_context()
         check_running(self.context)
         settings = _settings_of(self.context)

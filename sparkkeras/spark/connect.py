@@ -39,6 +39,7 @@ from sparkkeras.spark.cluster import (
     pack_package,
     translated,
 )
+from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +80,7 @@ class RemoteCluster:
 
     max_result_bytes = RESULT_BYTES
 
-    def __init__(self, session: SparkSession, environment: Callable[[int], Mapping[str, str]]) -> None:
+    def __init__(self, session: SparkSession, environment: Environment = worker_environment) -> None:
         self.session = session
         self.task_cores = int(session.conf.get("spark.task.cpus", "1") or 1)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
@@ -256,7 +257,7 @@ AnyCluster = Cluster | RemoteCluster
 """The cluster of a dataset."""
 
 
-def cluster_of(session: SparkSession, environment: Callable[[int], Mapping[str, str]]) -> AnyCluster:
+def cluster_of(session: SparkSession, environment: Environment = worker_environment) -> AnyCluster:
     """The cluster of a session, of Spark Connect or not.
 
     Raises:

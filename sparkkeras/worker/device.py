@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,10 @@ from sparkkeras.modeling import garbage
 
 AUTO_STEPS_PER_EXECUTION = 32
 """Default of ``steps_per_execution`` for backends that run the steps in a compiled loop."""
+
+
+Environment = Callable[[int], Mapping[str, str]]
+"""Returns the environment variables of workers that use so many CPU cores for a task."""
 
 
 def worker_environment(cores: int) -> dict[str, str]:

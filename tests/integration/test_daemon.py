@@ -42,7 +42,7 @@ def run(sc, function):
             time.sleep(0.01)
         return function(number)
 
-    with tempfile.TemporaryDirectory() as folder, Cluster(sc, device.worker_environment).training_workers():
+    with tempfile.TemporaryDirectory() as folder, Cluster(sc).training_workers():
         return sc.parallelize(range(2), 2).map(together).collect()
 
 
