@@ -9,6 +9,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
 from sparkkeras.training.strategy import make_strategy
 from sparkkeras.worker.trainer import FitOptions
@@ -94,7 +95,7 @@ def fit(
         epochs=epochs,
         initial_epoch=initial_epoch,
         frequency=frequency,
-        rule=make_rule(rule, mode),
+        rule=make_rule(rule, "synchronous" if mode == "independent" else mode),
         rule_state={} if rule_state is None else rule_state,
         split=split or TrainValidationSplit(sizes, (0,) * len(sizes)),
         options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed, callbacks=worker_callbacks),
@@ -105,8 +106,11 @@ def fit(
     )
     progress = RecordedProgress()
     driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, progress)
-    make_strategy(mode).fit(job, dataset, driver)
-    return driver.history, progress.rounds
+    strategy = (
+        IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
+    )
+    strategy.fit(job, dataset, driver)
+    return given.model.history, progress.rounds
 
 
 def close(model, weights, optimizer=None, atol=1e-6):

@@ -1,7 +1,4 @@
-"""Conformance suite of all strategies, and tests of synchronous averaging, on in-memory datasets without Spark.
-
-A new strategy joins the first half with its mode.
-"""
+"""Synchronous averaging, on in-memory datasets without Spark."""
 
 import keras
 import numpy as np
@@ -12,17 +9,14 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
-from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import gather
 from sparkkeras.training.averaging import Mean, Report, merge
 from sparkkeras.training.gather import merges_on_workers
 from sparkkeras.training.job import TrainValidationSplit, Validation
-from sparkkeras.training.strategy import MODES
 from sparkkeras.weights import Flat
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
-from tests.conftest import long
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 
@@ -43,169 +37,7 @@ def linear(linear_adam):
     return linear_adam
 
 
-# Conformance suite of all strategies
-
-
-# Hogwild is the asynchronous strategy with a store without locks; test_parameter_server has its specific tests.
-@pytest.fixture(params=[pytest.param(mode, marks=pytest.mark.soak if mode == "hogwild" else ()) for mode in MODES])
-def mode(request):
-    return request.param
-
-
-@pytest.mark.parametrize("frequency", ["epoch", long(1), long(2)])
-def test_training_learns(linear, mode, frequency):
-    history, _ = fit(linear, partitions(20, 20, 20), mode, epochs=12, frequency=frequency, shuffle=True)
-    losses = history.history["loss"]
-    assert losses[-1] < 0.3 * losses[0]
-    final = linear.model.evaluate(X, Y, verbose=0, return_dict=True)
-    assert final["loss"] < 0.3 * losses[0]
-
-
-@pytest.mark.parametrize("frequency", ["epoch", long(1), 3])
-def test_one_worker_equals_plain_keras(linear, mode, frequency):
-    history, _ = fit(linear, partitions(22), mode, epochs=3, frequency=frequency)
-    found = ModelState.take(linear.model)
-    plain = linear.anew()
-    expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
-    assert close(plain, found.weights.vector, found.optimizer.vector)
-    assert int(plain.optimizer.iterations) == 18
-    assert [int(counter) for counter in found.optimizer.counters] == [18]
-    assert set(history.history) == set(expected)
-    assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
-
-
-def test_history_has_one_value_per_epoch(linear, mode):
-    history, _ = fit(linear, partitions(20, 10), mode, epochs=5, initial_epoch=2)
-    assert history.epoch == [2, 3, 4]
-    assert {name: len(values) for name, values in history.history.items()} == {"loss": 3, "mae": 3}
-    assert linear.model.history is history
-    assert all(type(value) is float for values in history.history.values() for value in values)
-
-
-def test_the_same_seed_gives_bit_identical_weights(linear, mode):
-    def run(seed):
-        linear.anew()
-        fit(linear, partitions(20, 13, 27), mode, epochs=2, frequency=2, shuffle=True, seed=seed)
-        return ModelState.take(linear.model).weights.vector.tobytes()
-
-    assert run(7) == run(7)
-    assert run(7) != run(8)
-
-
-@pytest.mark.parametrize("sizes", [(None, 20, None, 10, 0), long((1, 1, 1))], ids=str)
-@pytest.mark.parametrize("frequency", ["epoch", 1])
-def test_partitions_with_few_rows_or_none(linear, mode, sizes, frequency):
-    histories = []
-    history, _ = fit(linear, partitions(*sizes), mode, epochs=2, frequency=frequency, histories=histories)
-    assert np.isfinite(history.history["loss"]).all()
-    filled = [number for number, size in enumerate(sizes) if size]
-    assert [entry["worker"] for entry in histories] == filled * 2
-    assert [entry["rows"] for entry in histories] == [sizes[number] for number in filled] * 2
-    total = sum(size or 0 for size in sizes)
-    for epoch in (0, 1):
-        seen = [entry for entry in histories if entry["epoch"] == epoch]
-        mean = sum(entry["loss"] * entry["rows"] for entry in seen) / total
-        assert history.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
-
-
-def test_each_worker_has_its_own_history(linear, mode):
-    histories = [{"worker": "of an earlier fit"}]
-    fit(linear, partitions(20, 10), mode, epochs=4, initial_epoch=2, frequency=2, histories=histories)
-    assert histories.pop(0) == {"worker": "of an earlier fit"}
-    assert [(entry["epoch"], entry["worker"], entry["rows"]) for entry in histories] == [
-        (2, 0, 20),
-        (2, 1, 10),
-        (3, 0, 20),
-        (3, 1, 10),
-    ]
-    assert all(set(entry) == {"worker", "epoch", "rows", "seconds", "loss", "mae"} for entry in histories)
-    assert all(entry["seconds"] > 0 for entry in histories)
-
-
-def test_a_callback_may_stop_training(linear, mode):
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
-
-    history, _ = fit(linear, partitions(20, 10), mode, epochs=9, callbacks=[Stop()])
-    assert history.epoch == [0, 1]
-
-
-def test_callbacks_are_called_as_in_keras(linear, mode):
-    calls = []
-
-    class Notes(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            calls.append("train begins")
-
-        def on_epoch_begin(self, epoch, logs=None):
-            calls.append(f"epoch {epoch} begins")
-
-        def on_epoch_end(self, epoch, logs=None):
-            calls.append((f"epoch {epoch} ends", sorted(logs)))
-
-        def on_train_end(self, logs=None):
-            calls.append("train ends")
-
-    fit(linear, partitions(20, 10), mode, epochs=2, frequency=2, callbacks=[Notes()])
-    begins_and_ends = [(f"epoch {epoch} begins", (f"epoch {epoch} ends", ["loss", "mae"])) for epoch in (0, 1)]
-    assert calls == ["train begins", *begins_and_ends[0], *begins_and_ends[1], "train ends"]
-
-
-def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
-    blocks = list(partitions(20, 10, 10).blocks)
-    blocks[1] = rows(blocks[1].x, np.full_like(blocks[1].y, np.nan))
-    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1 on worker 1: .* not finite"):
-        fit(linear, LocalDataset(tuple(blocks)), mode)
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
-
-
-def test_validation_rows_are_not_trained_on(linear, mode):
-    dataset = partitions(20, 10)
-    parts = TrainValidationSplit.split(dataset.handles, 0.2)
-    fit(linear, dataset, mode, split=parts, epochs=2)
-    found = ModelState.take(linear.model).weights.vector
-    linear.anew()
-    fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), mode, epochs=2)
-    assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
-
-
-@keras.saving.register_keras_serializable(package="tests_of_averaging")
-class CustomStep(keras.Model):
-    """A custom ``train_step`` that returns values in addition to Keras's metrics."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        super().train_step(data)
-        return {"largest": keras.ops.max(keras.ops.abs(data[1]))}
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a train_step is written for one backend")
-def test_logs_of_a_custom_train_step_reach_the_history(mode):
-    keras.utils.set_random_seed(1)
-    model = CustomStep()
-    model(X)
-    model.compile(optimizer="sgd", loss="mse")
-    given = type("Given", (), {"model": model})
-    metrics.prepare(model, rows(X[:1], Y[:1]).spec.zeros())
-    state = ModelState.take(model)
-    history, _ = fit(given, partitions(4), mode, epochs=2)
-    found = ModelState.take(model).weights.vector
-    state.put(model)
-    expected = model.fit(X[:4], Y[:4], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-    assert set(expected) == {"largest"}
-    assert close(model, found)
-    assert set(history.history) == {"largest"}
-    assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
-
-
-# Properties of synchronous rounds only: no worker is ahead of the driver
+# Callbacks and validation between rounds
 
 
 def test_a_learning_rate_set_by_a_callback_reaches_the_workers(linear):
