@@ -47,7 +47,7 @@ def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
     return tuple(members)
 
 
-def shares(weights: Any, count: int) -> tuple[float, ...]:
+def normalized_weights(weights: Any, count: int) -> tuple[float, ...]:
     """Scale the members' weights to add up to 1; ``None``: equal weights.
 
     Raises:
@@ -86,7 +86,7 @@ def first_compiled(members: Sequence[keras.Model]) -> keras.Model | None:
     return next((model for model in members if model.compiled), None)
 
 
-def own_features(x: Any, model: keras.Model, first: keras.Model) -> Any:
+def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
     """Convert features from the input structure of ``first`` to that of a member."""
     inputs = list(x) if isinstance(x, tuple) else [x]
     if isinstance(x, Mapping):

@@ -83,7 +83,7 @@ class EnsembleModel:
     ) -> None:
         self.models = compatibility.check_members(models, voting)
         self.voting = voting
-        self.weights = compatibility.shares(weights, len(self.models))
+        self.weights = compatibility.normalized_weights(weights, len(self.models))
         self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         voters = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight > 0]
         # Without members of weight 0: if one predicts NaN, 0 * NaN would make the result NaN.

@@ -100,7 +100,7 @@ def greedy_ensemble(
             'voting="hard": some of the models predict one class (softmax), others several labels (one sigmoid each), and '
             "their votes cannot be combined. Pass models of one kind."
         )
-    features = [compatibility.own_features(block.x, model, given[0]) for model in given]
+    features = [compatibility.features_for(block.x, model, given[0]) for model in given]
     predictions = [
         keras.tree.flatten(compatibility.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)
     ]

@@ -60,21 +60,21 @@ class Diverged:
 class Sample(Protocol):
     """Selects the rows of a member."""
 
-    def of(self, member: int, own: Block | None) -> Block | None:
-        """The rows of a member; ``None``: no rows. ``own`` are the rows of the partition that its task runs on."""
+    def of(self, member: int, partition: Block | None) -> Block | None:
+        """The rows of a member; ``None``: no rows. ``partition`` holds the rows of the partition that its task runs on."""
         ...
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class PartitionRows:
     """The rows ``spans[member]`` of the partition that the member's task runs on."""
 
     spans: Spans
 
-    def of(self, member: int, own: Block | None) -> Block | None:
+    def of(self, member: int, partition: Block | None) -> Block | None:
         """The rows of the partition; see `Sample.of`."""
         start, stop = self.spans[member]
-        return None if own is None or stop <= start else own[start:stop]
+        return None if partition is None or stop <= start else partition[start:stop]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AllRows:
     parts: tuple[Rows, ...]
     spans: Spans
 
-    def of(self, member: int, own: Block | None) -> Block | None:
+    def of(self, member: int, partition: Block | None) -> Block | None:
         """The rows of all partitions. Those of a single partition stay memory-mapped; several are concatenated in memory."""
         blocks = [
             block[start:stop]
@@ -101,9 +101,9 @@ class BootstrapRows:
     rows: AllRows
     seed: int
 
-    def of(self, member: int, own: Block | None) -> Block | None:
+    def of(self, member: int, partition: Block | None) -> Block | None:
         """The bootstrap sample of a member, in the order of the rows; see `Sample.of`."""
-        block = self.rows.of(member, own)
+        block = self.rows.of(member, partition)
         if block is None:
             return None
         drawn = np.random.default_rng((_BOOTSTRAP, self.seed, member)).integers(block.rows, size=block.rows)
@@ -132,14 +132,14 @@ class TrainMember:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Trained | Diverged]:
         """Train the member, and yield its result."""
-        own = next(blocks, None)
-        block = self.sample.of(context.worker, own)
+        partition = next(blocks, None)
+        block = self.sample.of(context.worker, partition)
         if block is None:
             raise DataError(
                 f"member {context.worker} has no rows: the data changed between two reads. Cache it, or store it, before "
                 "training."
             )
-        held_out = self._held_out(context.worker, own)
+        held_out = self._held_out(context.worker, partition)
         member, options = self.members[context.worker].value, self.options.value
         trainer = LocalTrainer(member.archive, context)
         callbacks = lasting(options.callbacks.fresh() if options.callbacks else ())
@@ -169,10 +169,10 @@ class TrainMember:
         # The model after fit, not the last replica: callbacks may restore weights, and use_ema overwrites them.
         yield Trained(context.worker, ModelState.take(member.archive.cached()), tuple(logs))
 
-    def _held_out(self, member: int, own: Block | None) -> HeldOut | None:
+    def _held_out(self, member: int, partition: Block | None) -> HeldOut | None:
         if self.validation is None:
             return None
-        block = self.validation.sample.of(member, own)
+        block = self.validation.sample.of(member, partition)
         return None if block is None else HeldOut(block, self.validation.options)
 
 
@@ -238,15 +238,15 @@ class IndependentStrategy:
         spans, held_out = tuple((0, rows) for rows in job.split.train), job.split.validation_spans
         where: Dataset = dataset
         sample: Sample
-        put_aside: Sample
+        validation_rows: Sample
         if self._sampling == "partition":
             self._check_partitions(job.split.train)
-            sample, put_aside = OwnRows(spans), OwnRows(held_out)
+            sample, validation_rows = PartitionRows(spans), PartitionRows(held_out)
         else:
             whole = driver_dataset(dataset, NO_COMMON_ROWS)
             where = whole.without_rows(len(self._members))
             parts = stack.enter_context(whole.everywhere())
-            rows, put_aside = AllRows(parts, spans), AllRows(parts, held_out)
+            rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
         validation = job.validation
         if validation is None:
@@ -255,8 +255,8 @@ class IndependentStrategy:
             stored = stack.enter_context(validation.dataset.stored())
             spans = tuple((0, handle.rows) for handle in stored.handles)
             parts = stack.enter_context(driver_dataset(stored, NO_COMMON_ROWS).everywhere())
-            put_aside = AllRows(parts, spans)
-        return where, sample, ValidationRows(put_aside, validation.options, validation.frequency)
+            validation_rows = AllRows(parts, spans)
+        return where, sample, ValidationRows(validation_rows, validation.options, validation.frequency)
 
     def _check_partitions(self, rows: Sequence[int]) -> None:
         count = len(self._members)

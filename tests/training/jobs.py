@@ -31,7 +31,7 @@ class Model:
         self.state = ModelState.take(self.model)
         self.archive = ModelArchive.pack(self.model)
 
-    def anew(self):
+    def reset(self):
         """Reset the model to its initial state, and return it."""
         self.state.put(self.model)
         self.model.stop_training = False

@@ -33,7 +33,7 @@ def normalized():
 @pytest.fixture
 def linear(linear_adam):
     """A linear model with Adam, in its initial state."""
-    linear_adam.anew()
+    linear_adam.reset()
     return linear_adam
 
 
@@ -47,7 +47,7 @@ def test_a_learning_rate_set_by_a_callback_reaches_the_workers(linear):
     callback = keras.callbacks.LearningRateScheduler(halved)
     fit(linear, partitions(20), epochs=3, callbacks=[callback])
     found = ModelState.take(linear.model).weights.vector
-    plain = linear.anew()
+    plain = linear.reset()
     plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=3, shuffle=False, callbacks=[callback], verbose=0)
     assert close(plain, found)
 
@@ -133,7 +133,7 @@ def test_the_next_round_starts_from_the_mean(linear):
     fit(linear, dataset)
     middle = ModelState.take(linear.model)
     weights, slots = mean_of(replicas(linear, middle, dataset, epoch=1))
-    linear.anew()
+    linear.reset()
     fit(linear, dataset, epochs=2)
     assert close(linear.model, weights, slots)
     assert int(linear.model.optimizer.iterations) == 10
@@ -141,7 +141,7 @@ def test_the_next_round_starts_from_the_mean(linear):
 
 def test_statistics_are_averaged_like_weights(normalized):
     given = normalized
-    model = given.anew()
+    model = given.reset()
     dataset = partitions(20, 8)
     weights, slots = mean_of(replicas(given, given.state, dataset))
     fit(given, dataset, rule=SlowMo(momentum=0.5, alpha=0.5))
@@ -149,7 +149,7 @@ def test_statistics_are_averaged_like_weights(normalized):
     statistics = np.concatenate([weight.numpy() for weight in model.non_trainable_weights])
     assert statistics.size == 6
     assert not np.allclose(statistics, given.state.weights.vector[trainable:], atol=1e-3)
-    assert np.allclose(statistics, weights[trainable:], rtol=0, atol=1e-6)  # whatever the rule
+    assert np.allclose(statistics, weights[trainable:], rtol=0, atol=1e-6)  # for every rule
     assert np.allclose(ModelState.take(model).optimizer.vector, slots, rtol=0, atol=1e-6)
     trained = (given.state.weights.vector[:trainable] + weights[:trainable]) / 2  # alpha is a half
     assert np.allclose(ModelState.take(model).weights.vector[:trainable], trained, rtol=0, atol=1e-6)
@@ -192,7 +192,7 @@ def test_rows_that_a_source_no_longer_returns_are_not_counted(linear):
     _, rounds = fit(linear, partitions(18, 7), split=TrainValidationSplit((18, 13), (0, 0)), histories=histories)
     assert [entry["rows"] for entry in histories] == [18, 7]
     found = ModelState.take(linear.model).weights.vector
-    linear.anew()
+    linear.reset()
     fit(linear, partitions(18, 7))
     assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
     assert rounds == [(25, 1.0)]
@@ -226,7 +226,7 @@ def test_moving_averages_replace_the_weights_at_the_end():
     dataset = partitions(20)
     fit(given, dataset, epochs=2)
     found = ModelState.take(given.model).weights.vector
-    plain = given.anew()
+    plain = given.reset()
     plain.fit(X[:20], Y[:20], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     assert close(plain, found)
 

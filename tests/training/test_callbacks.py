@@ -65,7 +65,7 @@ class Looks(EarlyStopping):
         [EarlyStopping(), ReduceLROnPlateau("val_mae"), EarlyStopping("mae")],
         [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), EarlyStopping("learning_rate")],
         [ReduceLROnPlateau(), EarlyStopping("learning_rate")],
-        [keras.callbacks.ModelCheckpoint("{epoch}.keras", "nothing")],  # saves every epoch, whatever it monitors
+        [keras.callbacks.ModelCheckpoint("{epoch}.keras", "nothing")],  # saves every epoch, regardless of its monitor
         [Adds(), EarlyStopping("added")],
         [Computes("computed")],
         [Looks("elsewhere")],

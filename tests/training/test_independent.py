@@ -12,7 +12,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.rules import Average
-from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, OwnRows, TrainMember
+from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
 from sparkkeras.training.job import Job, TrainValidationSplit, Validation
 from sparkkeras.worker.trainer import BatchOptions, FitOptions
 from tests.conftest import long
@@ -177,8 +177,8 @@ def test_empty_partitions_contribute_no_rows():
     empty = LocalRows(None)
     assert AllRows((empty, empty), ((0, 0), (0, 3))).of(0, None) is None
     assert BootstrapRows(AllRows((empty,), ((0, 0),)), 0).of(0, None) is None
-    assert OwnRows(((0, 3), (2, 2))).of(1, rows(X, Y)) is None
-    assert OwnRows(((0, 3),)).of(0, None) is None
+    assert PartitionRows(((0, 3), (2, 2))).of(1, rows(X, Y)) is None
+    assert PartitionRows(((0, 3),)).of(0, None) is None
     assert AllRows((LocalRows(rows(X, Y)), empty), ((2, 4), (0, 0))).of(0, None).rows == 2
 
 

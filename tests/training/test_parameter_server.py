@@ -45,7 +45,7 @@ def linear_sgd():
 @pytest.fixture
 def linear(linear_sgd):
     """A linear model with SGD and momentum, in its initial state."""
-    linear_sgd.anew()
+    linear_sgd.reset()
     return linear_sgd
 
 
@@ -68,7 +68,7 @@ def train(given, dataset, mode="asynchronous", *, transport="inprocess", port=0,
 
 def plain(given, epochs, stop=22, **arguments):
     """Train with plain Keras on the first rows."""
-    return given.anew().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
+    return given.reset().fit(X[:stop], Y[:stop], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **arguments)
 
 
 # One worker
@@ -186,7 +186,7 @@ def test_workers_that_run_one_after_the_other_continue_each_others_weights(linea
     history, stats, _ = train(linear, partitions(20, 8), epochs=2, frequency=2, histories=histories)
     found = ModelState.take(linear.model)
     slots, losses = [], []
-    model = linear.anew()
+    model = linear.reset()
     beginning = linear.state.optimizer
     for start, stop in ((0, 20), (20, 28)):
         ModelState(ModelState.take(model).weights, beginning).put(model)
@@ -307,7 +307,7 @@ def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
     found = ModelState.take(linear.model).weights.vector
     assert stats.steps == {0: 10, 1: 4}
     assert [(entry["epoch"], entry["worker"]) for entry in histories] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    linear.anew()
+    linear.reset()
     train(linear, partitions(20, 8), epochs=2)
     assert close(linear.model, found)
 

@@ -24,7 +24,7 @@ def linear_adam():
 @pytest.fixture
 def linear(linear_adam):
     """A linear model with Adam, in its initial state."""
-    linear_adam.anew()
+    linear_adam.reset()
     return linear_adam
 
 
@@ -60,7 +60,7 @@ def test_training_learns(linear, strategy, frequency):
 def test_one_worker_equals_plain_keras(linear, strategy, frequency):
     history, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
     found = ModelState.take(linear.model)
-    plain = linear.anew()
+    plain = linear.reset()
     expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
     assert close(plain, found.weights.vector, found.optimizer.vector)
     assert int(plain.optimizer.iterations) == 18
@@ -79,7 +79,7 @@ def test_history_has_one_value_per_epoch(linear, strategy):
 
 def test_the_same_seed_gives_bit_identical_weights(linear, strategy):
     def run(seed):
-        linear.anew()
+        linear.reset()
         fit(linear, partitions(20, 13, 27), strategy, epochs=2, frequency=2, shuffle=True, seed=seed)
         return ModelState.take(linear.model).weights.vector.tobytes()
 
@@ -163,7 +163,7 @@ def test_validation_rows_are_not_trained_on(linear, mode):
     parts = TrainValidationSplit.split(dataset.handles, 0.2)
     fit(linear, dataset, mode, split=parts, epochs=2)
     found = ModelState.take(linear.model).weights.vector
-    linear.anew()
+    linear.reset()
     fit(linear, LocalDataset((rows(X[:16], Y[:16]), rows(X[20:28], Y[20:28]))), mode, epochs=2)
     assert np.array_equal(ModelState.take(linear.model).weights.vector, found)
 
