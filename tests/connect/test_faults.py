@@ -16,7 +16,7 @@ from tests.conftest import long
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 
-LONG = "a long message " * 2000
+LONG = "a long message " * 4000
 
 
 class Once(keras.callbacks.Callback):
@@ -58,13 +58,13 @@ class Remove(keras.callbacks.Callback):
             self.removed += 1
 
 
-def refuse(x, y):
+def fail(x, y):
     if len(x) > 1:
         raise LookupError("the transform gave up")
     return x, y
 
 
-def refuse_at_length(x, y=None):
+def fail_with_long_message(x, y=None):
     if len(x) > 1:
         raise LookupError(LONG)
     return x, y
@@ -102,24 +102,24 @@ def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch,
 
 def test_a_failing_transform_is_reported_with_its_traceback(spark):
     with pytest.raises(WorkerError, match="LookupError: the transform gave up") as raised:
-        fitted(spark, transform=refuse)
-    assert "in refuse" in raised.value.worker_traceback
+        fitted(spark, transform=fail)
+    assert "in fail" in raised.value.worker_traceback
     with pytest.raises(WorkerError, match="the transform gave up"):
-        SparkModel(cases.model()).evaluate(cases.frame(spark), transform=refuse)
+        SparkModel(cases.model()).evaluate(cases.frame(spark), transform=fail)
 
 
 def test_a_long_error_is_reported_in_full(spark):
     with pytest.raises(WorkerError) as raised:
-        fitted(spark, transform=refuse_at_length)
+        fitted(spark, transform=fail_with_long_message)
     assert LONG.strip() in raised.value.worker_traceback
     x, _ = cases.arrays()
     with pytest.raises(ConfigurationError, match="a long message a long message"):  # the driver calls it on the arrays
-        SparkModel(cases.model()).predict(x, transform=refuse_at_length)
+        SparkModel(cases.model()).predict(x, transform=fail_with_long_message)
 
 
 def test_a_failing_lazy_prediction_raises_sparks_error(spark):
     """The user collects the result, so the error is not translated."""
-    scored = SparkModel(cases.model()).predict(cases.frame(spark), transform=refuse_at_length)
+    scored = SparkModel(cases.model()).predict(cases.frame(spark), transform=fail_with_long_message)
     with pytest.raises(Exception, match="a long message a long message"):
         scored.collect()
 

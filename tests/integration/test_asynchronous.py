@@ -710,14 +710,14 @@ def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
         lambda: other.fit(x, y, verbose=0),
         lambda: distributed(regression(), num_workers=None).fit(x, y, verbose=0),
     ]
-    refused, found = [], []
+    rejected, found = [], []
 
-    def refuse(epoch, logs):
+    def call_everything(epoch, logs):
         if epoch == 0:
             for call in calls:
                 with pytest.raises(ConfigurationError, match=r"self\.model\.predict.*num_workers=1") as raised:
                     call()
-                refused.append(raised)
+                rejected.append(raised)
 
     def predict(epoch, logs):
         predicted = spark_model.predict(sc.parallelize(list(x), 2))
@@ -725,8 +725,8 @@ def test_calls_from_callbacks_that_would_deadlock_are_rejected(sc):
         found.append(distributed(regression(), num_workers=1).fit(x, y, verbose=0))
 
     spark_model = distributed(regression(), batch_size=8)
-    spark_model.fit(x, y, epochs=8, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=refuse))
-    assert len(refused) == len(calls)
+    spark_model.fit(x, y, epochs=8, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=call_everything))
+    assert len(rejected) == len(calls)
     spark_model.num_workers = 1
     spark_model.fit(x, y, epochs=1, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=predict))
     assert found
