@@ -119,8 +119,8 @@ def as_one_model(
         like: The model whose input and output structure the new model has.
         members: Copies of the models; they are renamed and made non-trainable.
         shares: The weight of each member.
-        majority: As in `sparkkeras.modeling.voting.Vote`.
-        is_exclusive: For each output, as in `sparkkeras.modeling.voting.Vote`.
+        majority: Whether members vote for a class (hard voting), instead of averaging their outputs.
+        is_exclusive: For each output, whether its classes are mutually exclusive.
     """
     first = models.graph_of(like)
     inputs = [

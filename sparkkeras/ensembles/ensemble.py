@@ -143,7 +143,8 @@ class EnsembleModel:
             output_col: The new column or columns of a DataFrame.
             loader: Converts a column of a DataFrame into an input, such as `image_loader`.
             transform: ``transform(x, None) -> x``, applied to each batch.
-            on_invalid: As in `SparkModel.predict`.
+            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` or ``"allow"``; see
+                `SparkModel.predict`.
 
         Returns:
             An array, or for several outputs the structure that a member returns. For a DataFrame, the DataFrame with the
@@ -258,7 +259,7 @@ class EnsembleModel:
             label: The label columns of a DataFrame.
             loader: As in `predict`.
             transform: ``transform(x, y) -> (x, y)``, applied to each batch.
-            on_invalid: As in `SparkModel.evaluate`.
+            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
 
         Returns:
             A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.

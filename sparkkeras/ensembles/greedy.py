@@ -50,19 +50,19 @@ def greedy_ensemble(
     data that was not used for training or selection (Caruana et al. 2004).
 
     Args:
-        models: As in `EnsembleModel`. Each predicts the validation data once.
+        models: Built Keras models with the same inputs and outputs. Each predicts the validation data once.
         x_val: Validation features as arrays; data that the models were not trained on.
         y_val: Validation labels.
         metric: The metric to select by: ``"loss"`` (the loss of the first compiled model, without regularization), the name
             of a Keras metric, a Keras metric or loss object, or a function ``metric(y_true, y_pred) -> number``.
         size: The maximum number of selections, counting repeated ones.
         mode: ``"min"`` to minimize the metric, ``"max"`` to maximize it, ``"auto"`` to infer it from a Keras metric or loss.
-        voting: As in `EnsembleModel`.
+        voting: How members are combined: ``"soft"``, ``"hard"`` or ``"average"``; see `EnsembleModel`.
         initial: The maximum number of models to start with: the best ones, added in order as long as the metric does not get
             worse.
         sample_weight: A weight for each sample, shape (samples,).
         batch_size: Rows per batch when predicting.
-        custom_objects: As in `EnsembleModel`.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the models.
 
     Returns:
         An ensemble whose weights are the selection counts, scaled to add up to 1.

@@ -47,7 +47,7 @@ class SparkEnsemble:
         sampling: The rows that a member trains on. ``"all"``: all rows; members differ in their initial weights, shuffles
             and architectures. ``"bootstrap"``: as many rows as there are, drawn with replacement (bagging).
             ``"partition"``: the data is divided into one partition per member, and each trains on its partition only.
-        voting: As in `EnsembleModel`.
+        voting: How members are combined: ``"soft"``, ``"hard"`` or ``"average"``; see `EnsembleModel`.
         custom_objects: Custom classes and functions by name, where they cannot be found from the models.
         batch_size: The default number of rows in a batch.
         seed: The seed of initial weights (if ``models`` is a function), samples, shuffles and dropout masks; ``None``:
@@ -163,7 +163,7 @@ class SparkEnsemble:
             label: The label columns of a DataFrame.
             loader: Converts a column of a DataFrame into an input, such as `image_loader`.
             transform: ``transform(x, y) -> (x, y)``, applied to each batch.
-            on_invalid: As in `SparkModel.fit`.
+            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
             worker_callbacks: Keras callbacks that run on the workers, with a copy for each member: ``EarlyStopping``
                 monitors the metrics of its member, including validation metrics, and stops only this member.
 

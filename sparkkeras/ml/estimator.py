@@ -52,39 +52,44 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         weightCol: The column of sample weights. ``None``: all rows weigh the same.
         validationIndicatorCol: A boolean or numeric column: rows where it is true or not 0 are used for validation, not for
             training. `SparkModel.fit` calls it ``validation_col``.
-        outputCol: Output column or columns; as in `KerasTransformer`.
-        predictionCol: As in `KerasTransformer`.
-        probabilityCol: As in `KerasTransformer`.
-        rawPredictionCol: As in `KerasTransformer`.
-        outputType: As in `KerasTransformer`.
-        task: As in `KerasTransformer`.
-        thresholds: As in `KerasTransformer`.
+        outputCol: The new column for the model's output: a name; for several outputs a list, ``{output name: column}``, or a
+            prefix for the output names. ``""`` omits it.
+        predictionCol: The new column for predictions, in the same forms.
+        probabilityCol: The new column for class probabilities, in the same forms.
+        rawPredictionCol: The new column for logits or log-probabilities, in the same forms.
+        outputType: The type of ``outputCol`` where an output has several units: ``"array"`` or ``"vector"``.
+        task: ``"auto"``, ``"regression"``, ``"binary"``, ``"multiclass"``, ``"multilabel"``, or ``{output name: task}``; see
+            `KerasTransformer`.
+        thresholds: A threshold for each class, or ``{output name: thresholds}``; see `KerasTransformer`. ``None``: the
+            class with the largest probability.
         epochs: Train until this epoch, counted from 0; at least 1.
         batch_size: Rows in a batch of one worker.
         learning_rate: The optimizer's learning rate for this fit. ``None``: the compiled one.
-        mode: As in `SparkModel`.
-        frequency: As in `SparkModel`.
-        rule: As in `SparkModel`.
-        num_workers: As in `SparkModel`.
-        parameter_server_mode: As in `SparkModel`.
-        port: As in `SparkModel`.
-        server_options: As in `SparkModel`.
-        seed: As in `SparkModel`.
-        callbacks: Keras callbacks on the driver, as in `SparkModel.fit`. They are not saved.
-        worker_callbacks: Keras callbacks on the workers, as in `SparkModel.fit`. They are not saved.
-        validation_split: As in `SparkModel.fit`; cannot be combined with ``validationIndicatorCol``.
-        validation_freq: As in `SparkModel.fit`.
-        validation_batch_size: As in `SparkModel.fit`.
-        shuffle: As in `SparkModel.fit`.
-        class_weight: As in `SparkModel.fit`.
-        initial_epoch: As in `SparkModel.fit`.
-        steps_per_epoch: As in `SparkModel.fit`.
-        transform: As in `SparkModel.fit`. The fitted KerasTransformer applies it as ``batch_transform``, with ``y=None``.
-        loader: As in `SparkModel.fit`.
+        mode: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``; see `SparkModel`.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
+        rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
+        num_workers: The number of workers; ``None``: one for each partition.
+        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
+        port: The parameter server's port; 0: any free port.
+        server_options: Further settings of the parameter server.
+        seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
+        callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
+        worker_callbacks: Keras callbacks that run on the workers. They are not saved.
+        validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition. Cannot be
+            combined with ``validationIndicatorCol``.
+        validation_freq: Validate every this many epochs.
+        validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
+        shuffle: Whether each worker shuffles its rows before each epoch.
+        class_weight: A weight for each class, ``{class index: weight}``.
+        initial_epoch: The epoch to start at, counted from 0.
+        steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
+        transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers. The fitted KerasTransformer applies
+            it as ``batch_transform``, with ``y=None``.
+        loader: Converts a column into a model input, such as `image_loader`; or ``{input name: loader}``.
         handleInvalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"`` raises, ``"skip"`` drops
             them. The fitted KerasTransformer has the same value; its ``setHandleInvalid("keep")`` keeps such rows and
             predicts null.
-        verbose: As in `SparkModel.fit`.
+        verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
         custom_objects: Custom classes and functions by name, where they cannot be found from the model.
         inferenceBatchSize: Rows per batch when the fitted KerasTransformer predicts.
 

@@ -40,17 +40,17 @@ class SparkMLlibModel:
     It wraps a `SparkModel`, whose arguments it takes.
 
     Args:
-        model: As in `SparkModel`.
-        mode: As in `SparkModel`.
-        frequency: As in `SparkModel`.
-        num_workers: As in `SparkModel`.
-        parameter_server_mode: As in `SparkModel`.
-        port: As in `SparkModel`.
-        rule: As in `SparkModel`.
-        server_options: As in `SparkModel`.
-        custom_objects: As in `SparkModel`.
-        batch_size: As in `SparkModel`.
-        seed: As in `SparkModel`.
+        model: A built Keras model; compiled, for `fit` and `evaluate`. Training changes it in place.
+        mode: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``; see `SparkModel`.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
+        num_workers: The number of workers; ``None``: one for each partition.
+        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
+        port: The parameter server's port; 0: any free port.
+        rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
+        server_options: Further settings of the parameter server.
+        custom_objects: Custom classes and functions by name, where they cannot be found from the model.
+        batch_size: The default number of rows in a batch of one worker.
+        seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
 
     Attributes:
         spark_model: The wrapped `SparkModel`.
@@ -150,22 +150,23 @@ class SparkMLlibModel:
                 ``categorical_crossentropy``. ``False`` keeps the labels as they are, for regression and
                 ``sparse_categorical_crossentropy``.
             nb_classes: The number of classes, with ``categorical`` only; ``None``: the number of units of the output.
-            epochs: As in `SparkModel.fit`.
-            batch_size: As in `SparkModel.fit`.
-            verbose: As in `SparkModel.fit`.
-            callbacks: As in `SparkModel.fit`.
-            validation_split: As in `SparkModel.fit`.
+            epochs: Train until this epoch, counted from 0.
+            batch_size: Rows in a batch of one worker; ``None``: the model's ``batch_size``.
+            verbose: 0: silent, 1: a progress bar, 2: one line per epoch; ``"auto"``: 1.
+            callbacks: Keras callbacks, which run on the driver after each epoch.
+            validation_split: The fraction of rows, in [0, 1), used for validation: the last ones of each partition.
             validation_data: An RDD of LabeledPoints, whose labels are converted like those of ``lp_rdd``; or arrays, as in
                 `SparkModel.fit`, whose labels are used unchanged.
-            validation_freq: As in `SparkModel.fit`.
-            validation_batch_size: As in `SparkModel.fit`.
-            shuffle: As in `SparkModel.fit`.
-            class_weight: As in `SparkModel.fit`.
-            initial_epoch: As in `SparkModel.fit`.
-            steps_per_epoch: As in `SparkModel.fit`.
-            transform: As in `SparkModel.fit`, for instance to reshape features into images.
-            on_invalid: As in `SparkModel.fit`.
-            worker_callbacks: As in `SparkModel.fit`.
+            validation_freq: Validate every this many epochs.
+            validation_batch_size: Rows in a validation batch; ``None``: ``batch_size``.
+            shuffle: Whether each worker shuffles its rows before each epoch.
+            class_weight: A weight for each class, ``{class index: weight}``.
+            initial_epoch: The epoch to start at, counted from 0.
+            steps_per_epoch: The maximum number of batches of one worker in an epoch; ``None``: all of its rows.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers, for instance to reshape features
+                to images.
+            on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
+            worker_callbacks: Keras callbacks that run on the workers.
 
         Returns:
             A ``keras.callbacks.History`` with metrics over the full dataset, one value per epoch.
@@ -217,13 +218,13 @@ class SparkMLlibModel:
 
         Args:
             lp_rdd: The LabeledPoints to evaluate on.
-            categorical: As in `fit`.
-            nb_classes: As in `fit`.
-            batch_size: As in `SparkModel.evaluate`.
-            return_dict: As in `SparkModel.evaluate`.
-            verbose: As in `SparkModel.evaluate`.
-            transform: As in `fit`.
-            on_invalid: As in `fit`.
+            categorical: Whether to convert labels to one-hot rows; see `fit`.
+            nb_classes: The number of classes, with ``categorical`` only; see `fit`.
+            batch_size: Rows in a batch; ``None``: the model's ``batch_size``.
+            return_dict: Whether to return the values by name.
+            verbose: ``"auto"``, 1 or 2 prints the values.
+            transform: ``transform(x, y) -> (x, y)``, applied to each batch on the workers.
+            on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
 
         Returns:
             A list of values, or a single value if there is only the loss; a dict with ``return_dict=True``.
@@ -259,10 +260,10 @@ class SparkMLlibModel:
                 - a Matrix, shape (samples, features);
                 - a Vector, the features of one sample. Each call runs a Spark job, so prefer a Matrix for several samples;
                 - an RDD of Vectors or of LabeledPoints, whose labels are ignored.
-            batch_size: As in `SparkModel.predict`.
-            verbose: As in `SparkModel.predict`.
-            transform: As in `SparkModel.predict`.
-            on_invalid: As in `SparkModel.predict`.
+            batch_size: Rows in a batch; ``None``: the model's ``batch_size``.
+            verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
+            transform: ``transform(x, None) -> x``, applied to each batch on the workers.
+            on_invalid: ``"error"`` raises for NaN and infinite values; ``"allow"`` predicts for them.
 
         Returns:
             For a Matrix a DenseMatrix, shape (samples, units); for a Vector a DenseVector, shape (units,); for an RDD a
@@ -293,8 +294,8 @@ class SparkMLlibModel:
         """Save the model and its settings to one ``.keras`` file, which `load` and `load_spark_model` read.
 
         Args:
-            path: As in `SparkModel.save`.
-            overwrite: As in `SparkModel.save`.
+            path: A local path, or a URI that Spark can write to (``hdfs://``, ``s3a://``, ``file:``).
+            overwrite: Whether to replace an existing file.
 
         Raises:
             StorageError: The path cannot be written, or already exists and ``overwrite`` is ``False``.
@@ -309,9 +310,9 @@ class SparkMLlibModel:
         """Load a file that `save` or `SparkModel.save` wrote, another ``.keras`` file, or an HDF5 file.
 
         Args:
-            path: As in `load_spark_model`.
-            custom_objects: As in `load_spark_model`.
-            safe_mode: As in `load_spark_model`.
+            path: A local path, or a URI that Spark can read.
+            custom_objects: Custom classes and functions of the model, by name.
+            safe_mode: Whether to reject Python code in the file (lambdas). Turn it off only for files that you trust.
 
         Raises:
             StorageError: The path cannot be read.
