@@ -202,7 +202,7 @@ def test_auto_mode_needs_a_metric_with_a_known_direction():
 def test_fit_checks_directions_before_spark_is_needed():
     stop = EarlyStopping("offset")
     for callbacks in ({"callbacks": stop}, {"worker_callbacks": stop}):
-        with pytest.raises(ConfigurationError, match=r"'offset', mode='auto'\): Keras does not know"):
+        with pytest.raises(ConfigurationError, match=r"'offset', mode='auto'\): Keras cannot infer"):
             SparkModel(regression(metrics=[offset])).fit(X, Y, **callbacks)
     models = [regression(), regression(metrics=[offset])]
     with pytest.raises(ConfigurationError, match="monitor='offset'.*Known: 'loss'"):
