@@ -70,7 +70,7 @@ def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, membe
     scored = ensemble.predict(frame, output_col="digit")
     assert scored.columns == ["features", "label", "digit"]
     np.testing.assert_allclose([row.digit for row in scored.select("digit").collect()], local, atol=1e-6)
-    with pytest.raises(ConfigurationError, match="predict_classes gives an array"):
+    with pytest.raises(ConfigurationError, match="predict_classes returns an array"):
         ensemble.predict_classes(frame)
 
 

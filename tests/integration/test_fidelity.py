@@ -238,7 +238,7 @@ def test_common_mistakes_raise_clear_errors(sc, arrays):
     with pytest.raises(ConfigurationError, match="validation_data is str"):
         SparkModel(regression()).fit(x, y, validation_data="foo")
     scheduled = SparkModel(regression(optimizer=keras.optimizers.SGD(schedule)))
-    with pytest.raises(ConfigurationError, match="the optimizer has a schedule"):
+    with pytest.raises(ConfigurationError, match="the optimizer has a learning rate schedule"):
         scheduled.fit(x, y, callbacks=keras.callbacks.ReduceLROnPlateau("loss"))
     with pytest.raises(DataError, match=r"x\[None\]"):
         SparkModel(regression()).predict(x[0])

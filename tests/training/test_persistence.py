@@ -110,7 +110,7 @@ def test_a_later_format_is_rejected(packed):
 
 @pytest.mark.parametrize("damage", [b"", b"no archive", b"PK\x03\x04", b"\0" * 2000])
 def test_a_file_that_is_not_an_archive_is_reported(damage):
-    with pytest.raises(ModelError, match=r"no \.keras archive: it may be damaged"):
+    with pytest.raises(ModelError, match=r"not a \.keras archive: it may be damaged"):
         persistence.unpack(damage, {}, True)
 
 
