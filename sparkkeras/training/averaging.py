@@ -222,7 +222,7 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     apply_in_place(job.rule, center, state, update, 0)
     if not np.isfinite(center).all():
         raise DivergenceError(
-            f"the rule {job.rule!r} computed weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
+            f"the rule {job.rule!r} produced weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
             "of the last finished round. Try a smaller learning rate or momentum in the rule."
         )
     job.rule_state.clear()

@@ -534,7 +534,7 @@ def archive(**members):
         (archive(something_txt="a"), "no ensemble.json"),
         (archive(ensemble_json="no json"), "damaged"),
         (archive(ensemble_json="[1]"), "damaged"),
-        (archive(ensemble_json="{}"), "no ensemble.json with members"),
+        (archive(ensemble_json="{}"), "no ensemble.json that lists members"),
         (archive(ensemble_json='{"format": "x", "members": 1}'), "damaged"),
         (archive(ensemble_json='{"format": 1, "members": 1}'), "damaged.*member-0.keras"),
         (archive(ensemble_json='{"format": 2, "members": 1}'), "later version"),
