@@ -298,7 +298,7 @@ def test_merged_on_the_workers_the_mean_has_the_same_bits(linear, monkeypatch, s
     dataset = partitions(*sizes)
     history, _ = fit(linear, dataset, epochs=2)
     found = ModelState.take(linear.model)
-    linear.anew()
+    linear.reset()
     asked = []
     monkeypatch.setattr(gather, "merges_on_workers", lambda *given: asked.append(given) or True)
     monkeypatch.setattr(local, "PIECE_BYTES", 8)
