@@ -398,7 +398,7 @@ def worker(missing):
 def test_workers_without_the_checksum_library_are_reported_before_a_job(monkeypatch, tmp_path):
     found = [worker([]), worker(["google_crc32c"])]
     cluster = SimpleNamespace(require=functools.partial(check_optional, found))
-    monkeypatch.setattr(tfrecords, "cluster_of", lambda session, environment: cluster)
+    monkeypatch.setattr(tfrecords, "cluster_of", lambda session: cluster)
     schema = types.StructType([types.StructField("x", types.IntegerType())])
     wanted = r"TFRecord files need google-crc32c on Spark's workers, and /usr/bin/python3 .* on node7 lacks it.*pip install"
     with pytest.raises(ClusterError, match=wanted):

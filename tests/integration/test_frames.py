@@ -145,7 +145,7 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
     [
         ({"validation_col": "name"}, DataError, "column 'name' says which rows validate.*of the type string"),
         ({"validation_col": "held"}, DataError, "no column 'held'"),
-        ({"validation_col": "w", "validation_split": 0.1}, ConfigurationError, "give one of"),
+        ({"validation_col": "w", "validation_split": 0.1}, ConfigurationError, "pass only one of"),
         ({"features": "name"}, DataError, "column 'name' has the type string"),
         ({"features": ["w", "id"]}, DataError, r"have 2 value\(s\) a row, but the model's input 'pixels' expects.*\(4,\)"),
         ({"features": "nothing"}, DataError, "no column 'nothing'"),
