@@ -17,20 +17,20 @@ from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.formats.images import INTERPOLATIONS, image_loader
 from sparkkeras.ml import values
-from sparkkeras.ml.outputs import as_vector
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.transformer import SchemaFrame, with_fields
+from sparkkeras.ml.transformer import KerasTransformer
 from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.outputs import outputs_of
-from sparkkeras.scoring.columns import with_predictions
-from sparkkeras.sources.frame import Named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""The mode of the images for each number of channels."""
+
+_HANDLE_INVALID = {"error": "error", "null": "keep", "drop": "skip"}
+"""The ``handleInvalid`` of `KerasTransformer` for each ``on_error``."""
 
 Preprocessing = str | float | Callable[[Any], Any] | None
 
@@ -86,8 +86,8 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         mode: ``"RGB"``, ``"L"`` or ``"RGBA"``. ``None``: the mode that fits the model's channels.
         preprocessing: Applied to each batch of pixels with values from 0 to 255: a function, a factor, or ``None``.
             ``"auto"``: the ``preprocess_input`` of ``keras.applications`` if ``model`` is a name, else none.
-        on_error: What to do with rows without a readable image: ``"error"`` raises, ``"null"`` makes their features null,
-            ``"drop"`` drops them.
+        on_error: What to do with rows without a readable image, or whose pixels ``preprocessing`` makes NaN or infinite:
+            ``"error"`` raises, ``"null"`` makes their features null, ``"drop"`` drops them.
         interpolation: The resizing filter, as in `image_loader`.
         inferenceBatchSize: Images per batch.
 
@@ -176,35 +176,27 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             DataError: The column of images is missing, or its type cannot be loaded as images.
             ConfigurationError: The new column already exists, or size and mode do not fit the model.
         """
-        return self._result_schema(SchemaFrame.of(schema))
-
-    def _result_schema(self, frame: DataFrame) -> StructType:
-        from pyspark.ml.linalg import VectorUDT
-        from pyspark.sql.types import StructField
-
-        network = self._feature_model()
-        named = Named(self.getOrDefault("inputCol"), loader=self._loader(network))
-        named.select(frame, models.schema_of(network), labelled=False)
-        width = network.outputs[0].shape[-1]
-        metadata = {} if width is None else {"ml_attr": {"num_attrs": width}}
-        return with_fields(frame, [StructField(self.getOrDefault("outputCol"), VectorUDT(), True, metadata)])
+        return self._transformer().transformSchema(schema)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        from pyspark.sql import functions
+        return self._transformer().transform(dataset)
 
-        field = self._result_schema(SchemaFrame.of(dataset)).fields[-1]
-        network, scored_as = self._feature_model(), f"{self.uid}_features"
-        scored = with_predictions(
-            dataset,
-            network,
-            features=self.getOrDefault("inputCol"),
-            output_col=scored_as,
-            batch_size=self.getOrDefault("inferenceBatchSize"),
+    def _transformer(self) -> KerasTransformer:
+        """The transformer that adds the features: the output of the model up to the layer."""
+        network, get = self._feature_model(), self.getOrDefault
+        return KerasTransformer(
+            model=network,
+            featuresCol=get("inputCol"),
+            # For one unit outputCol would hold numbers. These probabilities are the output as a vector, for any number.
+            probabilityCol=get("outputCol"),
+            task="multilabel",
+            outputCol="",
+            rawPredictionCol="",
+            predictionCol="",
+            inferenceBatchSize=get("inferenceBatchSize"),
             loader=self._loader(network),
+            handleInvalid=_HANDLE_INVALID[get("on_error")],
         )
-        found = scored[scored_as] if outputs_of(network)[0].rank else functions.array(scored[scored_as])
-        features = as_vector(functions.when(scored[scored_as].isNotNull(), found))
-        return scored.select("*", features.alias(field.name, metadata=field.metadata)).drop(scored_as)
 
     def _application(self, name: str) -> keras.Model:
         if not self.isDefined("weights"):

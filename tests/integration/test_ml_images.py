@@ -65,7 +65,7 @@ def upto(network, layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), long(0, "conv"), long(-1, "end"), long("flat", "flat")]
+    ("layer", "taken"), [(None, "hidden"), ("conv", "conv"), (-1, "end"), long(0, "conv"), long("flat", "flat")]
 )
 def test_features_are_the_output_of_the_layer(frame, pixels, network, layer, taken):
     featurizer = ImageFeaturizer(model=network, layer=layer, preprocessing=1 / 255)
@@ -91,13 +91,20 @@ def test_a_pipeline_with_logistic_regression_is_saved_and_loaded(frame, network,
 
 
 def test_rows_without_a_readable_image(sc, pixels, network):
-    rows = [(0, bytearray(png(pixels[0]))), (1, bytearray(b"no image")), (2, None)]
+    def nan_if_black(batch):
+        return np.where(batch.max(axis=(1, 2, 3), keepdims=True) == 0, np.nan, batch)
+
+    black = bytearray(png(np.zeros((8, 8, 3), np.uint8)))
+    rows = [(0, bytearray(png(pixels[0]))), (1, bytearray(b"no image")), (2, None), (3, black)]
     frame = SparkSession(sc).createDataFrame(rows, "id int, image binary").coalesce(1)
-    featurizer = ImageFeaturizer(model=network, on_error="null")
-    assert [row.features is None for row in featurizer.transform(frame).orderBy("id").collect()] == [False, True, True]
+    featurizer = ImageFeaturizer(model=network, on_error="null", preprocessing=nan_if_black)
+    assert [row.id for row in featurizer.transform(frame).collect() if row.features is None] == [1, 2, 3]
     assert [row.id for row in featurizer.setOnError("drop").transform(frame).collect()] == [0]
+    featurizer.setOnError("error")
     with pytest.raises(Exception, match=r"column 'image', row 1 of partition 0: the image cannot be loaded"):
-        featurizer.setOnError("error").transform(frame).collect()
+        featurizer.transform(frame).collect()
+    with pytest.raises(Exception, match=r"column 'image' holds NaN or an infinite value in row 0 of partition 0"):
+        featurizer.transform(frame.where("id = 3")).collect()
 
 
 def test_a_model_of_keras_applications_by_name(frame, tmp_path):
