@@ -7,9 +7,7 @@ and the figures of pyplot stay unchanged.
 from __future__ import annotations
 
 import io
-import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.hyperopt.parameters import Parameter, as_text, format_number, make_distinct, shorten
+from sparkkeras.hyperopt.parameters import Parameter, format_number, make_distinct, shorten
 from sparkkeras.hyperopt.progress import format_duration
 from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
@@ -32,40 +30,39 @@ if TYPE_CHECKING:
 DPI = 150
 """Dots per inch; at a width of 11 inches a figure fits a page and a screen."""
 
-_WIDTH, _TOP, _ROW = 11.0, 3.4, 2.3
-_INK, _GREY, _GRID = "#222222", "#6b6b6b", "#e6e6e6"
+_WIDTH, _TOP, _ROW = 11.0, 4.0, 2.4
+"""In inches: the width of a figure, and the heights of the upper panel and of a row of others."""
 
-_STATUS_STYLES = {
-    OK: ("o", "#3477b4"),
-    PRUNED: ("D", "#e69f00"),
-    STOPPED: ("s", "#8c8c8c"),
-    FAILED: ("|", "#c8372d"),
+_COLUMNS = 4
+_CHARACTERS = 145
+"""The number of characters of tick labels that fit side by side in a row of panels."""
+
+_MAX_OPTIONS, _OPTION_LENGTH = 12, 24
+"""The number of options of a choice that have a label (of more, every second, third, ...), and the length of a label."""
+
+_MARKERS = {OK: "o", PRUNED: "P", STOPPED: "s"}
+"""The markers of trials that have a value; failed trials have none."""
+
+_COLORS = ["#7fcdbb", "#2c7fb8", "#081d58"]
+"""The color map of the trials' order."""
+
+_BLACK, _RED, _YELLOW = "#222222", "#c8372d", "#ffd23f"
+
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#b5b5b5",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.07,
+    "axes.ymargin": 0.1,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "font.size": 9,
+    "grid.color": "#e6e6e6",
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
 }
-"""Marker and color of each status; the different markers keep them distinguishable without color."""
-
-_BEST: dict[str, Any] = {
-    "marker": "*",
-    "markersize": 15,
-    "markerfacecolor": "#ffd23f",
-    "markeredgecolor": _INK,
-    "linestyle": "none",
-}
-
-_MAX_COLUMNS = 4
-_MAX_JITTERED_VALUES = 12
-"""With more distinct values than this, trials of the same value are not spread horizontally."""
-
-_NAME_LENGTH, _SLANTED_LENGTH = 16, 14
-"""The lengths above which names of options are abbreviated."""
-
-_FEW_NAMES, _SLANTED_NAMES = 5, 8
-"""Tick labels are horizontal if this many, or all, have room; else they are slanted, at most the second number of them."""
-
-_LABEL_CHARACTERS = 38
-"""The number of characters of tick labels that fit below the smallest panel, including two spaces between labels."""
-
-_OUTLIER_FACTOR = 10.0
-"""Outliers are cut off if the axis would have to be more than this number of times as long to show them."""
 
 
 def plot_search(
@@ -100,348 +97,191 @@ def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters
         ConfigurationError: matplotlib is not installed, or no trial has a value.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        import matplotlib.style
         from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise ConfigurationError(
             "plotting a search needs matplotlib, which is not installed: pip install matplotlib."
         ) from error
-    data = _PlotData.of(trials, sign, _short(metric, 30))
-    panels = [_Panel.of(each, data) for each in parameters if any(each.is_used(trial.chosen) for trial in data.valued)]
-    rows, columns = _grid(len(panels))
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.03, wspace=0.02)
-    figure = Figure(figsize=(_WIDTH, _TOP + rows * _ROW), dpi=DPI, facecolor="white", layout=layout)
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(1 + rows, columns, height_ratios=[_TOP, *[_ROW] * rows])
-    over_time = figure.add_subplot(grid[0, :])
-    _draw_over_time(over_time, data)
-    for index, panel in enumerate(panels):
-        row, column = divmod(index, columns)
-        axes = figure.add_subplot(grid[1 + row, column], sharey=over_time)
-        _draw_parameter(axes, data, panel)
-        if column:
-            axes.tick_params(left=False, labelleft=False)
-        else:
-            axes.set_ylabel(_text(_short(data.metric, 20)))
-    _draw_title_and_legend(figure, over_time, data)
+    shown = _Shown.of(trials, sign)
+    used = [each for each in parameters if any(each.is_used(trial.chosen) for trial in shown.valued)]
+    rows = math.ceil(len(used) / _COLUMNS)
+    columns = math.ceil(len(used) / max(1, rows)) or 1
+    heights = np.array([_TOP, *[_ROW] * rows])
+    with matplotlib.style.context(["default", _STYLE]):
+        figure = Figure(figsize=(_WIDTH, heights.sum()), dpi=DPI, layout="constrained")
+        grid = figure.add_gridspec(1 + rows, columns, height_ratios=list(heights))
+        over_time = figure.add_subplot(grid[0, :])
+        _draw_over_time(over_time, shown)
+        for index, parameter in enumerate(used):
+            row, column = divmod(index, columns)
+            axes = figure.add_subplot(grid[1 + row, column], sharey=over_time)
+            axes.tick_params(left=not column, labelleft=not column)
+            heights[1 + row] = max(heights[1 + row], _ROW + _draw_parameter(axes, shown, parameter, columns))
+        name, count = shorten(metric, 40), len(shown.valued) + len(shown.failed)
+        title = f"Best {name}: {format_number(shown.best.value or 0.0)} (trial {shown.best.number})"
+        title += f", {count} trial{'s' if count != 1 else ''} in {format_duration(shown.seconds)}"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+        figure.supylabel(f"{name} ({'smaller' if sign > 0 else 'larger'} is better)", fontsize=9, parse_math=False)
+        figure.set_figheight(heights.sum())
     return figure
 
 
 @dataclass(frozen=True)
-class _PlotData:
-    """The data of a plot.
+class _Shown:
+    """The trials of a plot.
 
     Attributes:
         valued: The trials that have a value, in the order in which they ended.
-        failed: The failed trials without a value, in the same order.
+        failed: The failed trials, in the same order.
         best: The best trial.
-        bounds: The range of values that the axes show, the best first.
         sign: 1 if smaller values are better, -1 if larger ones are.
-        metric: The name of the optimized metric.
-        unit: The unit of the time axis: its seconds and its name.
+        limit: The worst value that the axes show; worse ones are drawn at the edge.
     """
 
-    valued: tuple[Trial, ...]
-    failed: tuple[Trial, ...]
+    valued: Sequence[Trial]
+    failed: Sequence[Trial]
     best: Trial
-    bounds: tuple[float, float]
     sign: float
-    metric: str
-    unit: tuple[float, str]
+    limit: float
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], sign: float, metric: str) -> _PlotData:
-        ended = sorted(
-            (trial for trial in trials if trial.status in _STATUS_STYLES), key=lambda trial: (trial.ended, trial.number)
-        )
-        valued = tuple(trial for trial in ended if trial.value is not None and math.isfinite(trial.value))
+    def of(cls, trials: Sequence[Trial], sign: float) -> _Shown:
+        trials = sorted(trials, key=lambda trial: (trial.ended, trial.number))
+        ended = [trial for trial in trials if trial.status in _MARKERS]
+        valued = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
         if not valued:
             raise ConfigurationError("there is nothing to plot: no trial has a value yet.")
-        failed = tuple(trial for trial in ended if trial.status == FAILED and trial.value is None)
-        best, worst = visible_losses([sign * (trial.value or 0.0) for trial in valued])
-        seconds = max(trial.ended for trial in (*valued, *failed))
-        unit = (1.0, "seconds") if seconds < 180 else (60.0, "minutes") if seconds < 10_800 else (3600.0, "hours")
-        return cls(valued, failed, ranked(valued, sign)[0], (sign * best, sign * worst), sign, metric, unit)
+        failed = [trial for trial in trials if trial.status == FAILED]
+        limit = sign * visible_loss([sign * (trial.value or 0.0) for trial in valued])
+        return cls(valued, failed, ranked(valued, sign)[0], sign, limit)
 
     @property
-    def cut(self) -> list[Trial]:
-        """The trials whose values are outside the axes."""
-        return [trial for trial in self.valued if self.is_cut(trial)]
+    def seconds(self) -> float:
+        """The time of the last end, in seconds since the search began."""
+        return max(trial.ended for trial in (*self.valued, *self.failed))
 
     def is_cut(self, trial: Trial) -> bool:
-        """Whether the value of a trial is outside the axes."""
-        return self.sign * (trial.value or 0.0) > self.sign * self.bounds[1]
+        """Whether the value of a trial is worse than the limit of the axes."""
+        return self.sign * (trial.value or 0.0) > self.sign * self.limit
 
     def height(self, trial: Trial) -> float:
-        """The vertical position of a trial; for a value outside the axes, a position at their edge."""
-        good, bad = self.bounds
-        return bad + 0.06 * (bad - good) if self.is_cut(trial) else trial.value or 0.0
+        """The vertical position of a trial."""
+        return self.limit if self.is_cut(trial) else trial.value or 0.0
 
-    @property
-    def edge(self) -> int:
-        """The edge of the axes where the worst values are: 1 is the upper one, 0 the lower one."""
-        return 1 if self.sign > 0 else 0
+    def groups(self) -> list[tuple[str, str, list[Trial]]]:
+        """The trials that have a value: the label and the marker of a group, and its trials."""
+        groups = []
+        for status, marker in _MARKERS.items():
+            trials = [trial for trial in self.valued if trial.status == status and not self.is_cut(trial)]
+            groups.append((f"{len(trials)} {status}", marker, trials))
+        cut = [trial for trial in self.valued if self.is_cut(trial)]
+        if cut:
+            where, marker, extreme = ("above", "^", max) if self.sign > 0 else ("below", "v", min)
+            worst = format_number(extreme(trial.value or 0.0 for trial in cut))
+            groups.append((f"{len(cut)} {where} the axis (to {worst})", marker, cut))
+        return [group for group in groups if group[2]]
 
-    @property
-    def size(self) -> float:
-        """The size of a trial's marker in points."""
-        count = len(self.valued)
-        return 6.5 if count <= 30 else 5.0 if count <= 120 else 3.6
+    def draw(self, axes: Axes, places: Mapping[int, float]) -> None:
+        """Draw the trials in a panel.
 
+        Args:
+            axes: The axes of the panel.
+            places: The horizontal position of each trial by its number; trials without one are left out.
+        """
+        from matplotlib.colors import LinearSegmentedColormap
 
-@dataclass(frozen=True)
-class _Panel:
-    """The horizontal positions of trials by a hyper-parameter.
-
-    Attributes:
-        name: The name of the hyper-parameter.
-        kind: Its distribution in hyperopt's terms.
-        positions: The position of each trial that has it, by the trial's number.
-        names: The tick labels by position, if its values are not numbers; else empty.
-    """
-
-    name: str
-    kind: str
-    positions: Mapping[int, float]
-    names: Mapping[int, str]
-
-    @classmethod
-    def of(cls, parameter: Parameter, data: _PlotData) -> _Panel:
-        """Position numbers by value, options in the order of the space, and other values in the order of their names."""
-        trials = [trial for trial in (*data.valued, *data.failed) if parameter.is_used(trial.chosen)]
-        values = {trial.number: parameter.value(trial.chosen) for trial in trials}
-        options = parameter.options
-        if not options and not all(map(is_finite, values.values())):
-            options = tuple(sorted(set(map(as_text, values.values()))))
-            values = {trial: options.index(as_text(value)) for trial, value in values.items()}
-        positions = {trial: float(value) for trial, value in values.items()}
-        used = sorted({int(position) for position in positions.values()}) if options else []
-        return cls(parameter.name, parameter.kind, positions, {position: options[position] for position in used})
-
-
-def visible_losses(losses: Sequence[float]) -> tuple[float, float]:
-    """The smallest loss and the largest one that the axes show: all losses, unless there are extreme outliers.
-
-    Outliers are far away relative to the distance from the best loss to the first quartile, or, if this is zero, to the
-    second best loss.
-    """
-    ordered = np.sort(np.asarray(losses, np.float64))
-    best, worst = float(ordered[0]), float(ordered[-1])
-    quarter = float(np.quantile(ordered, 0.25, method="higher"))
-    above = ordered[ordered > best]
-    if not above.size:
-        return best, worst
-    spread = (quarter if quarter > best else float(above[0])) - best
-    largest = float(ordered[ordered <= best + 20 * spread][-1])
-    return (best, largest) if worst - best > _OUTLIER_FACTOR * (largest - best) else (best, worst)
-
-
-def _grid(count: int) -> tuple[int, int]:
-    """The rows and columns of a balanced grid for ``count`` panels."""
-    rows = math.ceil(count / _MAX_COLUMNS)
-    return rows, max(1, math.ceil(count / max(1, rows)))
-
-
-def _draw_over_time(axes: Axes, data: _PlotData) -> None:
-    unit, name = data.unit
-    _draw_trials(axes, data, [trial.ended / unit for trial in data.valued], data.valued)
-    _draw_failed(axes, data, [trial.ended / unit for trial in data.failed])
-    best = np.minimum.accumulate([data.sign * (trial.value or 0.0) for trial in data.valued]) * data.sign
-    last = max(trial.ended for trial in (*data.valued, *data.failed))
-    times = [*(trial.ended / unit for trial in data.valued), last / unit]
-    heights = np.clip([*best, best[-1]], min(data.bounds), max(data.bounds))
-    axes.step(times, heights, where="post", color=_INK, linewidth=1.4, zorder=2.5, label="best so far")
-    axes.plot([data.best.ended / unit], [data.height(data.best)], **_BEST, zorder=5)
-    low, high = min(data.bounds), max(data.bounds)
-    margin = 0.12 * (high - low) or 0.05 * abs(high) or 0.5
-    axes.set_ylim(low - margin, high + margin)
-    axes.set_xlim(0.0, 1.03 * last / unit if last else 1.0)
-    axes.set_xlabel(f"{name} since the search began")
-    axes.set_ylabel(_text(data.metric))
-    _style_axes(axes)
-
-
-def _draw_parameter(axes: Axes, data: _PlotData, panel: _Panel) -> None:
-    """Draw the values by a hyper-parameter; trials that do not have it are left out."""
-    valued = [trial for trial in data.valued if trial.number in panel.positions]
-    failed = [trial for trial in data.failed if trial.number in panel.positions]
-    values = list(panel.positions.values())
-    width = _jitter_width(values, panel.kind)
-
-    def x_of(trial: Trial) -> float:
-        return panel.positions[trial.number] + width * _jitter(trial.number)
-
-    _draw_trials(axes, data, [x_of(trial) for trial in valued], valued)
-    _draw_failed(axes, data, [x_of(trial) for trial in failed])
-    if data.best.number in panel.positions:
-        axes.plot([x_of(data.best)], [data.height(data.best)], **_BEST, zorder=5)
-    if panel.names:
-        _label_values(axes, panel.names)
-    else:
-        _scale(axes, values, panel.kind, width)
-    axes.set_xlabel(_text(shorten(panel.name, 32)))
-    _style_axes(axes)
-
-
-def _draw_trials(axes: Axes, data: _PlotData, xs: Sequence[float], trials: Sequence[Trial]) -> None:
-    """Draw a marker for each trial by its status, or an arrow if its value is outside the axes."""
-    for status, (marker, color) in _STATUS_STYLES.items():
-        for is_cut in (False, True):
-            chosen = [
-                (x, data.height(trial))
-                for x, trial in zip(xs, trials, strict=True)
-                if trial.status == status and data.is_cut(trial) == is_cut
-            ]
-            if not chosen:
-                continue
-            axes.plot(
-                *zip(*chosen, strict=True),
-                linestyle="none",
-                marker=("^" if data.edge else "v") if is_cut else marker,
-                markersize=data.size - (marker in "Ds" and not is_cut),
-                markerfacecolor=color,
-                markeredgecolor="white" if marker != "|" else color,
-                markeredgewidth=0.5,
-                alpha=0.85,
+        size = float(np.clip(2000 / len(self.valued), 14, 40))
+        for label, marker, trials in self.groups():
+            drawn = [trial for trial in trials if trial.number in places]
+            axes.scatter(
+                [places[trial.number] for trial in drawn],
+                [self.height(trial) for trial in drawn],
+                s=size,
+                c=[trial.number for trial in drawn],
+                marker=marker,
+                cmap=LinearSegmentedColormap.from_list("order", _COLORS),
+                vmin=0,
+                vmax=1 + max(trial.number for trial in self.valued),
+                edgecolors="white",
+                linewidths=0.4,
                 zorder=3,
-                label=f"{status}, beyond the axis" if is_cut else status,
+                label=label,
             )
+        failed = [places[trial.number] for trial in self.failed if trial.number in places]
+        if failed:
+            worst = [1.0 if self.sign > 0 else 0.0] * len(failed)  # the edge where the worst values are
+            transform, label = axes.get_xaxis_transform(), f"{len(self.failed)} {FAILED}"
+            axes.plot(failed, worst, "x", color=_RED, ms=5, transform=transform, clip_on=False, label=label)
+        if self.best.number in places:
+            place, height = places[self.best.number], self.height(self.best)
+            axes.plot(place, height, "*", ms=14, mfc=_YELLOW, mec=_BLACK, clip_on=False, zorder=4, label="best")
 
 
-def _draw_failed(axes: Axes, data: _PlotData, xs: Sequence[float]) -> None:
-    """Draw a tick for each failed trial, at the edge where the worst values are."""
-    if xs:
-        end = 0.955 if data.edge else 0.0
-        _, color = _STATUS_STYLES[FAILED]
-        axes.vlines(
-            xs,
-            end,
-            end + 0.045,
-            colors=color,
-            linewidth=1.4,
-            transform=axes.get_xaxis_transform(),
-            label=FAILED,
-            zorder=4,
-        )
+def visible_loss(losses: Sequence[float]) -> float:
+    """The largest loss that the axes show: the largest one, unless it would compress the others to a line.
+
+    Losses are compared by their distance from the best one; the best quarter of them sets the scale.
+    """
+    best, quarter, worst = np.quantile(np.asarray(losses, np.float64), [0, 0.25, 1], method="higher")
+    if not 0 < 100 * (quarter - best) < worst - best:
+        return float(worst)
+    return max(loss for loss in losses if loss <= best + 10 * (quarter - best))
 
 
-def _draw_title_and_legend(figure: Figure, over_time: Axes, data: _PlotData) -> None:
-    """Draw the title, the legend, and a note about values that are cut off."""
-    from matplotlib.lines import Line2D
-
-    best, counts = data.best, Counter(trial.status for trial in (*data.valued, *data.failed))
-    count = sum(counts.values())
-    figure.suptitle(
-        _text(f"Best {data.metric}: {format_number(data.height(best))} (trial {best.number})"),
-        x=0.012,
-        horizontalalignment="left",
-        fontsize=14,
-        fontweight="bold",
-        color=_INK,
-    )
-    seconds = max(trial.ended for trial in (*data.valued, *data.failed))
-    better = "smaller" if data.sign > 0 else "larger"
-    over_time.set_title(
-        f"{count} trial{'s' if count != 1 else ''} in {format_duration(seconds)}; {better} is better",
-        loc="left",
-        fontsize=9.5,
-        color=_GREY,
-    )
-    handles = [
-        Line2D(
-            [], [], linestyle="none", marker=marker, color=color, markersize=6, markeredgewidth=1.4 if marker == "|" else 0
-        )
-        for status, (marker, color) in _STATUS_STYLES.items()
-        if counts[status]
-    ]
-    names = [f"{counts[status]} {status}" for status in _STATUS_STYLES if counts[status]]
-    handles += [Line2D([], [], color=_INK, linewidth=1.4), Line2D([], [], **{**_BEST, "markersize": 11})]
-    over_time.legend(
-        handles,
-        [*names, "best so far", "best"],
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.2,
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9,
-        handletextpad=0.4,
-        columnspacing=1.4,
-    )
-    if data.cut:
-        figure.supxlabel(_text(_cut_off_note(data)), x=0.012, horizontalalignment="left", fontsize=8.5, color=_GREY)
+def _draw_over_time(axes: Axes, shown: _Shown) -> None:
+    """Draw the values, and the best value so far, by the time at which trials ended."""
+    seconds = shown.seconds
+    unit, name = (1.0, "seconds") if seconds < 180 else (60.0, "minutes") if seconds < 10_800 else (3600.0, "hours")
+    shown.draw(axes, {trial.number: trial.ended / unit for trial in (*shown.valued, *shown.failed)})
+    best = shown.sign * np.minimum.accumulate([shown.sign * shown.height(trial) for trial in shown.valued])
+    times = [*(trial.ended / unit for trial in shown.valued), seconds / unit]
+    axes.step(times, [*best, best[-1]], where="post", color=_BLACK, linewidth=1.4, label="best so far")
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{name} since the search began (later trials are darker)")
+    legend = axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, ncols=9, frameon=False)
+    handles: list[Any] = legend.legend_handles[: len(shown.groups())]
+    for handle in handles:
+        handle.set(array=None, facecolor=_COLORS[1])
 
 
-def _cut_off_note(data: _PlotData) -> str:
-    values = [trial.value or 0.0 for trial in data.cut]
-    side, extreme = ("above", max(values)) if data.edge else ("below", min(values))
-    arrow = "▲" if data.edge else "▼"
-    subject = f"{len(values)} trials have values" if len(values) > 1 else "One trial has a value"
-    up_to = "" if len(values) == 1 else "up to " if data.edge else "down to "
-    return (
-        f"{arrow} {subject} {side} {format_number(data.bounds[1])} ({up_to}{format_number(extreme)}), cut off at the edge."
-    )
+def _draw_parameter(axes: Axes, shown: _Shown, parameter: Parameter, columns: int) -> float:
+    """Draw the values by a hyper-parameter; trials that do not have it are left out.
 
+    Options of a choice are in the order of the space, other values that are not numbers in the order of their names.
 
-def _label_values(axes: Axes, names: Mapping[int, str]) -> None:
-    """Set tick labels that are names: horizontal if enough of them have room, else slanted; only some of many."""
-    low, high = min(names), max(names)
-    axes.set_xlim(low - 0.6, high + 0.6)
-    named = dict(zip(names, make_distinct(list(names.values()), _NAME_LENGTH), strict=True))
-    horizontal = max(1, _LABEL_CHARACTERS // (max(map(len, named.values())) + 2))
-    is_slanted = high - low + 1 > horizontal and horizontal < _FEW_NAMES
-    if is_slanted:
-        named = dict(zip(names, make_distinct(list(names.values()), _SLANTED_LENGTH), strict=True))
-    step = math.ceil((high - low + 1) / (_SLANTED_NAMES if is_slanted else horizontal))
-    positions = [position for position in names if (position - low) % step == 0]
-    slant: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
-    axes.set_xticks(positions, [_text(named[position]) for position in positions], **slant)
+    Args:
+        axes: The axes of the panel.
+        shown: The trials.
+        parameter: The hyper-parameter.
+        columns: The number of panels in a row.
 
-
-def _scale(axes: Axes, values: Sequence[float], kind: str, width: float) -> None:
-    """Set a numeric scale, with few enough ticks for a small panel."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
-    low, high = min(values), max(values)
-    if "log" in kind and low > 0:
-        axes.set_xscale("log")
-        room = (high / low) ** 0.06 if high > low else 1.5
-        axes.set_xlim(low / room, high * room)
-        ticks = _log_ticks(low / room, high * room) if high > low else [low]
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_major_formatter(FixedFormatter([format_number(tick) for tick in ticks]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        return
-    is_whole = all(value == int(value) for value in values)
-    room = 0.06 * (high - low) or (0.6 if is_whole else 0.06 * abs(high) or 0.5)
-    axes.set_xlim(low - room - width / 2, high + room + width / 2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value, 10)))
-    for count in (5, 4, 3, 2):
-        axes.xaxis.set_major_locator(MaxNLocator(count, integer=is_whole, min_n_ticks=1))
-        if sum(len(tick.get_text()) + 2 for tick in axes.get_xticklabels()) <= _LABEL_CHARACTERS:
-            break
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """A few round numbers between two positive numbers."""
-    from matplotlib.ticker import MaxNLocator
-
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps, enough in (((1,), 3), ((1, 3), 3), ((1, 2, 5), 3)):
-        ticks = [tick for decade in decades for step in steps if low <= (tick := float(f"{step}e{decade}")) <= high]
-        if len(ticks) >= enough:
-            return ticks[:: math.ceil(len(ticks) / 5)]
-    return [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
-
-
-def _jitter_width(values: Sequence[float], kind: str) -> float:
-    """The width over which trials of equal value are spread; 0 if values are not whole numbers, or are many."""
-    unique = sorted(set(values))
-    if "log" in kind or len(unique) > _MAX_JITTERED_VALUES or any(value != int(value) for value in unique):
+    Returns:
+        The additional height of the panel for long tick labels, in inches.
+    """
+    axes.set_xlabel(shorten(parameter.name, _CHARACTERS // (columns + 1)), parse_math=False)
+    trials = [trial for trial in (*shown.valued, *shown.failed) if parameter.is_used(trial.chosen)]
+    values = {trial.number: parameter.value(trial.chosen) for trial in trials}
+    if not parameter.options and all(map(is_finite, values.values())):
+        low, high = min(values.values()), max(values.values())
+        if "log" in parameter.kind and low > 0:
+            axes.set_xscale("log")
+            room = (high / low) ** 0.07 if high > low else 10.0
+            axes.set_xlim(low / room, high * room)
+        shown.draw(axes, {number: float(value) for number, value in values.items()})
+        _set_ticks(axes, 8 - columns, is_whole=all(value == int(value) for value in values.values()))
         return 0.0
-    gap = min((after - value for value, after in itertools.pairwise(unique)), default=1.0)
-    return gap * min(0.5, 0.02 * len(values))
+    texts = {trial.number: parameter.text(trial.chosen) for trial in trials}
+    options = [text for text in parameter.options or sorted(set(texts.values())) if text in texts.values()]
+    spread = min(0.5, 0.02 * len(trials))
+    shown.draw(axes, {number: options.index(text) + spread * _jitter(number) for number, text in texts.items()})
+    step = math.ceil(len(options) / _MAX_OPTIONS)
+    labels = make_distinct(options, _OPTION_LENGTH)[::step]
+    longest = max(map(len, labels))
+    is_vertical = len(labels) * (longest + 1) > _CHARACTERS / columns
+    axes.set_xlim(-0.6, len(options) - 0.4)
+    axes.set_xticks(range(0, len(options), step), labels, rotation=90 if is_vertical else 0, parse_math=False)
+    return 0.07 * longest if is_vertical else 0.0
 
 
 def _jitter(number: int) -> float:
@@ -449,22 +289,14 @@ def _jitter(number: int) -> float:
     return (number * 0.6180339887498949) % 1.0 - 0.5
 
 
-def _style_axes(axes: Axes) -> None:
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8.5, colors=_GREY, length=3, labelcolor=_INK)
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color("#b5b5b5")
-    for text in (axes.xaxis.label, axes.yaxis.label):
-        text.set_fontsize(9.5)
-        text.set_color(_INK)
+def _set_ticks(axes: Axes, count: int, *, is_whole: bool) -> None:
+    """Set a number of ticks that fits a small panel, with plain numbers as labels."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _text(text: str) -> str:
-    """Escape dollar signs, which would start a formula."""
-    return text.replace("$", r"\$")
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log" and high > 10 * low:
+        axes.xaxis.set_major_locator(LogLocator(numticks=5) if high > 100 * low else LogLocator(subs=(1, 3)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10], integer=is_whole))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value, 6)))
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -670,9 +670,9 @@ class TestSparkTrials:
 def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, monkeypatch):
     from sparkkeras.hyperopt import plot
 
-    drawn = []
+    drawn, draw = [], plot.draw_search
     monkeypatch.setattr(plot, "DPI", 30)
-    monkeypatch.setattr(plot, "_draw_parameter", lambda axes, data, panel: drawn.append(panel))
+    monkeypatch.setattr(plot, "draw_search", lambda *given, **named: drawn.append(draw(*given, **named)) or drawn[0])
     space = {"fit": {"optimizer": hp.choice("o", ["adam", "sgd"])}, "x": hp.choice("place", [-1.5, 2.5])}
     search = search_of(objective=lambda params, data: abs(params["x"]), space=space, verbose=2)
     lines = capsys.readouterr().out.splitlines()
@@ -686,7 +686,7 @@ def test_progress_lines_table_and_plot_show_the_same_names(capsys, tmp_path, mon
     assert all(line.endswith(shown[int(line.split()[0])]) for line in lines[9:])
     search.plot(tmp_path / "search.png")
     assert Path(tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
-    assert [(panel.name, panel.names) for panel in drawn] == [
-        ("fit.optimizer", {0: "adam", 1: "sgd"}),
-        ("x", {0: "-1.5", 1: "2.5"}),
-    ]
+    _, *panels = drawn[0].axes
+    options = [[label.get_text() for label in axes.get_xticklabels()] for axes in panels]
+    assert [axes.get_xlabel() for axes in panels] == ["fit.optimizer", "x"]
+    assert options == [["adam", "sgd"], ["-1.5", "2.5"]]
