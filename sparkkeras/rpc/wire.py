@@ -35,8 +35,8 @@ Body = Sequence[memoryview]
 TAG_BYTES = 16
 """The length of the authentication tag that follows a header and a body."""
 
-MAX_HEADER_BYTES = 48 * 1024
-"""The largest sealed header. In base64 it still fits into the longest header line that Python's HTTP client accepts."""
+MAX_HEADER_BYTES = 47 * 1024
+"""The largest sealed header. In base64 it fits into the longest header line that Python's HTTP client and server accept."""
 
 CHUNK_BYTES = 256 * 1024
 """Bodies are authenticated and sent in chunks of this size, so that each byte enters the processor's cache once."""

@@ -28,7 +28,7 @@ from sparkkeras.rpc.transport import (
     connect,
     make_transport,
 )
-from sparkkeras.rpc.wire import CHUNK_BYTES, Header, Secret, Session
+from sparkkeras.rpc.wire import CHUNK_BYTES, MAX_HEADER_BYTES, TAG_BYTES, Header, Secret, Session, encode_header
 
 TRANSPORTS_UNDER_TEST = ["inprocess", "socket", "http"]
 
@@ -518,6 +518,14 @@ def test_a_reply_that_json_does_not_support_fails_the_call(name):
         assert caught.value.kind == "failed"
         assert echo(caller) == b""
         assert eventually(lambda: handler.sent == {0: 1, 1: 1})
+
+
+@every_transport
+def test_the_longest_possible_header_arrives_in_both_directions(name):
+    fields = {"text": ""}
+    fields["text"] = "x" * (MAX_HEADER_BYTES - TAG_BYTES - len(encode_header(Header("echo", {"echo": fields}, 0))))
+    with serving(name, RecordingHandler()) as address, calling(address) as caller:
+        assert echo(caller, fields) == b""
 
 
 @every_transport
