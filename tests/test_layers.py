@@ -36,7 +36,6 @@ LAYERS = [
 """Packages and top-level modules from the lowest to the highest: each may import what stands before. See docs/design.md."""
 
 LIBRARIES = {
-    "cheroot": {"rpc"},
     "cryptography": {"rpc"},
     "flask": {"rpc"},
     "google_crc32c": {"formats"},

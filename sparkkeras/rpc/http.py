@@ -1,4 +1,4 @@
-"""The ``http`` transport: a Flask application on a production server, and clients with persistent connections.
+"""The ``http`` transport: a Flask application on a WSGI server, and clients with persistent connections.
 
 A session starts with ``POST /hello``. Every other route is the name of a call (``/parameters``, ``/update``, ``/health``,
 ...). The handshake and the sealed message header travel in the HTTP header ``Authorization``, the body and its
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 SCHEME = "Sparkkeras"
 REPLY_HEADER = "X-Sparkkeras"
-MAX_THREADS = 64
+MAX_CALLS = 64
+"""The largest number of calls that are received and handled at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,18 +68,11 @@ class HttpTransport:
         """See `Transport.serve`."""
         from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
-        open_listener(endpoint).close()  # if the server cannot listen here, this error says more than cheroot's
-        application = _Application(handler, Acceptor(secret, endpoint.encrypt), 4 * endpoint.members)
-        threads = min(MAX_THREADS, 4 + 2 * endpoint.members)
-        context = serving(application.flask(), endpoint.listen, endpoint.port, threads, endpoint.timeout)
-        try:
-            port = context.__enter__()
-        except OSError as error:
-            raise endpoint.listen_error(error) from error
-        try:
+        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint.members)
+        listener = open_listener(endpoint)
+        port = int(listener.getsockname()[1])
+        with serving(application.flask(), listener, endpoint.timeout):
             yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
-        finally:
-            context.__exit__(None, None, None)
 
     def connect(self, address: Address) -> HttpCaller:
         """See `Transport.connect`."""
@@ -162,8 +156,9 @@ class _Peer:
 class _Application:
     """The server's end, to which Flask routes requests."""
 
-    def __init__(self, handler: Handler, acceptor: Acceptor, max_sessions: int) -> None:
-        self._handler, self._acceptor, self._max_sessions = handler, acceptor, max_sessions
+    def __init__(self, handler: Handler, acceptor: Acceptor, members: int) -> None:
+        self._handler, self._acceptor, self._max_sessions = handler, acceptor, 4 * members
+        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * members))
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
         self._buffers: list[bytearray] = []
@@ -203,7 +198,7 @@ class _Application:
             if peer is None:
                 return _forbidden()
             self._peers.move_to_end(identity)
-        with peer.lock:
+        with peer.lock, self._calls:
             session = peer.session
             try:
                 header = session.open(sealed)

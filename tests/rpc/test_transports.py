@@ -1200,6 +1200,20 @@ def test_closed_connections_leave_nothing_behind_on_a_running_server(name):
         assert echo(caller) == b""
 
 
+def test_http_limits_the_number_of_simultaneous_calls():
+    """Further calls wait, and an unauthenticated client is rejected meanwhile."""
+    handler = RecordingHandler()
+    with serving("http", handler, members=2) as address, ThreadPoolExecutor(9) as pool, contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(calling(address)) for _ in range(9)]
+        waiting = [pool.submit(caller.call, "wait", {}) for caller in callers]
+        assert eventually(lambda: len(handler.calls) == 8)
+        assert raw_response(address, UNAUTHENTICATED_BYTES["empty post"]).startswith(b"HTTP/1.1 403")
+        assert len(handler.calls) == 8
+        handler.free.set()
+        for done in waiting:
+            assert done.result()[1] == bytes(MB)
+
+
 def test_an_idle_http_session_stays_open_and_buffers_are_reused():
     """An idle connection must stay open, and one that is opened again must not leave its buffer behind."""
     from sparkkeras.rpc import http

@@ -1,0 +1,149 @@
+"""Accepts TCP connections without letting silent clients occupy threads.
+
+An event loop accepts connections and receives the first message of each. A connection gets a thread when that has arrived,
+which has to happen within `FIRST_SECONDS`, and keeps it until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+FIRST_SECONDS = 5.0
+"""The first message of a connection has to arrive within this time."""
+
+MAX_FIRST_BYTES = 128 * 1024
+"""The largest first message."""
+
+MAX_CONNECTIONS = 4096
+"""The largest number of connections; at most half of the files that this process may open."""
+
+BACKLOG = 1024
+"""The number of connections that the operating system holds until they are accepted."""
+
+STOP_SECONDS = 2.5
+"""How long stopping waits for calls in progress; then it closes their connections, and waits once more."""
+
+_log = logging.getLogger(__name__)
+
+Length = Callable[[bytes], int | None]
+"""The length of a first message, from the bytes that have arrived; ``None`` if they do not show it yet."""
+
+Handle = Callable[[socket.socket, Any, bytes], None]
+"""Handles a connection until it ends, given the client's address and the first message. May raise `OSError`."""
+
+
+@contextmanager
+def accepting(listener: socket.socket, length: Length, handle: Handle) -> Iterator[None]:
+    """Accept connections until the context ends; then no connection is left, and the listening socket is closed."""
+    loop, acceptor = asyncio.new_event_loop(), _Acceptor(listener, length, handle)
+    task = loop.create_task(acceptor.accept())
+    thread = threading.Thread(target=loop.run_until_complete, args=[task], name="sparkkeras-accept", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
+        acceptor.join()
+
+
+class _Acceptor:
+    def __init__(self, listener: socket.socket, length: Length, handle: Handle) -> None:
+        self._listener, self._length, self._handle = listener, length, handle
+        self._threads: dict[threading.Thread, socket.socket] = {}
+
+    async def accept(self) -> None:
+        """Accept connections until this is cancelled."""
+        loop, waiting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
+        with suppress(asyncio.CancelledError), self._listener:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(self._listener)
+                except OSError as error:
+                    _log.warning("the server on the driver could not accept a connection: %s", error)
+                    await asyncio.sleep(0.1)  # the process is out of file descriptors, perhaps for a moment
+                    continue
+                # Only finished threads go: one that removed itself could still be running when the server has stopped.
+                self._threads = {thread: its for thread, its in self._threads.items() if thread.is_alive()}
+                if len(waiting) + len(self._threads) >= _max_connections():
+                    connection.close()
+                    continue
+                waiting.add(task := loop.create_task(self._start(connection, address)))
+                task.add_done_callback(waiting.discard)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _start(self, connection: socket.socket, address: Any) -> None:
+        """Start the thread of a connection when its first message has arrived."""
+        try:
+            async with asyncio.timeout(FIRST_SECONDS):
+                first = await _receive_first(connection, self._length)
+            connection.setblocking(True)
+            arguments = (connection, address, first)
+            thread = threading.Thread(target=self._run, args=arguments, name="sparkkeras-serve", daemon=True)
+            thread.start()
+            self._threads[thread] = connection
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError | RuntimeError):  # the latter: the process has too many threads
+                raise
+            _log.debug("a connection to the server on the driver ended: %s", error)
+
+    def _run(self, connection: socket.socket, address: Any, first: bytes) -> None:
+        try:
+            with connection:
+                self._handle(connection, address, first)
+        except OSError as error:
+            _log.debug("a connection to the server on the driver ended: %s", error)
+
+    def join(self) -> None:
+        """Wait for the threads of all connections to end."""
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):  # at first, replies to calls in progress may still be sent
+            deadline = time.monotonic() + STOP_SECONDS
+            for connection in self._threads.values():
+                with suppress(OSError):
+                    connection.shutdown(how)
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _log.warning("the server on the driver has stopped while a call is still being handled")
+
+
+def _max_connections() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
+
+
+async def _receive_first(connection: socket.socket, length: Length) -> bytes:
+    """Receive the first message, and nothing of what follows.
+
+    Raises:
+        ConnectionError: The connection ends before, or the message is too long.
+    """
+    loop, first = asyncio.get_running_loop(), b""
+    total: int | None = None
+    while total is None or len(first) < total:
+        readable = loop.create_future()
+        loop.add_reader(connection, readable.set_result, None)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(connection)
+        arrived = connection.recv(MAX_FIRST_BYTES, socket.MSG_PEEK)
+        total = length(first + arrived)
+        first += connection.recv(len(arrived) if total is None else min(len(arrived), total - len(first)))
+        if not arrived or len(first) > MAX_FIRST_BYTES:
+            raise ConnectionError("the connection ended before its first message, or that was too long")
+    return first

@@ -1,0 +1,145 @@
+"""Connections get a thread when their first message has arrived."""
+
+import contextlib
+import itertools
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from sparkkeras.rpc import acceptor
+from tests.rpc.test_transports import eventually, shut_down
+
+GREETING = b"0123456789"
+
+
+@contextlib.contextmanager
+def accepting(handle=None, length=lambda data: len(GREETING)):
+    """An acceptor that replies to each first message with the same bytes, and echoes what follows; yields its address."""
+
+    def echo(connection, address, first):
+        connection.sendall(first)
+        while data := connection.recv(100):
+            connection.sendall(data)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with acceptor.accepting(listener, length, handle or echo):
+        yield listener.getsockname()
+
+
+def serving_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "sparkkeras-serve"]
+
+
+def is_closed(connection):
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize("lengths", [[10, 3], [13], [1] * 13, [4, 9]], ids=str)
+def test_the_first_message_is_received_whole_and_nothing_of_what_follows(lengths):
+    received = []
+
+    def handle(connection, address, first):
+        received.append((first, connection.recv(3, socket.MSG_WAITALL)))
+
+    ends = [0, *itertools.accumulate(lengths)]
+    with accepting(handle, lambda data: data.find(b"9") + 1 or None) as address:
+        with socket.create_connection(address, 10) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start, end in itertools.pairwise(ends):
+                client.sendall((GREETING + b"abc")[start:end])
+                time.sleep(0.002)
+            assert eventually(lambda: received)
+    assert received == [(GREETING, b"abc")]
+
+
+def test_silent_and_slow_connections_occupy_no_thread_and_are_closed(monkeypatch):
+    monkeypatch.setattr(acceptor, "FIRST_SECONDS", 0.3)
+    with accepting() as address, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(30)]
+        for client in clients[::2]:
+            client.sendall(GREETING[:5])
+        with socket.create_connection(address, 10) as valid:
+            valid.sendall(GREETING)
+            assert valid.recv(100) == GREETING
+            assert len(serving_threads()) == 1
+            assert all(is_closed(client) for client in clients)
+            valid.sendall(b"still here")
+            assert valid.recv(100) == b"still here"
+
+
+def test_a_first_message_that_is_too_long_closes_the_connection(monkeypatch):
+    monkeypatch.setattr(acceptor, "MAX_FIRST_BYTES", 1000)
+    with accepting(length=lambda data: None) as address, socket.create_connection(address, 10) as client:
+        client.sendall(bytes(1001))
+        assert is_closed(client)
+
+
+def test_the_number_of_connections_is_limited(monkeypatch):
+    monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 2)
+    with accepting() as address:
+        with socket.create_connection(address, 10) as silent, socket.create_connection(address, 10) as valid:
+            valid.sendall(GREETING)
+            assert valid.recv(100) == GREETING
+            with socket.create_connection(address, 10) as late:
+                assert is_closed(late)
+            silent.sendall(GREETING)
+            assert silent.recv(100) == GREETING
+        assert eventually(lambda: not serving_threads())
+        with socket.create_connection(address, 10) as next_one:
+            next_one.sendall(GREETING)
+            assert next_one.recv(100) == GREETING
+
+
+def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
+    with accepting() as address:
+        with monkeypatch.context() as patch, socket.create_connection(address, 10) as unlucky:
+
+            def fail(thread):
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", fail)
+            unlucky.sendall(GREETING)
+            assert is_closed(unlucky)
+        with socket.create_connection(address, 10) as client:
+            client.sendall(GREETING)
+            assert client.recv(100) == GREETING
+
+
+def test_stopping_lets_calls_in_progress_reply():
+    busy = threading.Event()
+
+    def handle(connection, address, first):
+        busy.set()
+        assert connection.recv(1) == b""  # the acceptor stops
+        connection.sendall(b"reply")
+
+    with socket.socket() as client:
+        with accepting(handle) as address:
+            client.connect(address)
+            client.sendall(GREETING)
+            assert busy.wait(10)
+        assert client.recv(100) == b"reply"
+
+
+def test_stopping_does_not_wait_for_a_call_that_never_ends(monkeypatch, caplog):
+    monkeypatch.setattr(acceptor, "STOP_SECONDS", 0.05)
+    free, busy = threading.Event(), threading.Event()
+
+    def handle(connection, address, first):
+        busy.set()
+        free.wait(60)
+
+    with caplog.at_level(logging.WARNING), socket.socket() as client:
+        with accepting(handle) as address:
+            client.connect(address)
+            client.sendall(GREETING)
+            assert busy.wait(10)
+        assert "stopped while a call is still being handled" in caplog.text
+        free.set()
+        assert eventually(lambda: not serving_threads())
+        shut_down(client)
