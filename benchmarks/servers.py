@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from harness import Turn
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
@@ -53,7 +54,7 @@ def _client(address: Address, contents: Contents, count: int) -> dict[str, Any]:
             started = time.perf_counter()
             version = client.pull().version
             pulled = time.perf_counter()
-            client.push((delta,), (), (), base=version, epoch=0, batch=turn + 1, steps=1, rows=1, learning_rate=0.1)
+            client.push((delta,), (), version, ExchangePoint(0, turn + 1, 1, 1, 0.1, 0.0))
             seconds["pull"].append(pulled - started)
             seconds["push"].append(time.perf_counter() - pulled)
     return {name: turns[2:] for name, turns in seconds.items()}  # the first ones create connections and buffers

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.rpc.transport import RefusedError
 from sparkkeras.weights import Array
 
@@ -302,41 +303,29 @@ class Ledger:
                 self.duplicates += not new
             yield new
 
-    def pushed(
-        self,
-        worker: int,
-        *,
-        epoch: int,
-        batch: int,
-        steps: int,
-        rows: int,
-        metrics: tuple[Array, ...],
-        ended: Mapping[str, Any] | None,
-    ) -> None:
-        """Record an applied push; call it within `pushing`.
-
-        Args:
-            worker: The index of the worker.
-            epoch: The epoch of the update.
-            batch: The number of batches of the epoch that are finished now.
-            steps: The optimizer steps of the update.
-            rows: The rows of these steps.
-            metrics: The metric state of the epoch so far.
-            ended: If the epoch is finished for this worker, its ``logs``, ``seconds`` and ``learning_rate``; else ``None``.
-        """
+    def pushed(self, worker: int, point: ExchangePoint) -> None:
+        """Record an applied push; call it within `pushing`."""
         partition = self._partition(worker)
         with self._lock:
             partition.sequence += 1
-            partition.batch = batch
-            partition.steps += steps
-            partition.rows += rows
-            partition.epoch_steps += steps
-            partition.epoch_rows += rows
-            partition.metrics = metrics
-            if ended is not None:
-                report = EpochReport(worker, epoch, partition.epoch_rows, partition.epoch_steps, metrics=metrics, **ended)
-                self._reports.setdefault(epoch, {})[worker] = report
-                partition.epoch, partition.batch = epoch + 1, 0
+            partition.batch = point.batch
+            partition.steps += point.steps
+            partition.rows += point.rows
+            partition.epoch_steps += point.steps
+            partition.epoch_rows += point.rows
+            partition.metrics = point.metrics
+            if point.logs is not None:
+                self._reports.setdefault(point.epoch, {})[worker] = EpochReport(
+                    worker,
+                    point.epoch,
+                    partition.epoch_rows,
+                    partition.epoch_steps,
+                    point.seconds,
+                    point.learning_rate,
+                    point.metrics,
+                    point.logs,
+                )
+                partition.epoch, partition.batch = point.epoch + 1, 0
                 partition.epoch_rows = partition.epoch_steps = 0
                 partition.metrics = ()
                 self._close_epochs()

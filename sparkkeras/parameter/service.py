@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError, SparkKerasError
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import (
@@ -202,45 +203,6 @@ class ParameterServerStats:
         return max(self.staleness, default=0)
 
 
-@dataclass(frozen=True)
-class UpdateHeader:
-    """The fields of a push beside its body. All of them are validated before anything is applied.
-
-    Attributes:
-        base: The version that the worker trained from.
-        epoch: The epoch that the update belongs to.
-        batch: The number of batches of the epoch that are finished after the update.
-        steps: The optimizer steps of the update.
-        rows: The rows of these steps.
-        learning_rate: The learning rate of the last step.
-        ended: If the worker's epoch is finished, its ``logs``, ``seconds`` and ``learning_rate``; else ``None``.
-    """
-
-    base: int
-    epoch: int
-    batch: int
-    steps: int
-    rows: int
-    learning_rate: float
-    ended: dict[str, Any] | None
-
-    @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> UpdateHeader:
-        """Parse the fields of a call. Invalid fields raise a KeyError, a TypeError or a ValueError."""
-        ended = fields["ended"]
-        return cls(
-            **{name: int(fields[name]) for name in ("base", "epoch", "batch", "steps", "rows")},
-            learning_rate=float(fields["learning_rate"]),
-            ended=None
-            if ended is None
-            else {
-                "logs": dict(ended["logs"]),
-                "seconds": float(ended["seconds"]),
-                "learning_rate": float(ended["learning_rate"]),
-            },
-        )
-
-
 class ParameterService:
     """Handles the calls of workers; a `Handler`.
 
@@ -372,21 +334,13 @@ class ParameterService:
                 "malformed", f"expected an update of {contents.update_bytes} bytes, received {len(call.body)}."
             )
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
-        header = UpdateHeader.read(call.fields)
+        base = int(call.fields["base"])
+        point = ExchangePoint.unpack(call.fields, contents.metrics.unpack(call.body[contents.weights_bytes :]))
         counters = contents.counters.unpack(call.body[contents.vector_bytes : contents.weights_bytes])
-        metrics = contents.metrics.unpack(call.body[contents.weights_bytes :])
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._apply(worker, header, contents.vector(call.body), counters)
-                self._ledger.pushed(
-                    worker,
-                    epoch=header.epoch,
-                    batch=header.batch,
-                    steps=header.steps,
-                    rows=header.rows,
-                    metrics=metrics,
-                    ended=header.ended,
-                )
+                self._apply(worker, base, point, contents.vector(call.body), counters)
+                self._ledger.pushed(worker, point)
         return self._directive(call)
 
     def _report(self, call: Call) -> Reply:
@@ -407,14 +361,12 @@ class ParameterService:
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _apply(self, worker: int, header: UpdateHeader, sent: Array, counters: tuple[Array, ...]) -> None:
-        if header.base > self._store.version:
-            raise ValueError(f"the update's base is version {header.base}, but the newest version is {self._store.version}")
-        self._check_finite(worker, header, sent)
+    def _apply(self, worker: int, base: int, point: ExchangePoint, sent: Array, counters: tuple[Array, ...]) -> None:
+        if base > self._store.version:
+            raise ValueError(f"the update's base is version {base}, but the newest version is {self._store.version}")
+        self._check_finite(worker, point, sent)
         try:
-            applied = self._store.apply(
-                sent, counters, header.base, steps=header.steps, rows=header.rows, learning_rate=header.learning_rate
-            )
+            applied = self._store.apply(sent, counters, base, point)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = (
@@ -431,19 +383,19 @@ class ParameterService:
         with self._lock:
             self._rejected_requests[kind] += 1
 
-    def _check_finite(self, worker: int, header: UpdateHeader, sent: Array) -> None:
-        loss = 0.0 if header.ended is None else header.ended["logs"].get("loss", 0.0)
+    def _check_finite(self, worker: int, point: ExchangePoint, sent: Array) -> None:
+        loss = (point.logs or {}).get("loss", 0.0)
         if is_finite(sent) and np.isfinite(loss):
             return
         what = f"its loss is not finite ({loss})" if is_finite(sent) else "its update is not finite"
         message = (
-            f"training diverged in epoch {header.epoch + 1} on worker {worker}: {what}. The update was not applied, and the "
+            f"training diverged in epoch {point.epoch + 1} on worker {worker}: {what}. The update was not applied, and the "
             "model keeps the weights of the last completed epoch, if there is one. Try a smaller learning rate or clipnorm= "
             "in the optimizer, or look for NaN and extreme values in that partition (on_invalid='allow' accepts them)."
         )
         if not self._store.is_finite:
             message = (
-                f"the update rule {self._store.rule!r} produced weights that are not finite, in epoch {header.epoch + 1} or "
+                f"the update rule {self._store.rule!r} produced weights that are not finite, in epoch {point.epoch + 1} or "
                 "before. The model keeps the weights of the last completed epoch, if there is one. Check the rule's apply, "
                 "or try a smaller learning rate."
             )
@@ -560,47 +512,18 @@ class ParameterClient:
         _, body = self._weights({"epoch": epoch})
         return self._flat(body)
 
-    def push(
-        self,
-        parts: Sequence[Array],
-        counters: Sequence[Array],
-        metrics: Sequence[Array],
-        *,
-        base: int,
-        epoch: int,
-        batch: int,
-        steps: int,
-        rows: int,
-        learning_rate: float,
-        ended: Mapping[str, Any] | None = None,
-    ) -> Directive:
+    def push(self, parts: Sequence[Array], counters: Sequence[Array], base: int, point: ExchangePoint) -> Directive:
         """Push an update. It is applied exactly once, however often it is sent.
 
         Args:
             parts: The update's vector, as consecutive parts.
             counters: The counters of the worker's weights.
-            metrics: The metric state of the epoch so far.
             base: The version that the worker has trained from since its last exchange.
-            epoch: The epoch that the update belongs to.
-            batch: The number of finished batches of the epoch.
-            steps: The optimizer steps of the update.
-            rows: The rows of these steps.
-            learning_rate: The learning rate of the last step.
-            ended: If the worker's epoch is finished, its ``logs``, ``seconds`` and ``learning_rate``.
+            point: The worker's progress.
         """
-        small = self._contents.counters.pack(counters) + self._contents.metrics.pack(metrics)
+        small = self._contents.counters.pack(counters) + self._contents.metrics.pack(point.metrics)
         self._sequence += 1
-        fields = {
-            **self._identity(),
-            "sequence": self._sequence,
-            "base": base,
-            "epoch": epoch,
-            "batch": batch,
-            "steps": steps,
-            "rows": rows,
-            "learning_rate": learning_rate,
-            "ended": ended,
-        }
+        fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack()}
         body = (*(_view(part) for part in parts if part.size), *_bytes(small))
         return _directive(self._call("update", fields, body)[0])
 

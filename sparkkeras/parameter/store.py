@@ -18,6 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.rules import State, UpdateRule, WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.weights import Array, Flat
 
@@ -132,25 +133,14 @@ class Store:
         copy.readers += 1
         return Snapshot(version, copy, counters, self._release)
 
-    def apply(
-        self,
-        sent: Array,
-        counters: tuple[Array, ...],
-        base: int,
-        *,
-        steps: int,
-        rows: int,
-        learning_rate: float,
-    ) -> ApplyResult:
+    def apply(self, sent: Array, counters: tuple[Array, ...], base: int, point: ExchangePoint) -> ApplyResult:
         """Apply an update of a worker.
 
         Args:
             sent: The result of the rule's exchange for the trainable values, followed by the worker's statistics.
             counters: The worker's counters. The store keeps the largest of each.
             base: The version that the worker trained from.
-            steps: The optimizer steps of the update.
-            rows: The rows of these steps.
-            learning_rate: The learning rate of the last of these steps.
+            point: The worker's progress.
 
         Returns:
             The new version, and the staleness of the update.
@@ -160,9 +150,9 @@ class Store:
         """
         update = WorkerUpdate(
             sent=sent[: self._trainable],
-            steps=steps,
-            rows=rows,
-            learning_rate=learning_rate,
+            steps=point.steps,
+            rows=point.rows,
+            learning_rate=point.learning_rate,
             num_workers=self._num_workers,
         )
         statistics = sent[self._trainable :]

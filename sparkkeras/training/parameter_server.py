@@ -11,6 +11,7 @@ Optimizer slots live in the worker for the whole run. Their mean, by rows, is wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import warnings
 from collections import Counter
@@ -39,6 +40,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
@@ -55,7 +57,6 @@ from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker.trainer import (
     BatchOptions,
     BatchRange,
-    ExchangePoint,
     ExchangeResult,
     FitOptions,
     LocalTrainer,
@@ -67,9 +68,6 @@ PROGRESS_SECONDS = 0.25
 
 LEAVE_SECONDS = 2.0
 """How long workers may take to leave by themselves before Spark ends their tasks, and their processes with them."""
-
-MOST_VALUES = 100
-"""A figure of a worker alone that is a longer vector is not sent."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,13 @@ merge = Merge()
 
 
 class WorkerExchange:
-    """A worker's half of an exchange: pull, the rule's exchange, push. An `Exchange`."""
+    """A worker's half of an exchange: pull, the rule's exchange, push. An `Exchange`.
+
+    Attributes:
+        begun: The weights to start from.
+        directive: The last directive of the server.
+        before: The metric state of the epoch that earlier attempts have pushed.
+    """
 
     def __init__(self, plan: Plan, client: ParameterClient, learning_rates: int) -> None:
         self.every = plan.every
@@ -160,13 +164,7 @@ class WorkerExchange:
         self._base = pulled.weights.vector.copy()
         self.begun = Flat(self._base, pulled.weights.counters)
         self.directive = Directive()
-        self._epoch = 0
-        self._before: MetricState = ()
-        self._started = 0.0
-
-    def begin_epoch(self, epoch: int, before: MetricState) -> None:
-        """An epoch begins; ``before`` is its metric state up to where an earlier attempt came."""
-        self._epoch, self._before, self._started = epoch, before, time.perf_counter()
+        self.before: MetricState = ()
 
     @property
     def stopped(self) -> bool:
@@ -185,18 +183,8 @@ class WorkerExchange:
         sent, onward = self._checked(given)
         self._base[trained] = onward
         self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
-        directive = self._client.push(
-            (sent, statistics),
-            weights.counters,
-            self._metrics(point.metrics),
-            base=self._version,
-            epoch=self._epoch,
-            batch=point.batch,
-            steps=point.steps,
-            rows=point.rows,
-            learning_rate=point.learning_rate,
-            ended=None if point.logs is None else self._ended(point, point.logs),
-        )
+        point = dataclasses.replace(point, metrics=self._metrics(point.metrics))
+        directive = self._client.push((sent, statistics), weights.counters, self._version, point)
         # What this worker goes on from holds its own update, which the server applies behind what was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
@@ -208,13 +196,6 @@ class WorkerExchange:
         self._learning_rates, value = self.directive.learning_rate
         return value
 
-    def _ended(self, point: ExchangePoint, logs: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "logs": {name: _told(value) for name, value in logs.items()},
-            "seconds": time.perf_counter() - self._started,
-            "learning_rate": point.learning_rate,
-        }
-
     def _metrics(self, state: MetricState) -> MetricState:
         expected = [shape for shape, _ in self._plan.contents.metrics.specs]
         if [array.shape for array in state] != expected:
@@ -222,7 +203,7 @@ class WorkerExchange:
                 f"a worker's model has {len(state)} metric variables and the driver's {len(expected)}, or other shapes: a "
                 "metric makes them depend on the data. Create a metric's variables in its __init__ or build()."
             )
-        return metrics.merge([self._before, state]) if self._before else state
+        return metrics.merge([self.before, state]) if self.before else state
 
     def _checked(self, given: Any) -> tuple[Array, Array]:
         vectors = given if isinstance(given, tuple) else ()
@@ -235,12 +216,6 @@ class WorkerExchange:
             )
         sent, onward = (each.astype(self._base.dtype, copy=False) for each in vectors)
         return sent, onward
-
-
-def _told(figure: Any) -> Any:
-    """A figure as JSON knows it; a long vector is left out, and is there in the History from the metric's state."""
-    array = np.asarray(figure)
-    return array.tolist() if array.size <= MOST_VALUES else None
 
 
 @dataclass(frozen=True)
@@ -313,7 +288,7 @@ class _Run:
         rows = min(plan.rows[self._worker], self._block.rows)
         callbacks = lasting(self._options.callbacks.fresh() if self._options.callbacks else ())
         for number in range(self._resumed.epoch, plan.epochs.stop):
-            self._exchange.begin_epoch(number, before)
+            self._exchange.before = before
             batch_range = BatchRange(number, rows, batch, plan.batches[self._worker])
             replica = self._trainer.fit(
                 self.state, self._block, batch_range, self._options, callbacks=callbacks, exchange=self._exchange

@@ -28,6 +28,7 @@ from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
 
@@ -87,27 +88,6 @@ class BatchRange:
 
 
 @dataclass(frozen=True)
-class ExchangePoint:
-    """A worker's progress in an epoch when it exchanges weights.
-
-    Attributes:
-        batch: The number of batches of the epoch that are done.
-        steps: The optimizer steps since the last exchange.
-        rows: The rows of these steps.
-        learning_rate: The optimizer's learning rate.
-        metrics: The metric state since the start of this call of ``fit``.
-        logs: This worker's logs at the end of the epoch; ``None`` before.
-    """
-
-    batch: int
-    steps: int
-    rows: int
-    learning_rate: float
-    metrics: MetricState
-    logs: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class ExchangeResult:
     """The weights with which a worker continues after an exchange, a new learning rate, and whether it must stop."""
 
@@ -130,7 +110,7 @@ class Exchange(Protocol):
         ...
 
     def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
-        """Exchange the worker's weights."""
+        """Exchange the worker's weights; the metric state of ``point`` is that of this call of ``fit``."""
         ...
 
 
@@ -231,11 +211,7 @@ class LocalTrainer:
         models.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
-        coupled = (
-            []
-            if exchange is None
-            else [_exchanging(exchange, batch_range.first, last, batch_range.rows, options.batch_size)]
-        )
+        coupled = [] if exchange is None else [_exchanging(exchange, batch_range, last, options.batch_size, started)]
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with device.feed(spec, options.batch_size, pieces) as batches, self._validating(held_out) as validation_batches:
             history = model.fit(
@@ -414,14 +390,14 @@ def _end_of_epoch(model: Any) -> Any:
     return EndOfEpoch()
 
 
-def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size: int) -> Any:
+def _exchanging(exchange: Exchange, batch_range: BatchRange, last: int, batch_size: int, started: float) -> Any:
     """A callback that exchanges weights every ``exchange.every`` batches, and at the end of the epoch."""
     import keras
 
     class Exchanging(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self._done = self._exchanged = first
+            self._done = self._exchanged = batch_range.first
             self._stopped = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -439,10 +415,12 @@ def _exchanging(exchange: Exchange, first: int, last: int, rows: int, batch_size
         def _exchange(self, logs: dict[str, Any] | None) -> None:
             model = self.model  # with JAX, accessing this property copies the weights back into their variables
             point = ExchangePoint(
+                epoch=batch_range.epoch,
                 batch=self._done,
                 steps=self._done - self._exchanged,
-                rows=min(self._done * batch_size, rows) - self._exchanged * batch_size,
+                rows=min(self._done * batch_size, batch_range.rows) - self._exchanged * batch_size,
                 learning_rate=models.learning_rate(model),
+                seconds=time.perf_counter() - started,
                 metrics=metrics.take(model),
                 logs=logs,
             )

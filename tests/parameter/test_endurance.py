@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, Contents, ParameterClient, ParameterService
@@ -70,10 +71,8 @@ class Server:
 
 
 def push(client, size, value, base, batch, last=False):
-    ended = {"logs": {"loss": 0.5}, "seconds": 1.0, "learning_rate": 0.1} if last else None
-    sent = np.full(size, value, np.float32)
-    fields = {"epoch": 0, "batch": batch, "steps": 1, "rows": 32, "learning_rate": 0.1, "ended": ended}
-    return client.push([sent], (), (), base=base, **fields)
+    point = ExchangePoint(0, batch, 1, 32, 0.1, 1.0, logs={"loss": 0.5} if last else None)
+    return client.push([np.full(size, value, np.float32)], (), base, point)
 
 
 def train(address, size, worker, pushes):
@@ -275,8 +274,7 @@ def test_damaged_bytes_yield_a_prefix_of_the_messages_or_nothing(encrypt, cases)
 def direct_push(caller, server):
     """Add one to all weights, as the worker with the lease."""
     version = server.store.version
-    fields = {"worker": 0, "lease": 1, "sequence": version + 1, "base": version, "epoch": 0}
-    fields |= {"batch": 1, "steps": 1, "rows": 32, "learning_rate": 0.1, "ended": None}
+    fields = {"worker": 0, "lease": 1, "sequence": version + 1, "base": version} | ExchangePoint(0, 1, 1, 32, 0.1, 1.0).pack()
     ones = np.ones(server.contents.size, np.float32)
     caller.call("update", fields, (ones.data.cast("B"),))
 

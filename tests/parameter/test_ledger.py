@@ -6,6 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, PartitionPlan
 from sparkkeras.rpc.transport import RefusedError
 
@@ -56,10 +57,10 @@ class Bench:
 
     def push(self, worker, lease, sequence, *, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=False):
         """Push once; whether the push was to be applied."""
-        report = {"logs": {"loss": float(worker)}, "seconds": 1.5, "learning_rate": 0.25} if ended else None
+        logs = {"loss": float(worker)} if ended else None
         with self.ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self.ledger.pushed(worker, epoch=epoch, batch=batch, steps=steps, rows=rows, metrics=metrics, ended=report)
+                self.ledger.pushed(worker, ExchangePoint(epoch, batch, steps, rows, 0.25, 1.5, metrics, logs))
         return new
 
     def end(self, worker, lease, epoch, sequence=None):
@@ -360,7 +361,7 @@ def test_a_takeover_waits_for_the_push_that_is_being_applied():
         thread, resumed = in_thread(lambda: bench.ledger.lease(0, 8))
         thread.join(0.1)
         assert thread.is_alive()
-        bench.ledger.pushed(0, epoch=0, batch=2, steps=2, rows=8, metrics=(), ended=None)
+        bench.ledger.pushed(0, ExchangePoint(0, 2, 2, 8, 0.25, 1.5))
     thread.join(120)
     assert (resumed[0].sequence, resumed[0].batch) == (1, 2)
     rejected(LEASE_LOST, bench.push, 0, lease, 2)
@@ -374,7 +375,7 @@ def test_a_partition_does_not_end_while_its_push_is_being_applied(call):
         thread, _ = in_thread(lambda: getattr(bench.ledger, call)(0, lease))
         thread.join(0.1)
         assert thread.is_alive()
-        bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
+        bench.ledger.pushed(0, ExchangePoint(0, 1, 1, 4, 0.25, 1.5))
     thread.join(120)
     assert bench.ledger.steps == {0: 1}
 
@@ -386,7 +387,7 @@ def test_the_same_push_at_the_same_time_is_applied_once():
         assert new
         thread, again = in_thread(lambda: bench.push(0, lease, 1))
         thread.join(0.1)
-        bench.ledger.pushed(0, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=None)
+        bench.ledger.pushed(0, ExchangePoint(0, 1, 1, 4, 0.25, 1.5))
     thread.join(120)
     assert again == [False]
     assert bench.ledger.steps == {0: 1}

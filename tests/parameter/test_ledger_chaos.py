@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.rpc.transport import RefusedError
 
@@ -126,7 +127,7 @@ class Spark:
     def push(self, attempt):
         first, batches = attempt.batch, self.plans[attempt.worker].batches
         stop = min(batches, first + self.chance.randint(1, 3))
-        ended = {"logs": {}, "seconds": 1.0, "learning_rate": 0.1} if stop == batches else None
+        logs = {} if stop == batches else None
         for again in range(self.chance.choice([1, 1, 2])):
             with self.ledger.pushing(attempt.worker, attempt.lease, attempt.sequence + 1) as new:
                 assert new == (not again)
@@ -135,14 +136,12 @@ class Spark:
                     continue
                 steps = stop - first
                 self.applied.update((attempt.worker, attempt.epoch, batch) for batch in range(first, stop))
-                self.ledger.pushed(
-                    attempt.worker, epoch=attempt.epoch, batch=stop, steps=steps, rows=steps, metrics=(), ended=ended
-                )
+                self.ledger.pushed(attempt.worker, ExchangePoint(attempt.epoch, stop, steps, steps, 0.1, 1.0, logs=logs))
         if self.chance.random() < self.trouble:
             self.running.remove(attempt)  # it dies before it receives the reply
             return
         attempt.sequence += 1
-        attempt.epoch, attempt.batch = (attempt.epoch + 1, 0) if ended else (attempt.epoch, stop)
+        attempt.epoch, attempt.batch = (attempt.epoch, stop) if logs is None else (attempt.epoch + 1, 0)
 
     def end(self, attempt):
         self.done.add(attempt.worker)

@@ -1,15 +1,17 @@
 """The service and the client, over the in-memory transport."""
 
+import json
 import re
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
+from sparkkeras.parameter.exchange import MAX_LOG_VALUES, ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import (
@@ -91,11 +93,11 @@ def bench():
         yield bench
 
 
-def push(client, delta=(1, 1, 1, 4), *, metrics=METRICS, counters=COUNTERS, ended=None, **header):
-    header = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1} | header
-    if ended is not None:
-        ended = {"logs": {"loss": 0.5}, "seconds": 1.5, "learning_rate": 0.25} | ended
-    return client.push([np.array(delta, np.float32)], counters, metrics, ended=ended, **header)
+POINT = ExchangePoint(epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1, seconds=1.5, metrics=METRICS)
+
+
+def push(client, delta=(1, 1, 1, 4), *, counters=COUNTERS, base=0, **point):
+    return client.push([np.array(delta, np.float32)], counters, base, replace(POINT, **point))
 
 
 def same(arrays, others):
@@ -213,7 +215,7 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
         client.pull()
-        assert push(client, batch=3, ended={}).evaluate == (0,)
+        assert push(client, batch=3, logs={}).evaluate == (0,)
         push(client, (10, 10, 10, 4), epoch=1)
         weights = client.snapshot(0)
         assert weights.vector.tolist() == [2, 3, 4, 4]
@@ -230,7 +232,7 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
 def test_the_weights_of_an_epoch_do_not_change():
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
-        push(client, batch=3, ended={})
+        push(client, batch=3, logs={})
         for batch in (1, 2):
             assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
             push(client, epoch=1, batch=batch)
@@ -241,7 +243,7 @@ def test_a_pull_after_the_weights_of_an_epoch_sends_the_newest():
     """Both use the same buffer."""
     with serving(PartitionPlan(3, validates=True)) as bench:
         client = bench.client()
-        push(client, batch=3, ended={})
+        push(client, batch=3, logs={})
         push(client, epoch=1)
         assert client.pull().weights.vector.tolist() == [3, 4, 5, 4]
         assert client.snapshot(0).vector.tolist() == [2, 3, 4, 4]
@@ -268,14 +270,14 @@ def test_a_push_is_applied_with_all_its_fields(bench):
 def test_a_push_may_consist_of_parts(bench):
     parts = [np.array([1, 1, 1], np.float32), np.array([4], np.float32), np.array([], np.float32)]
     client = bench.client()
-    client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
+    client.push(parts, COUNTERS, 0, POINT)
     assert bench.values == [2, 3, 4, 4]
 
 
 def test_a_push_may_be_a_view_with_gaps(bench):
     client = bench.client()
     parts = [np.array([1, 0, 2, 0, 3, 0, 4, 0], np.float32)[::2]]
-    client.push(parts, COUNTERS, METRICS, base=0, epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1)
+    client.push(parts, COUNTERS, 0, POINT)
     assert bench.values == [2, 4, 6, 4]
 
 
@@ -284,13 +286,20 @@ def test_the_end_of_an_epoch_is_reported():
         client = bench.client()
         push(client, batch=2, steps=2, rows=8)
         other = (np.array(2, np.float32), np.array([[3, 4]], np.float64))
-        push(client, batch=3, steps=1, rows=3, metrics=other, ended={"logs": {"loss": 0.25, "mine": 3}})
+        push(client, batch=3, steps=1, rows=3, metrics=other, learning_rate=0.25, logs={"loss": 0.25, "mine": 3})
         end = bench.ledger.wait(0)
         (report,) = end.reports
         assert (report.worker, report.epoch, report.rows, report.steps) == (0, 0, 11, 3)
         assert (report.seconds, report.learning_rate, report.logs) == (1.5, 0.25, {"loss": 0.25, "mine": 3})
         assert same(report.metrics, other)
         assert end.held.version == 2
+
+
+def test_a_record_survives_its_packing_without_long_vectors():
+    logs = {"loss": np.float32(0.5), "each": np.ones(MAX_LOG_VALUES), "long": np.ones(MAX_LOG_VALUES + 1)}
+    point = replace(POINT, logs=logs)
+    received = ExchangePoint.unpack(json.loads(json.dumps(point.pack())), METRICS)
+    assert received == replace(point, logs={"loss": 0.5, "each": [1.0] * MAX_LOG_VALUES, "long": None})
 
 
 def test_a_new_attempt_continues_where_the_old_one_stopped(bench):
@@ -321,7 +330,7 @@ def test_an_update_that_is_not_finite_ends_training(bench, values):
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_ends_training(bench, loss):
     with pytest.raises(DivergenceError, match="training diverged in epoch 1 on worker 1: its loss is not finite") as caught:
-        push(bench.client(1), ended={"logs": {"loss": loss}})
+        push(bench.client(1), logs={"loss": loss})
     assert_ended(bench, caught.value)
 
 
@@ -369,8 +378,7 @@ def test_a_custom_rule_that_fails_ends_training_with_its_message():
 
 
 def fields(worker=0, lease=1, sequence=1, **header):
-    header = {"base": 0, "epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "ended": None} | header
-    return {"worker": worker, "lease": lease, "sequence": sequence} | header
+    return {"worker": worker, "lease": lease, "sequence": sequence, "base": 0} | POINT.pack() | header
 
 
 def body(size=CONTENTS.update_bytes):
@@ -384,7 +392,7 @@ def rejected(bench, kind, name, fields, body=()):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "ended"])
+@pytest.mark.parametrize("missing", ["base", "epoch", "batch", "steps", "rows", "learning_rate", "seconds", "logs"])
 def test_an_update_that_lacks_a_field_is_not_applied(bench, missing):
     sent = fields(lease=bench.client()._lease)
     del sent[missing]
@@ -393,9 +401,9 @@ def test_an_update_that_lacks_a_field_is_not_applied(bench, missing):
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
-@pytest.mark.parametrize("ended", [{}, {"logs": {}}, 7])
-def test_an_epochs_end_that_lacks_a_field_is_not_applied(bench, ended):
-    sent = fields(lease=bench.client()._lease, ended=ended)
+@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"seconds": None}])
+def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
+    sent = fields(lease=bench.client()._lease, **invalid)
     rejected(bench, "malformed", "update", sent, body())
     rejected(bench, "malformed", "update", sent, body())
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
@@ -489,7 +497,7 @@ def test_every_reply_has_the_directive_of_the_driver():
         bench.ledger.set_learning_rate(0.5)
         bench.ledger.set_learning_rate(0.25)
         assert push(client).learning_rate == (2, 0.25)
-        assert push(client, batch=3, ended={}) == client.renew() == Directive(evaluate=(0,), learning_rate=(2, 0.25))
+        assert push(client, batch=3, logs={}) == client.renew() == Directive(evaluate=(0,), learning_rate=(2, 0.25))
         bench.ledger.stop()
         assert client.report(0, METRICS) == Directive(stop=True)
 
@@ -520,12 +528,12 @@ def test_proceed_ends_with_a_stop():
 def test_staying_lasts_while_epochs_have_to_be_evaluated():
     with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, two = bench.client(0), bench.client(1)
-        push(one, batch=3, ended={})
+        push(one, batch=3, logs={})
         directives = []
         for directive in one.staying():
             directives.append(directive)
             if len(directives) == 2:
-                push(two, batch=3, ended={})
+                push(two, batch=3, logs={})
             if directive.evaluate:
                 one.report(0, METRICS)
         assert directives == [Directive(stay=True), Directive(stay=True), Directive(stay=True, evaluate=(0,))]
@@ -534,7 +542,7 @@ def test_staying_lasts_while_epochs_have_to_be_evaluated():
 def test_staying_ends_with_a_stop():
     with serving(PartitionPlan(3, validates=True), PartitionPlan(3), epochs=1) as bench:
         one, _ = bench.client(0), bench.client(1)
-        push(one, batch=3, ended={})
+        push(one, batch=3, logs={})
         staying = one.staying()
         assert next(staying).stay
         bench.ledger.stop()
@@ -722,8 +730,8 @@ def test_the_pushes_of_many_clients_add_up():
                     for epoch in range(5):
                         for batch in range(1, 11):
                             pulled = client.pull()
-                            ended = {} if batch == 10 else None
-                            push(client, (1, worker, -1, 4), base=pulled.version, epoch=epoch, batch=batch, ended=ended)
+                            logs = {} if batch == 10 else None
+                            push(client, (1, worker, -1, 4), base=pulled.version, epoch=epoch, batch=batch, logs=logs)
                     client.finish()
             except BaseException as error:
                 failed.append(error)

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
@@ -95,19 +96,9 @@ def train(address, worker, attempt, network, batches):
     while epoch < EPOCHS:
         pulled = client.pull()
         batch += 1
-        ended = {"logs": {"loss": 1.0}, "seconds": 1.0, "learning_rate": 0.1} if batch == batches else None
-        client.push(
-            [delta(worker, epoch, batch)],
-            [np.array(epoch * batches + batch)],
-            [np.array(float(batch))],
-            base=pulled.version,
-            epoch=epoch,
-            batch=batch,
-            steps=1,
-            rows=7,
-            learning_rate=0.1,
-            ended=ended,
-        )
+        logs = {"loss": 1.0} if batch == batches else None
+        point = ExchangePoint(epoch, batch, 1, 7, 0.1, 1.0, (np.array(float(batch)),), logs)
+        client.push([delta(worker, epoch, batch)], [np.array(epoch * batches + batch)], pulled.version, point)
         if batch == batches:
             epoch, batch = epoch + 1, 0
     client.finish()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.rules import RULES, Downpour, DynSGD, WorkerUpdate
 from sparkkeras.parameter.store import MAX_SPARES, Store
 from sparkkeras.weights import Flat
@@ -58,9 +59,9 @@ def a_store(values=(1.0, 2.0), counters=(), *, trainable=None, rule=None, state=
 
 
 def apply(store, sent, base=None, counters=(), **fields):
-    fields = {"steps": 1, "rows": 4, "learning_rate": 0.1} | fields
+    fields = {"epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "seconds": 1.0} | fields
     base = store.version if base is None else base
-    return store.apply(np.asarray(sent, np.float32), counters, base, **fields)
+    return store.apply(np.asarray(sent, np.float32), counters, base, ExchangePoint(**fields))
 
 
 def values(store):
@@ -262,7 +263,7 @@ def test_the_largest_of_each_counter_is_kept(locked):
 
 def test_float64_weights_stay_float64(locked):
     store = Store(Flat(np.full(3, 1.0)), 2, Downpour(), {}, 1, locked=locked)
-    store.apply(np.full(3, 2.0**-40), (), 0, steps=1, rows=1, learning_rate=0.1)
+    store.apply(np.full(3, 2.0**-40), (), 0, ExchangePoint(0, 1, 1, 1, 0.1, 1.0))
     assert values(store) == [1 + 2.0**-40, 1 + 2.0**-40, 2.0**-40]
 
 

@@ -1,0 +1,60 @@
+"""The record of an exchange: made by the worker's callback, sent with its push, and read by the store and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.weights import Array
+
+MAX_LOG_VALUES = 100
+"""The logs of a worker leave out longer vectors; the metrics of all workers have them, from the metric state."""
+
+
+@dataclass(frozen=True)
+class ExchangePoint:
+    """A worker's progress in an epoch when it exchanges weights.
+
+    Attributes:
+        epoch: The index of the epoch.
+        batch: The number of batches of the epoch that are done.
+        steps: The optimizer steps since the last exchange.
+        rows: The rows of these steps.
+        learning_rate: The optimizer's learning rate at the last of these steps.
+        seconds: The duration of the epoch so far; if the worker was replaced, of the last attempt's part of it.
+        metrics: The metric state of the epoch so far.
+        logs: This worker's logs at the end of the epoch; ``None`` before.
+    """
+
+    epoch: int
+    batch: int
+    steps: int
+    rows: int
+    learning_rate: float
+    seconds: float
+    metrics: tuple[Array, ...] = ()
+    logs: dict[str, Any] | None = None
+
+    def pack(self) -> dict[str, Any]:
+        """The fields of a call. The metric state is not one of them: it travels in the body."""
+        logs = None if self.logs is None else {name: _json_value(value) for name, value in self.logs.items()}
+        return {**{name: getattr(self, name) for name in (*_INTEGERS, *_FLOATS)}, "logs": logs}
+
+    @classmethod
+    def unpack(cls, fields: Mapping[str, Any], metrics: tuple[Array, ...]) -> ExchangePoint:
+        """The record from the fields of a call. Invalid fields raise a KeyError, a TypeError or a ValueError."""
+        epoch, batch, steps, rows = (int(fields[name]) for name in _INTEGERS)
+        learning_rate, seconds = (float(fields[name]) for name in _FLOATS)
+        logs = None if fields["logs"] is None else dict(fields["logs"])
+        return cls(epoch, batch, steps, rows, learning_rate, seconds, metrics, logs)
+
+
+_INTEGERS, _FLOATS = ("epoch", "batch", "steps", "rows"), ("learning_rate", "seconds")
+
+
+def _json_value(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.tolist() if array.size <= MAX_LOG_VALUES else None
