@@ -16,17 +16,14 @@ import itertools
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkkeras.errors import ConfigurationError, SparkKerasError
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
+from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
 from sparkkeras.rpc.transport import RefusedError
-
-LEASE_LOST = "lease lost"
-"""The kind of `RefusedError` if another worker has the trial."""
 
 CONTINUE, PRUNE, STOP = "go on", "prune", "stop"
 """The replies to a worker's report or heartbeat: continue the trial, prune it, or stop it with the search."""
@@ -102,22 +99,13 @@ class Worker:
 
 
 @dataclass
-class _Lease:
-    number: int
+class _Run:
+    """The holder of a lease: a worker that runs a trial."""
+
     worker: Worker
-    expires: float
     started: float
-    presumed_lost: bool = False
     is_uploading: bool = False
     pruned: bool = False
-
-
-@dataclass
-class _State:
-    finished: dict[int, Trial] = field(default_factory=dict)
-    running: dict[int, Trial] = field(default_factory=dict)
-    leases: dict[int, _Lease] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
 
 
 class TrialLedger:
@@ -145,11 +133,12 @@ class TrialLedger:
     ) -> None:
         self._suggest, self._limits, self._clock, self._on_end = suggest, limits, clock, on_end
         self._lock = threading.RLock()
-        self._state = _State({trial.number: trial for trial in finished})
-        self._earlier = frozenset(self._state.finished)
-        self._numbers = (number for number in itertools.count() if number not in self._state.finished)
-        self._leases = itertools.count(1)
-        self._before = max((trial.ended for trial in self._state.finished.values()), default=0.0)
+        self._finished = {trial.number: trial for trial in finished}
+        self._running: dict[int, Trial] = {}
+        self._leases: Leases[int, _Run] = Leases(limits.lease_seconds, clock)  # of trials
+        self._earlier = frozenset(self._finished)
+        self._numbers = (number for number in itertools.count() if number not in self._finished)
+        self._before = max((trial.ended for trial in self._finished.values()), default=0.0)
         self._began = clock()
         self._first_ask: float | None = None
         self._exhausted = False
@@ -169,27 +158,25 @@ class TrialLedger:
     def finished(self) -> list[Trial]:
         """The trials that have ended, in the order in which they ended."""
         with self._lock:
-            return sorted(self._state.finished.values(), key=lambda trial: (trial.ended, trial.number))
+            return sorted(self._finished.values(), key=lambda trial: (trial.ended, trial.number))
 
     @property
     def running(self) -> list[Trial]:
         """The trials that are assigned to workers, or were and are lost."""
         with self._lock:
-            return list(self._state.running.values())
+            return list(self._running.values())
 
     @property
     def is_over(self) -> bool:
         """Whether no trial is running and none will start."""
         with self._lock:
-            return not self._state.running and not self._has_more()
+            return not self._running and not self._has_more()
 
     @property
     def is_uploading(self) -> bool:
         """Whether a worker is uploading the result of its trial."""
         with self._lock:
-            now = self._clock()
-            leases = self._state.leases.values()
-            return any(each.is_uploading and not each.presumed_lost and each.expires >= now for each in leases)
+            return any(run.is_uploading for run in self._active())
 
     def ask(self, worker: Worker) -> Assignment | None:
         """Assign the next trial to a worker; ``None`` if there is none for it."""
@@ -198,14 +185,14 @@ class TrialLedger:
             self._check_limits()
             if self.reason:
                 return None
-            lost = self._take_lost_lease()
+            lost = self._lost_lease()
             if lost is not None:
-                trial = self._state.running[lost.number]
+                trial = self._running[lost.key]
                 if trial.attempts < ATTEMPTS:
                     return self._assign(
                         replace(trial, attempts=trial.attempts + 1, intermediate_values=(), error=""), worker
                     )
-                self._fail_lost_trial(trial, lost.started)
+                self._fail_lost_trial(lost)
                 return self.ask(worker)
             new = self._suggest_trial() if self._has_more() else None
             return None if new is None else self._assign(new, worker)
@@ -216,8 +203,8 @@ class TrialLedger:
         Spark ends all other attempts of a task as soon as one has finished.
         """
         with self._lock:
-            active = (held.worker for held in self._state.leases.values() if not held.presumed_lost)
-            return any(other.task == worker.task and other.attempt != worker.attempt for other in active)
+            others = [run.worker for run in self._active()]
+            return any(other.task == worker.task and other.attempt != worker.attempt for other in others)
 
     def report(self, lease: int, epoch: int, loss: float) -> str:
         """Record the loss of an epoch; returns whether to continue the trial, prune it or stop it.
@@ -234,7 +221,7 @@ class TrialLedger:
         """
         with self._lock:
             held = self._renew_lease(lease)
-            trial = self._state.running[held.number]
+            trial = self._running[held.key]
             others = [
                 other.intermediate_values
                 for other in self._trials()
@@ -245,18 +232,18 @@ class TrialLedger:
                 known = (trial.intermediate_values or (loss,))[-1]
                 missing = (known,) * (epoch - 1 - len(trial.intermediate_values))
                 trial = replace(trial, intermediate_values=(*trial.intermediate_values, *missing, loss))
-                self._state.running[held.number] = trial
+                self._running[held.key] = trial
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
             ends = [number + 1 for number in new] or [len(trial.intermediate_values)]  # includes epochs without a report
             try:
-                with self._leases_paused():
+                with self._leases.paused():
                     if pruner is not None and any(
                         pruner.should_prune(trial.intermediate_values[:end], others) for end in ends
                     ):
-                        held.pruned = True  # a worker that repeats the report, since the reply was lost, gets the same one
-                    return PRUNE if held.pruned else CONTINUE
+                        held.holder.pruned = True  # a repeated report, since the reply was lost, gets the same reply
+                    return PRUNE if held.holder.pruned else CONTINUE
             except Exception as error:
                 self.fail(_failed("the pruner", pruner, error))
                 return STOP
@@ -281,13 +268,13 @@ class TrialLedger:
         with self._lock:
             held = self._renew_lease(lease)
             held.expires += UPLOAD_SECONDS
-            held.is_uploading = True
-            return self._state.running[held.number]
+            held.holder.is_uploading = True
+            return self._running[held.key]
 
     def is_done(self, lease: int) -> bool:
         """Whether the trial was finished under this lease, so that a repeated `finish` call can be ignored."""
         with self._lock:
-            return lease in self._state.done
+            return self._leases.is_finished(lease)
 
     def finish(self, lease: int, trial: Trial) -> None:
         """Record the result of a trial.
@@ -302,9 +289,8 @@ class TrialLedger:
             if trial.status == STOPPED and not self.reason:
                 self.lose(lease, "its process received a request to stop")
                 return
-            self._state.leases.pop(lease)
-            self._state.done.add(lease)
-            self._end(trial, held.started)
+            self._leases.finish(lease)
+            self._end(trial, held)
 
     def lose(self, lease: int, cause: str) -> None:
         """Record that the process of a trial ended, although its worker still runs.
@@ -314,39 +300,34 @@ class TrialLedger:
         """
         with self._lock:
             held = self._renew_lease(lease)
-            held.presumed_lost = True
-            trial = self._state.running[held.number]
-            self._state.running[held.number] = replace(trial, error=cause)
+            self._leases.expire(lease)
+            self._running[held.key] = replace(self._running[held.key], error=cause)
 
-    def presume_lost(self, leases: Iterable[int]) -> None:
-        """Presume the workers of these leases lost, since their connection closed."""
+    def expire(self, lease: int) -> None:
+        """Expire a lease whose connection has closed: another worker may take it, unless the holder calls before."""
         with self._lock:
-            for lease in leases:
-                if lease in self._state.leases:
-                    self._state.leases[lease].presumed_lost = True
+            self._leases.expire(lease)
 
-    def presume_all_lost(self) -> None:
-        """Presume all workers lost, since their job ended; trials that have lost `ATTEMPTS` workers fail."""
+    def expire_all(self) -> None:
+        """Expire all leases, since the workers' job has ended; trials that have lost `ATTEMPTS` workers fail."""
         with self._lock:
-            self.presume_lost(list(self._state.leases))
-            for lease, held in list(self._state.leases.items()):
-                trial = self._state.running[held.number]
-                if trial.attempts >= ATTEMPTS:
-                    del self._state.leases[lease]
-                    self._fail_lost_trial(trial, held.started)
+            for held in self._leases:
+                self._leases.expire(held.number)
+            for held in self._leases:
+                if self._running[held.key].attempts >= ATTEMPTS:
+                    self._fail_lost_trial(held)
 
     def has_value(self) -> bool:
         """Whether a trial of this call, not of an earlier one, has a value."""
         with self._lock:
-            finished = self._state.finished.values()
+            finished = self._finished.values()
             return any(trial.value is not None for trial in finished if trial.number not in self._earlier)
 
     def end_running(self) -> None:
         """End the running trials as stopped, after the search and all workers have ended."""
         with self._lock:
-            for lease, held in list(self._state.leases.items()):
-                del self._state.leases[lease]
-                self._end(replace(self._state.running[held.number], status=STOPPED), held.started)
+            for held in self._leases:
+                self._end(replace(self._running[held.key], status=STOPPED), held)
 
     def stop(self, reason: str) -> None:
         """End the search: assign no more trials, and stop the running ones."""
@@ -365,17 +346,17 @@ class TrialLedger:
             self._check_limits()
 
     def _trials(self) -> list[Trial]:
-        return [*self._state.finished.values(), *self._state.running.values()]
+        return [*self._finished.values(), *self._running.values()]
 
     def _has_more(self) -> bool:
         max_evals = self._limits.max_evals
-        count = len(self._state.finished) + len(self._state.running)
+        count = len(self._finished) + len(self._running)
         return not self.reason and not self._exhausted and (max_evals is None or count < max_evals)
 
     def _suggest_trial(self) -> Trial | None:
         number = next(self._numbers)
         try:
-            with self._leases_paused():
+            with self._leases.paused():
                 suggested = self._suggest(number, sorted(self._trials(), key=lambda trial: trial.number))
         except SparkKerasError as error:
             self.fail(error)
@@ -388,53 +369,44 @@ class TrialLedger:
             return None
         return Trial(number, suggested.params, chosen=suggested.chosen)
 
-    @contextmanager
-    def _leases_paused(self) -> Iterator[None]:
-        """Extend all leases by the time spent here, since heartbeats have to wait for the lock."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            for held in self._state.leases.values():
-                held.expires += self._clock() - began
-
     def _assign(self, trial: Trial, worker: Worker) -> Assignment:
-        lease, now = next(self._leases), self._clock()
-        self._state.running[trial.number] = replace(trial, worker=worker.name)
-        self._state.leases[lease] = _Lease(trial.number, worker, now + self._limits.lease_seconds, now)
-        return Assignment(trial.number, lease, trial.params)
+        self._running[trial.number] = replace(trial, worker=worker.name)
+        lease = self._leases.grant(trial.number, _Run(worker, self._clock()))
+        return Assignment(trial.number, lease.number, trial.params)
 
-    def _renew_lease(self, lease: int) -> _Lease:
-        held = self._state.leases.get(lease)
+    def _renew_lease(self, lease: int) -> Lease[int, _Run]:
+        held = self._leases.renew(lease)
         if held is None:
             raise RefusedError(LEASE_LOST, "another worker has this trial, or the trial has ended.")
-        held.expires, held.presumed_lost, held.is_uploading = self._clock() + self._limits.lease_seconds, False, False
+        held.holder.is_uploading = False
         return held
 
-    def _take_lost_lease(self) -> _Lease | None:
-        """Remove and return the lease of a trial whose worker is lost, the lowest trial number first."""
-        now = self._clock()
-        for lease, held in sorted(self._state.leases.items(), key=lambda item: item[1].number):
-            if held.presumed_lost or held.expires < now:
-                del self._state.leases[lease]
-                return held
-        return None
+    def _active(self) -> Iterator[_Run]:
+        """The workers that are not lost."""
+        return (held.holder for held in self._leases if self._leases.is_held(held.key))
 
-    def _fail_lost_trial(self, trial: Trial, started: float) -> None:
+    def _lost_lease(self) -> Lease[int, _Run] | None:
+        """The lease of a trial whose worker is lost, the lowest trial number first."""
+        lost = (held for held in self._leases if not self._leases.is_held(held.key))
+        return min(lost, key=lambda held: held.key, default=None)
+
+    def _fail_lost_trial(self, held: Lease[int, _Run]) -> None:
+        trial = self._running[held.key]
         cause = trial.error or "the process was killed (perhaps out of memory), or its machine is gone"
         error = f"its worker was lost {trial.attempts} times, the last time because {cause}"
-        self._end(replace(trial, status=FAILED, error=error), started)
+        self._end(replace(trial, status=FAILED, error=error), held)
 
-    def _end(self, trial: Trial, started: float) -> None:
+    def _end(self, trial: Trial, held: Lease[int, _Run]) -> None:
         """Record the end of a trial. A stopped one has the value of its best reported epoch."""
-        del self._state.running[trial.number]
+        self._leases.revoke(held.number)
+        del self._running[trial.number]
         if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
             best = min(trial.intermediate_values)
             trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.intermediate_values.index(best) + 1)
-        ended = replace(trial, ended=self.seconds, seconds=self._clock() - started)
-        self._state.finished[trial.number] = ended
+        ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
+        self._finished[trial.number] = ended
         try:
-            with self._leases_paused():
+            with self._leases.paused():
                 if trial.status != STOPPED and self.failure is None:
                     self._on_end(ended)
         except Exception as error:
@@ -448,14 +420,14 @@ class TrialLedger:
         if early_stop is None or self.reason or finished[-1].value is None:
             return
         try:
-            with self._leases_paused():
+            with self._leases.paused():
                 if early_stop(finished):
                     self.stop("early_stop_fn requested it")
         except Exception as error:
             self.fail(_failed("early_stop_fn", early_stop, error))
 
     def _check_limits(self) -> None:
-        limits, finished = self._limits, list(self._state.finished.values())
+        limits, finished = self._limits, list(self._finished.values())
         if self.reason:
             return
         best, threshold = ranked(finished, limits.sign)[:1], limits.loss_threshold

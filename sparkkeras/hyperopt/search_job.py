@@ -211,9 +211,9 @@ def supervise(
             _watch(running, ledger, tick)
             if not ledger.reason:
                 running.result()
-            ledger.presume_all_lost()
+            ledger.expire_all()
         except SparkKerasError as error:
-            ledger.presume_all_lost()
+            ledger.expire_all()
             failed_jobs = 0 if len(ledger.finished) > ended else failed_jobs + 1
             if failed_jobs > MAX_FAILED_JOBS or not _is_lost(error):
                 ledger.stop(f"{type(error).__name__}: {str(error).splitlines()[0]}")

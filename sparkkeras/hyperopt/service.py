@@ -29,8 +29,9 @@ from typing import Any
 
 from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError
 from sparkkeras.hyperopt.journal import Journal
-from sparkkeras.hyperopt.ledger import LEASE_LOST, Assignment, TrialLedger, Worker
+from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import STOPPED, Trial
+from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
 from sparkkeras.rpc.wire import Body
 
@@ -114,10 +115,11 @@ class SearchService:
             raise RefusedError("malformed", f"the call {call.name!r} is malformed: {error!r}.") from error
 
     def closed(self, peer: Hashable) -> None:
-        """Presume the trials of a worker lost when its connection closes."""
+        """See `Handler.closed`. The leases of this peer expire."""
         with self._lock:
             leases = self._leases.pop(peer, set())
-        self._ledger.presume_lost(leases)
+        for lease in leases:
+            self._ledger.expire(lease)
 
     def _ask(self, call: Call) -> Reply:
         worker = Worker(str(call.fields["worker"]), int(call.fields["task"]), int(call.fields["attempt"]))

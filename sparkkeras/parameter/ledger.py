@@ -17,7 +17,6 @@ The ledger only decides: it does no I/O and holds no weights. All of its methods
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,11 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkkeras.parameter.exchange import ExchangePoint
+from sparkkeras.rpc.leases import LEASE_LOST, Leases
 from sparkkeras.rpc.transport import RefusedError
 from sparkkeras.weights import Array
-
-LEASE_LOST = "lease lost"
-"""The kind of `RefusedError` for a lease that was taken over."""
 
 BACKLOG = 4
 """The number of completed epochs that may wait for the driver before workers wait too: each holds a copy of the weights."""
@@ -137,13 +134,6 @@ class Directive:
 
 
 @dataclass
-class _Lease:
-    number: int
-    attempt: int
-    expires: float
-
-
-@dataclass
 class _Partition:
     """The state of a partition. ``lock`` serializes the calls of the partition, including the application of an update."""
 
@@ -151,7 +141,6 @@ class _Partition:
     plan: PartitionPlan
     epoch: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-    lease: _Lease | None = None
     sequence: int = 0
     batch: int = 0
     steps: int = 0
@@ -162,19 +151,6 @@ class _Partition:
     started: bool = False
     done: bool = False
     to_evaluate: set[int] = field(default_factory=set)
-
-    def is_held(self, now: float) -> bool:
-        """Whether an attempt has a lease that has not expired."""
-        return self.lease is not None and self.lease.expires > now
-
-    def may_return(self, now: float, patience: float) -> bool:
-        """Whether the lease is valid, or expired so recently that the next attempt may be about to take the same slot."""
-        return self.lease is not None and self.lease.expires + patience > now
-
-    def is_past_warmup(self, now: float) -> bool:
-        """Whether others need not wait for its first push: the push was applied, or the attempt was lost."""
-        lost = self.started and not self.is_held(now)
-        return self.plan.batches > 0 and (self.sequence > 0 or self.done or lost)
 
     def finished_batches(self, epoch: int) -> int:
         """The number of batches of an epoch that are finished, or will never be."""
@@ -224,7 +200,7 @@ class Ledger:
         for partition in self._partitions.values():
             partition.done = partition.plan.batches == 0
         self._lock = threading.Condition()
-        self._numbers = itertools.count(1)
+        self._leases: Leases[int, int] = Leases(lease_seconds, clock)  # of partitions, held by attempts
         self._fenced: set[int] = set()
         self._first_start: float | None = None
         self._stopped = False
@@ -248,22 +224,21 @@ class Ledger:
         partition = self._partition(worker)
         with partition.lock, self._lock:
             if attempt in self._fenced:
-                raise RefusedError(LEASE_LOST, _lease_lost(worker))
+                raise _lease_lost(worker)
             if partition.done or self._stopped:
                 return "done"
-            now = self._clock()
-            held = partition.lease
-            if held is not None and held.attempt != attempt:
-                if held.expires > now:
+            held = self._leases.of(worker)
+            if held is None or held.holder != attempt:
+                if self._leases.is_held(worker):
                     return "wait"
-                self._fenced.add(held.attempt)
-            if held is None or held.attempt != attempt:
+                if held is not None:
+                    self._fenced.add(held.holder)
                 self.takeovers += partition.started
-                partition.lease = held = _Lease(next(self._numbers), attempt, now)
-            held.expires = now + self._lease_seconds
+                held = self._leases.grant(worker, attempt)
+            self._leases.renew(held.number)
             partition.started = True
             if self._first_start is None:
-                self._first_start = now
+                self._first_start = self._clock()
             return ResumePoint(
                 lease=held.number,
                 sequence=partition.sequence,
@@ -352,9 +327,10 @@ class Ledger:
         """
         partition = self._partition(worker)
         with partition.lock, self._lock:
-            if partition.done and partition.lease is not None and partition.lease.number == lease:
+            if self._leases.is_finished(lease):
                 return
             self._renewed(worker, lease)
+            self._leases.finish(lease)
             partition.done = True
             partition.to_evaluate.clear()
             self._close_epochs()
@@ -370,18 +346,15 @@ class Ledger:
         """
         partition = self._partition(worker)
         with partition.lock, self._lock:
-            if partition.lease is not None and partition.lease.number == lease:
-                partition.lease = None
+            if self._leases.revoke(lease):
                 if missing:
                     self.missing.append(worker)
                 self._lock.notify_all()
 
-    def expire(self, worker: int, lease: int) -> None:
+    def expire(self, lease: int) -> None:
         """Expire a lease whose connection has closed: another attempt may take it, unless the holder calls before."""
         with self._lock:
-            partition = self._partition(worker)
-            if partition.lease is not None and partition.lease.number == lease:
-                partition.lease.expires = self._clock()
+            self._leases.expire(lease)
 
     # --- Calls of the driver -----------------------------------------------------------------------------------------
 
@@ -409,7 +382,7 @@ class Ledger:
         """Wait at most ``seconds`` until no live worker trains any more."""
         until = self._clock() + seconds
         with self._lock:
-            while (now := self._clock()) < until and any(True for _ in self._active(now)):
+            while (now := self._clock()) < until and any(True for _ in self._active()):
                 self._lock.wait(min(0.05, until - now))
 
     def wake(self) -> None:
@@ -472,9 +445,9 @@ class Ledger:
     def _renewed(self, worker: int, lease: int) -> _Partition:
         """The partition of a valid lease, which is renewed."""
         partition = self._partition(worker)
-        if partition.done or partition.lease is None or partition.lease.number != lease:
-            raise RefusedError(LEASE_LOST, _lease_lost(worker))
-        partition.lease.expires = self._clock() + self._lease_seconds
+        held = self._leases.renew(lease)
+        if held is None or held.key != worker:
+            raise _lease_lost(worker)
         return partition
 
     def _directive(self, partition: _Partition) -> Directive:
@@ -489,16 +462,15 @@ class Ledger:
         )
 
     def _must_wait(self, partition: _Partition) -> bool:
-        now = self._clock()
-        beginning = self._first_start is not None and now < self._first_start + self._warmup_timeout
-        begun = sum(other.is_past_warmup(now) for other in self._partitions.values())
+        beginning = self._first_start is not None and self._clock() < self._first_start + self._warmup_timeout
+        begun = sum(map(self._is_past_warmup, self._partitions.values()))
         if partition.sequence and beginning and begun < self._at_once:
             return True
         if len(self._ended) > BACKLOG:
             return True
         if self._max_staleness is None:
             return False
-        training = (other.sequence for other in self._active(now) if other.epoch < self._epochs.stop)
+        training = (other.sequence for other in self._active() if other.epoch < self._epochs.stop)
         slowest = min(training, default=partition.sequence)
         return partition.sequence - slowest > self._max_staleness
 
@@ -508,16 +480,19 @@ class Ledger:
             return False
         if partition.to_evaluate:
             return True
-        now = self._clock()
-        if any(not p.done and not p.may_return(now, self._lease_seconds) for p in self._partitions.values()):
+        # If a lease expired only recently, the next attempt may be about to take the same slot.
+        if any(not p.done and not self._leases.is_held(p.worker, self._lease_seconds) for p in self._partitions.values()):
             return False  # the next attempt of that partition needs a slot
         return any(self._validates(epoch) for epoch in range(self._next_epoch, self._epochs.stop))
 
-    def _active(self, now: float) -> Iterator[_Partition]:
+    def _is_past_warmup(self, partition: _Partition) -> bool:
+        """Whether others need not wait for its first push: the push was applied, or the attempt was lost."""
+        lost = partition.started and not self._leases.is_held(partition.worker)
+        return partition.plan.batches > 0 and (partition.sequence > 0 or partition.done or lost)
+
+    def _active(self) -> Iterator[_Partition]:
         """The unfinished partitions with a valid lease."""
-        for partition in self._partitions.values():
-            if not partition.done and partition.is_held(now):
-                yield partition
+        return (partition for worker, partition in self._partitions.items() if self._leases.is_held(worker))
 
     def _close_epochs(self) -> None:
         """Close the epochs that all workers have reported, without those that have left."""
@@ -549,8 +524,9 @@ class Ledger:
             self._lock.notify_all()
 
 
-def _lease_lost(worker: int) -> str:
-    return (
+def _lease_lost(worker: int) -> RefusedError:
+    return RefusedError(
+        LEASE_LOST,
         f"the lease of worker {worker} was taken over by another attempt of its task, which continues from the last applied "
-        "update. The server rejects all further calls of this attempt."
+        "update. The server rejects all further calls of this attempt.",
     )

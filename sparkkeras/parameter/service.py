@@ -266,7 +266,7 @@ class ParameterService:
             held = self._leases.pop(peer, None)
             elsewhere = held in self._leases.values()
         if held is not None and not elsewhere:
-            self._ledger.expire(*held)
+            self._ledger.expire(held[1])
 
     def stats(self, transport: str) -> ParameterServerStats:
         """The statistics so far."""

@@ -13,7 +13,6 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import (
     ATTEMPTS,
     CONTINUE,
-    LEASE_LOST,
     PRUNE,
     STOP,
     UPLOAD_SECONDS,
@@ -23,6 +22,7 @@ from sparkkeras.hyperopt.ledger import (
     Worker,
 )
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
+from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
@@ -216,7 +216,7 @@ def test_a_slow_worker_keeps_its_trial_while_no_other_worker_asks():
     bench = Bench(max_evals=1)
     _, lease = bench.ask()
     bench.clock.advance(100 * LEASE_SECONDS)
-    bench.ledger.presume_lost([lease])
+    bench.ledger.expire(lease)
     assert bench.ledger.renew(lease) == CONTINUE
     assert bench.ledger.ask(Worker("other")) is None
     bench.finish(lease, 0.5)
@@ -271,7 +271,7 @@ def test_a_slow_suggestion_that_raises_does_not_expire_leases():
     _, lease = bench.ask("a")
     assert bench.ledger.ask(Worker("b")) is None
     bench.clock.advance(LEASE_SECONDS - 1)
-    assert bench.ledger._take_lost_lease() is None
+    assert bench.ledger._lost_lease() is None
     assert bench.ledger.renew(lease) == STOP
 
 
@@ -287,7 +287,7 @@ def test_calls_with_an_old_lease_are_rejected():
     assert_lease_lost(bench.ledger.lose, old, "it crashed")
     assert_lease_lost(bench.ledger.finish, old, replace(trial, value=0.1, status=OK))
     assert not bench.ledger.is_done(old)
-    bench.ledger.presume_lost([old])
+    bench.ledger.expire(old)
     assert bench.ledger.ask(Worker("c")) is None
     assert bench.ledger.running == [trial]
     assert bench.ended == []
@@ -314,7 +314,8 @@ def test_unknown_leases_are_rejected():
 def test_trials_of_a_closed_connection_are_assigned_again_immediately():
     bench = Bench(max_evals=3)
     (_, one), (_, two), (_, three) = (bench.ask("a") for _ in range(3))
-    bench.ledger.presume_lost([two, three, 12345])
+    for lease in (two, three, 12345):
+        bench.ledger.expire(lease)
     assert bench.ask("b")[0] == 1
     assert bench.ask("b")[0] == 2
     assert bench.ledger.ask(Worker("b")) is None
@@ -325,7 +326,7 @@ def test_after_the_loss_of_all_workers_their_trials_are_assigned_again():
     bench = Bench(max_evals=2)
     bench.ask()
     bench.ask()
-    bench.ledger.presume_all_lost()
+    bench.ledger.expire_all()
     assert [bench.ask()[0], bench.ask()[0]] == [0, 1]
 
 
@@ -337,7 +338,7 @@ def test_after_the_loss_of_all_workers_trials_without_attempts_left_fail():
         assert not bench.ledger.is_over
         assert bench.ask()[0] == 1
         bench.clock.advance(2)
-        bench.ledger.presume_all_lost()
+        bench.ledger.expire_all()
     assert bench.ledger.is_over  # although no worker asks
     trial = bench.ledger.finished[-1]
     assert (trial.number, trial.status, trial.attempts, trial.seconds) == (1, FAILED, ATTEMPTS, 2)
@@ -350,7 +351,7 @@ def test_after_the_loss_of_all_workers_trials_with_attempts_left_continue():
     for _ in range(ATTEMPTS - 1):
         bench.ledger.lose(bench.ask()[1], "its process was killed by SIGKILL")
     (number, _), (other, _) = bench.ask(), bench.ask()
-    bench.ledger.presume_all_lost()
+    bench.ledger.expire_all()
     assert bench.numbers == [number]
     assert [trial.number for trial in bench.ledger.running] == [other]
     assert bench.ask()[0] == other
@@ -381,7 +382,7 @@ def test_a_copy_gets_the_lost_trial_of_its_worker():
     copy = Worker("b", task=3, attempt=1)
     assert bench.ledger.ask(copy) is None
     assert bench.ledger.should_wait(copy)
-    bench.ledger.presume_lost([old])
+    bench.ledger.expire(old)
     assert not bench.ledger.should_wait(copy)
     assert bench.ledger.ask(copy).number == 0
     assert bench.ledger.should_wait(Worker("a", task=3))
@@ -391,7 +392,7 @@ def test_lost_trials_are_assigned_before_new_ones():
     bench = Bench()
     bench.ask()
     _, lease = bench.ask()
-    bench.ledger.presume_lost([lease])
+    bench.ledger.expire(lease)
     assert bench.ask()[0] == 1
     assert bench.ask()[0] == 2
 
@@ -534,7 +535,7 @@ def test_an_upload_lasts_until_the_next_heartbeat():
     bench.ledger.renew(lease)
     assert not bench.ledger.is_uploading
     bench.ledger.extend_for_upload(lease)
-    bench.ledger.presume_lost([lease])
+    bench.ledger.expire(lease)
     assert not bench.ledger.is_uploading
     bench.ledger.extend_for_upload(lease)
     bench.clock.advance(LEASE_SECONDS + UPLOAD_SECONDS + 1)
@@ -722,7 +723,7 @@ def test_the_first_reason_is_kept():
 def test_a_stopped_search_does_not_assign_lost_trials_again():
     bench = Bench()
     _, lease = bench.ask()
-    bench.ledger.presume_lost([lease])
+    bench.ledger.expire(lease)
     bench.ledger.stop("enough")
     assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.is_over
@@ -826,7 +827,7 @@ def test_a_search_without_further_suggestions_ends_after_its_running_trials():
     (_, one), (_, two) = bench.ask(), bench.ask()
     assert bench.ledger.ask(Worker("w")) is None
     assert not bench.ledger.is_over
-    bench.ledger.presume_lost([two])
+    bench.ledger.expire(two)
     _, again = bench.ask()
     bench.finish(one, 0.5)
     bench.finish(again, 0.5)
@@ -945,7 +946,7 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
                     if chance < 0.1:
                         ledger.lose(assignment.lease, "it crashed")
                     elif chance < 0.2:
-                        ledger.presume_lost([assignment.lease])
+                        ledger.expire(assignment.lease)
                 if chance > 0.3:
                     finish(assignment)
                 old.append(assignment)

@@ -173,7 +173,7 @@ class TestResults:
     def test_trials_are_in_the_order_of_their_numbers(self):
         search = search_of(objective=parabola, max_evals=2)
         ledger = search._results.ledger
-        ledger._state.finished = {  # as after Ctrl-C: the slowest was assigned first
+        ledger._finished = {  # as after Ctrl-C: the slowest was assigned first
             number: type(trial)(number, {}, "stopped", ended=10.0 - number, chosen={"x": 0.0})
             for number, trial in zip(range(5), search.trials * 3, strict=False)
         }

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sparkkeras.parameter.exchange import ExchangePoint
-from sparkkeras.parameter.ledger import BACKLOG, LEASE_LOST, Directive, Ledger, PartitionPlan
+from sparkkeras.parameter.ledger import BACKLOG, Directive, Ledger, PartitionPlan
+from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.transport import RefusedError
 
 LEASE_SECONDS = 10.0
@@ -77,6 +78,10 @@ class Bench:
         while (end := self.ledger.wait(0)) is not None:
             found.append(end)
         return found
+
+
+def end_lease(bench, how, worker, lease):
+    bench.ledger.expire(lease) if how == "expire" else getattr(bench.ledger, how)(worker, lease)
 
 
 def rejected(kind, call, *args, **named):
@@ -172,14 +177,14 @@ def test_the_numbers_of_leases_increase_over_all_partitions():
 def test_an_attempt_whose_connection_closed_is_replaced_at_once():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.ledger.expire(0, lease)
+    bench.ledger.expire(lease)
     assert bench.take(0, 8) > lease
 
 
 def test_the_next_call_renews_a_lease_whose_connection_closed():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.ledger.expire(0, lease)
+    bench.ledger.expire(lease)
     bench.directive(0, lease)
     assert bench.ledger.lease(0, 8) == "wait"
 
@@ -189,7 +194,7 @@ def test_expiring_a_lease_that_was_taken_over_does_not_expire_the_new_one():
     old = bench.take(0, 7)
     bench.clock.advance()
     bench.take(0, 8)
-    bench.ledger.expire(0, old)
+    bench.ledger.expire(old)
     assert bench.ledger.lease(0, 9) == "wait"
 
 
@@ -228,6 +233,12 @@ def test_partitions_with_missing_rows_are_reported_once():
     assert bench.ledger.take_missing() == []
 
 
+def test_the_lease_of_another_partition_is_rejected():
+    bench = Bench(3, 3)
+    bench.take(0)
+    rejected(LEASE_LOST, bench.directive, 0, bench.take(1))
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -248,7 +259,7 @@ def test_all_calls_of_a_replaced_attempt_are_rejected(call, how):
     if how == "expired":
         bench.clock.advance()
     else:
-        bench.ledger.expire(0, lease)
+        bench.ledger.expire(lease)
     new = bench.take(0, 8)
     message = rejected(LEASE_LOST, call, bench, lease)
     assert "the lease of worker 0 was taken over by another attempt" in message
@@ -407,7 +418,7 @@ def test_renewing_does_not_wait_for_a_push():
     with bench.ledger.pushing(0, lease, 1):
         bench.clock.advance(LEASE_SECONDS - 1)
         bench.directive(0, lease)
-        assert bench.ledger._partitions[0].lease.expires == bench.clock.now + LEASE_SECONDS
+        assert bench.ledger._leases.of(0).expires == bench.clock.now + LEASE_SECONDS
 
 
 def test_rows_and_steps_of_all_applied_pushes():
@@ -749,7 +760,7 @@ def test_a_worker_does_not_stay_if_another_partition_needs_its_slot(why):
         if why == "expired":
             bench.clock.advance()
         else:
-            getattr(bench.ledger, "expire" if why == "connection closed" else "release")(1, two)
+            end_lease(bench, "expire" if why == "connection closed" else "release", 1, two)
     if why in {"expired", "connection closed"}:  # its next attempt may be about to take the same slot
         assert bench.directive(0, one).stay
         bench.clock.advance()
@@ -760,7 +771,7 @@ def test_a_worker_does_not_stay_if_another_partition_needs_its_slot(why):
 
 def test_pending_epochs_are_evaluated_even_if_a_slot_is_needed():
     bench, leases = trained(VALIDATING, VALIDATING)
-    bench.ledger.expire(1, leases[1])
+    bench.ledger.expire(leases[1])
     assert bench.directive(0, leases[0]) == Directive(stay=True, evaluate=(0,))
 
 
@@ -815,7 +826,7 @@ def test_workers_do_not_wait_for_one_that_pushed_and_died():
     bench = Bench(9, 9, at_once=2)
     dead, alive = bench.take(1), bench.take(0)
     bench.push(1, dead, 1)
-    bench.ledger.expire(1, dead)
+    bench.ledger.expire(dead)
     bench.push(0, alive, 1)
     assert not bench.directive(0, alive).wait
 
@@ -825,7 +836,7 @@ def test_workers_do_not_wait_for_one_lost_before_its_first_push():
     lost, alive = bench.take(1), bench.take(0)
     bench.push(0, alive, 1)
     assert bench.directive(0, alive).wait
-    bench.ledger.expire(1, lost)
+    bench.ledger.expire(lost)
     assert not bench.directive(0, alive).wait
 
 
@@ -889,7 +900,7 @@ def test_workers_do_not_wait_for_a_dead_one():
 @pytest.mark.parametrize("how", ["expire", "release", "finish"])
 def test_workers_do_not_wait_for_one_that_is_gone(how):
     bench, one, two = ahead()
-    getattr(bench.ledger, how)(1, two)
+    end_lease(bench, how, 1, two)
     assert not bench.directive(0, one).wait
 
 
@@ -902,7 +913,7 @@ def test_workers_do_not_wait_for_one_that_has_finished_its_epochs():
 
 def test_workers_wait_again_for_one_that_comes_back():
     bench, one, two = ahead()
-    bench.ledger.expire(1, two)
+    bench.ledger.expire(two)
     assert not bench.directive(0, one).wait
     bench.take(1, 999)
     assert bench.directive(0, one).wait

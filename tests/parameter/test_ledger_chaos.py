@@ -159,7 +159,10 @@ class Spark:
         else:
             self.running.remove(attempt)
             if attempt.lease is not None and what != "kill":
-                (self.ledger.expire if what == "disconnect" else self.ledger.release)(attempt.worker, attempt.lease)
+                if what == "disconnect":
+                    self.ledger.expire(attempt.lease)
+                else:
+                    self.ledger.release(attempt.worker, attempt.lease)
 
     def clock(self):
         self.now += self.chance.uniform(0, 4)

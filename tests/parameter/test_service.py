@@ -616,7 +616,7 @@ def lease_threads():
 def test_a_lease_is_renewed_by_a_thread():
     with serving(lease_seconds=600.0) as bench:
         client = bench.client(0, 1)
-        lease = bench.ledger._partitions[0].lease
+        lease = bench.ledger._leases.of(0)
         with client.renewing(0.01):
             assert len(lease_threads()) == 1
             for _ in range(3):
@@ -633,8 +633,8 @@ def test_a_lease_is_renewed_by_a_thread():
 def test_a_lease_does_not_expire_when_the_renewing_thread_ends(bench):
     client = bench.client(0, 1)
     with client.renewing(0.001):
-        received = bench.ledger._partitions[0].lease.expires
-        while bench.ledger._partitions[0].lease.expires == received:
+        received = bench.ledger._leases.of(0).expires
+        while bench.ledger._leases.of(0).expires == received:
             time.sleep(0.001)
     assert bench.ledger.lease(0, 2) == "wait"
 
@@ -711,7 +711,7 @@ def test_release_ignores_a_rejection(bench):
 
 def test_releasing_a_lost_lease_does_nothing(bench):
     client = bench.client(attempt=1)
-    bench.ledger.expire(0, client._lease)
+    bench.ledger.expire(client._lease)
     other = bench.client(attempt=2)
     client.release()
     push(other)
