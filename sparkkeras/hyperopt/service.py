@@ -21,19 +21,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError
+from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.trials import STOPPED, Trial
 from sparkkeras.rpc.leases import LEASE_LOST
-from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
-from sparkkeras.rpc.wire import Body
+from sparkkeras.rpc.service import Client, Service
+from sparkkeras.rpc.transport import Address, Call, Caller, Reply
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
@@ -73,8 +72,8 @@ SUFFIXES = ("npz", "keras")
 _OUTCOME_FIELDS = ("status", "value", "best_epoch", "history", "error", "traceback", "extra")
 
 
-class SearchService:
-    """Handles the calls of workers, as a `Handler` of a transport.
+class SearchService(Service):
+    """Handles the calls of workers.
 
     Args:
         ledger: The trials and their leases.
@@ -83,11 +82,7 @@ class SearchService:
     """
 
     def __init__(self, ledger: TrialLedger, journal: Journal, encode: Callable[[Any], Any]) -> None:
-        self._ledger, self._journal, self._encode = ledger, journal, encode
-        self._lock = threading.Lock()
-        self._keeping = threading.Lock()
-        self._leases: defaultdict[Hashable, set[int]] = defaultdict(set)
-        self._calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
+        calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
             "health": (lambda call: Reply({}), 0),
             "ask": (self._ask, 0),
             "report": (self._report, 0),
@@ -97,37 +92,15 @@ class SearchService:
             "finish": (self._finish, OUTCOME_BYTES),
             "lose": (self._lose, 0),
         }
-
-    def limit(self, name: str) -> int:
-        """The maximum size of a call's body in bytes; raises for an unknown call."""
-        if name not in self._calls:
-            raise RefusedError("unknown", f"there is no call {name!r}.")
-        return self._calls[name][1]
-
-    def __call__(self, call: Call) -> Reply:
-        """Handle a call, and remember the leases of each connection."""
-        try:
-            if "lease" in call.fields:
-                with self._lock:
-                    self._leases[call.peer].add(_lease_of(call))
-            return self._calls[call.name][0](call)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RefusedError("malformed", f"the call {call.name!r} is malformed: {error!r}.") from error
-
-    def closed(self, peer: Hashable) -> None:
-        """See `Handler.closed`. The leases of this peer expire."""
-        with self._lock:
-            leases = self._leases.pop(peer, set())
-        for lease in leases:
-            self._ledger.expire(lease)
+        super().__init__(calls, ledger.expire)
+        self._ledger, self._journal, self._encode = ledger, journal, encode
+        self._keeping = threading.Lock()
 
     def _ask(self, call: Call) -> Reply:
         worker = Worker(str(call.fields["worker"]), int(call.fields["task"]), int(call.fields["attempt"]))
         assignment = self._ledger.ask(worker)
         if assignment is None:
             return Reply({"wait": self._ledger.should_wait(worker)})
-        with self._lock:
-            self._leases[call.peer].add(assignment.lease)
         body = json.dumps(self._encode(assignment.params)).encode()
         return Reply({"number": assignment.number, "lease": assignment.lease}, (memoryview(body),))
 
@@ -192,24 +165,18 @@ class LeaseLostError(Exception):
     """Another worker has the trial."""
 
 
-class SearchClient:
+class SearchClient(Client):
     """The client that a worker uses to call the driver.
 
     Args:
         address: The address of the driver.
         worker: The worker.
-        caller: The connection; ``None`` connects to the address.
+        caller: The caller to use; by default one for the address.
     """
 
     def __init__(self, address: Address, worker: Worker, caller: Caller | None = None) -> None:
-        self._address, self._worker = address, worker
-        self._caller = caller or connect(address)
-
-    def __enter__(self) -> SearchClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._caller.close()
+        super().__init__(address, worker.name, caller, {LEASE_LOST: LeaseLostError})
+        self._worker = worker
 
     def ask(self) -> Assignment | None:
         """The next trial, with its hyper-parameters still encoded; ``None`` if there is none for this worker."""
@@ -265,20 +232,6 @@ class SearchClient:
         self._call(
             "finish", {"lease": lease, "suffix": outcome.suffix, "is_mistake": outcome.is_mistake}, (memoryview(body),)
         )
-
-    def _call(self, name: str, fields: Mapping[str, Any], body: Body = ()) -> tuple[Mapping[str, Any], memoryview]:
-        try:
-            return insist(self._caller, self._address.timeout, name, fields, body)
-        except TransportError as error:
-            raise DriverConnectionError(
-                f"{self._worker.name} has received no reply from the search on the driver at {self._address.told} for "
-                f"{self._address.timeout:g} seconds ({error}). The driver may have ended; otherwise check the network "
-                "between worker and driver, or raise timeout= of server_options."
-            ) from error
-        except RefusedError as error:
-            if error.kind == LEASE_LOST:
-                raise LeaseLostError from error
-            raise DriverConnectionError(str(error)) from error
 
 
 def _pack(outcome: Outcome) -> bytes:

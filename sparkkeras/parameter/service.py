@@ -24,28 +24,19 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError, SparkKerasError
+from sparkkeras.errors import ConfigurationError, DivergenceError, SparkKerasError
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.rpc.transport import (
-    Address,
-    Call,
-    Caller,
-    RefusedError,
-    Reply,
-    TransportError,
-    backoff,
-    connect,
-    insist,
-)
+from sparkkeras.rpc.service import Client, Service
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, backoff
 from sparkkeras.rpc.wire import Body
 from sparkkeras.weights import Array, Flat
 
@@ -203,8 +194,8 @@ class ParameterServerStats:
         return max(self.staleness, default=0)
 
 
-class ParameterService:
-    """Handles the calls of workers; a `Handler`.
+class ParameterService(Service):
+    """Handles the calls of workers.
 
     Args:
         store: The weights.
@@ -216,66 +207,40 @@ class ParameterService:
     """
 
     def __init__(self, store: Store, ledger: Ledger, contents: Contents) -> None:
-        self._store, self._ledger, self._contents = store, ledger, contents
-        self._lock = threading.Lock()
-        self._leases: dict[Hashable, tuple[int, int]] = {}
-        self._counts: Counter[str] = Counter()
-        self._rejected_requests: Counter[str] = Counter()
-        self._staleness: Counter[int] = Counter()
-        self._started = time.monotonic()
-        self.failure: SparkKerasError | None = None
-        self._calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
+        calls = {
             "health": (self._health, 0),
             "lease": (self._lease, 0),
-            "renew": (self._renew, 0),
+            "renew": (self._directive, 0),
             "parameters": (self._parameters, 0),
             "update": (self._update, contents.update_bytes),
             "report": (self._report, contents.metrics.nbytes),
             "finish": (self._finish, 0),
             "release": (self._release, 0),
         }
-
-    def limit(self, name: str) -> int:
-        """See `Handler.limit`."""
-        if name not in self._calls:
-            raise RefusedError("unknown", f"there is no call {name!r}.")
-        return self._calls[name][1]
+        super().__init__(calls, ledger.expire)
+        self._store, self._ledger, self._contents = store, ledger, contents
+        self._counts: Counter[str] = Counter()
+        self._rejected_requests: Counter[str] = Counter()
+        self._staleness: Counter[int] = Counter()
+        self._started = time.monotonic()
+        self.failure: SparkKerasError | None = None
 
     def __call__(self, call: Call) -> Reply:
         """See `Handler`."""
-        handle, _ = self._calls[call.name]
         try:
-            if "lease" in call.fields:
-                with self._lock:
-                    self._leases[call.peer] = (int(call.fields["worker"]), int(call.fields["lease"]))
-            reply = handle(call)
-        except (KeyError, TypeError, ValueError) as error:
-            self._count_rejected("malformed")
-            raise RefusedError("malformed", f"the fields of the call {call.name!r} are invalid: {error!r}.") from error
+            reply = super().__call__(call)
         except RefusedError as error:
-            self._count_rejected(error.kind)
+            with self._lock:
+                self._rejected_requests[error.kind] += 1
             raise
         with self._lock:
             self._counts["received_bytes"] += len(call.body)
             self._counts["sent_bytes"] += sum(len(part) for part in reply.body)
         return reply
 
-    def closed(self, peer: Hashable) -> None:
-        """See `Handler.closed`. The lease of this peer expires, unless another connection uses it."""
-        with self._lock:
-            held = self._leases.pop(peer, None)
-            elsewhere = held in self._leases.values()
-        if held is not None and not elsewhere:
-            self._ledger.expire(held[1])
-
     def stats(self, transport: str) -> ParameterServerStats:
         """The statistics so far."""
-        ledger = self._ledger
-        steps, duplicates, takeovers = (
-            ledger.steps,
-            ledger.duplicates,
-            ledger.takeovers,
-        )  # the ledger's lock is taken before this one
+        steps = self._ledger.steps  # outside of the lock: the ledger's own lock is taken before it
         with self._lock:
             return ParameterServerStats(
                 transport=transport,
@@ -283,13 +248,13 @@ class ParameterService:
                 pulls=self._counts["pulls"],
                 cached_pulls=self._counts["cached_pulls"],
                 pushes=self._counts["pushes"],
-                duplicates=duplicates,
+                duplicates=self._ledger.duplicates,
                 rejected_requests=dict(self._rejected_requests),
                 received_bytes=self._counts["received_bytes"],
                 sent_bytes=self._counts["sent_bytes"],
                 staleness=dict(sorted(self._staleness.items())),
                 steps=steps,
-                takeovers=takeovers,
+                takeovers=self._ledger.takeovers,
             )
 
     def _health(self, call: Call) -> Reply:
@@ -301,12 +266,7 @@ class ParameterService:
             return Reply({"status": resumed})
         fields = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
         body = self._contents.metrics.pack(resumed.metrics) if resumed.metrics else b""
-        with self._lock:
-            self._leases[call.peer] = (int(call.fields["worker"]), resumed.lease)
         return Reply({"status": "granted", **fields}, _bytes(body))
-
-    def _renew(self, call: Call) -> Reply:
-        return self._directive(call)
 
     def _parameters(self, call: Call) -> Reply:
         epoch = call.fields.get("epoch")
@@ -379,10 +339,6 @@ class ParameterService:
             self._counts["pushes"] += 1
             self._staleness[applied.staleness] += 1
 
-    def _count_rejected(self, kind: str) -> None:
-        with self._lock:
-            self._rejected_requests[kind] += 1
-
     def _check_finite(self, worker: int, point: ExchangePoint, sent: Array) -> None:
         loss = (point.logs or {}).get("loss", 0.0)
         if is_finite(sent) and np.isfinite(loss):
@@ -428,8 +384,8 @@ class PulledWeights:
     weights: Flat
 
 
-class ParameterClient:
-    """The worker's end of the protocol, for one partition and one attempt of its task; a context manager.
+class ParameterClient(Client):
+    """The worker's end of the protocol, for one partition and one attempt of its task.
 
     Args:
         address: The address of the server.
@@ -437,28 +393,29 @@ class ParameterClient:
         worker: The index of the partition.
         attempt: A number that is unique among the attempts of all partitions.
         caller: The caller to use; by default one for the address.
+        lease: The number of the partition's lease, if the attempt has it already.
 
     Attributes:
         stopped: Whether the thread that renews the lease has received the directive to stop.
     """
 
     def __init__(
-        self, address: Address, contents: Contents, worker: int, attempt: int, caller: Caller | None = None
+        self,
+        address: Address,
+        contents: Contents,
+        worker: int,
+        attempt: int,
+        caller: Caller | None = None,
+        lease: int = 0,
     ) -> None:
-        self._address, self._contents = address, contents
+        super().__init__(address, f"worker {worker}", caller, {DIVERGED: DivergenceError})
+        self._contents = contents
         self._worker, self._attempt = worker, attempt
-        self._caller = caller or connect(address)
-        self._lease = 0
+        self._lease = lease
         self._sequence = 0
         self.stopped = False
         self._pulled: PulledWeights | None = None
         self._buffer = memoryview(bytearray(0))
-
-    def __enter__(self) -> ParameterClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._caller.close()
 
     def lease(self) -> ResumePoint | None:
         """Wait for the partition's lease and take it; ``None`` if there is nothing left to do."""
@@ -479,8 +436,7 @@ class ParameterClient:
     def renewing(self, every: float) -> Iterator[None]:
         """Renew the lease every ``every`` seconds until the context ends, in a separate thread with its own connection."""
         stop = threading.Event()
-        heartbeat = ParameterClient(self._address, self._contents, self._worker, self._attempt)
-        heartbeat._lease = self._lease
+        heartbeat = ParameterClient(self._address, self._contents, self._worker, self._attempt, lease=self._lease)
 
         def renew() -> None:
             with heartbeat:
@@ -573,27 +529,6 @@ class ParameterClient:
 
     def _flat(self, body: memoryview) -> Flat:
         return Flat(self._contents.vector(body), self._contents.counters.unpack(body[self._contents.vector_bytes :]))
-
-    def _call(
-        self, name: str, fields: Mapping[str, Any], body: Body = (), into: memoryview | None = None
-    ) -> tuple[Mapping[str, Any], memoryview]:
-        """Make a call, and retry it for the address's timeout if there is no reply.
-
-        Raises:
-            DriverConnectionError: There was no reply in that time, or the server rejected the call.
-            DivergenceError: The update or the loss is not finite.
-        """
-        try:
-            return insist(self._caller, self._address.timeout, name, fields, body, into)
-        except TransportError as error:
-            raise DriverConnectionError(
-                f"worker {self._worker} got no answer from the parameter server at {self._address.told} for "
-                f"{self._address.timeout:g} seconds ({error}). Check whether the driver still runs and training has not "
-                "failed there; then check the network between them, or increase ParameterServerOptions(timeout=...)."
-            ) from error
-        except RefusedError as error:
-            kind = DivergenceError if error.kind == DIVERGED else DriverConnectionError
-            raise kind(str(error)) from error
 
 
 def _directive(fields: Mapping[str, Any]) -> Directive:

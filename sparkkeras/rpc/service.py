@@ -1,0 +1,96 @@
+"""A server's calls by name, and the client that makes them: what the parameter server and a search have in common."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Self
+
+from sparkkeras.errors import DriverConnectionError
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
+from sparkkeras.rpc.wire import Body, Fields
+
+
+class Service:
+    """Handles calls by their names; a `Handler`.
+
+    A connection uses the leases in the ``lease`` fields of its calls and their replies. When it closes, those that no other
+    connection uses expire.
+
+    Args:
+        calls: For the name of each call, the function that handles it, and the size of its largest body in bytes.
+        expire: Called with the number of a lease that expires.
+    """
+
+    def __init__(self, calls: Mapping[str, tuple[Callable[[Call], Reply], int]], expire: Callable[[int], None]) -> None:
+        self._calls, self._expire = calls, expire
+        self._lock = threading.Lock()
+        self._leases: defaultdict[Hashable, set[int]] = defaultdict(set)
+
+    def limit(self, name: str) -> int:
+        """See `Handler.limit`."""
+        if name not in self._calls:
+            raise RefusedError("unknown", f"there is no call {name!r}.")
+        return self._calls[name][1]
+
+    def __call__(self, call: Call) -> Reply:
+        """See `Handler`. A KeyError, a TypeError or a ValueError of a call's function shows that its fields are invalid."""
+        try:
+            self._remember_lease(call.peer, call.fields)
+            reply = self._calls[call.name][0](call)
+            self._remember_lease(call.peer, reply.fields)
+            return reply
+        except (KeyError, TypeError, ValueError) as error:
+            raise RefusedError("malformed", f"the fields of the call {call.name!r} are invalid: {error!r}.") from error
+
+    def closed(self, peer: Hashable) -> None:
+        """See `Handler.closed`."""
+        with self._lock:
+            leases = self._leases.pop(peer, set())
+            elsewhere = set().union(*self._leases.values())
+        for lease in leases - elsewhere:
+            self._expire(lease)
+
+    def _remember_lease(self, peer: Hashable, fields: Fields) -> None:
+        if "lease" in fields:
+            with self._lock:
+                self._leases[peer].add(int(fields["lease"]))
+
+
+class Client:
+    """The client's end of a service: retries calls, and raises errors of this library; a context manager.
+
+    Args:
+        address: The address of the server.
+        name: The name of the client in messages.
+        caller: The caller to use; by default one for the address.
+        errors: The errors to raise for kinds of `RefusedError`; for all others a `DriverConnectionError`.
+    """
+
+    def __init__(self, address: Address, name: str, caller: Caller | None, errors: Mapping[str, type[Exception]]) -> None:
+        self._address, self._name, self._errors = address, name, errors
+        self._caller = caller or connect(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._caller.close()
+
+    def _call(self, name: str, fields: Fields, body: Body = (), into: memoryview | None = None) -> tuple[Fields, memoryview]:
+        """Make an idempotent call, and retry it for the address's timeout if there is no reply.
+
+        Raises:
+            DriverConnectionError: There was no reply in that time, or the server rejected the call.
+        """
+        try:
+            return insist(self._caller, self._address.timeout, name, fields, body, into)
+        except TransportError as error:
+            raise DriverConnectionError(
+                f"{self._name} received no reply from the driver at {self._address.told} for {self._address.timeout:g} "
+                f"seconds ({error}). Check whether the driver still runs, and what failed there; then check the network "
+                "between worker and driver, or increase timeout= of server_options."
+            ) from error
+        except RefusedError as error:
+            raise self._errors.get(error.kind, DriverConnectionError)(str(error)) from error
