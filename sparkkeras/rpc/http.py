@@ -68,7 +68,7 @@ class HttpTransport:
         """See `Transport.serve`."""
         from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
-        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint.members)
+        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint.expected_sessions)
         listener = open_listener(endpoint)
         port = int(listener.getsockname()[1])
         with serving(application.flask(), listener, endpoint.timeout):
@@ -103,7 +103,7 @@ class HttpCaller:
             reply, received = _received(connection.getresponse(), session, into)
         except (OSError, WireError, http.client.HTTPException) as error:
             self.close()
-            raise TransportError(f"{self._address.told}: {error or type(error).__name__}") from error
+            raise TransportError(f"{self._address.url}: {error or type(error).__name__}") from error
         except BaseException:
             self.close()  # part of the reply may be in transit
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Self
 
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, insist
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, retry_until
 from sparkkeras.rpc.wire import Body, Fields
 
 
@@ -85,10 +85,10 @@ class Client:
             DriverConnectionError: There was no reply in that time, or the server rejected the call.
         """
         try:
-            return insist(self._caller, self._address.timeout, name, fields, body, into)
+            return retry_until(self._caller, self._address.timeout, name, fields, body, into)
         except TransportError as error:
             raise DriverConnectionError(
-                f"{self._name} received no reply from the driver at {self._address.told} for {self._address.timeout:g} "
+                f"{self._name} received no reply from the driver at {self._address.url} for {self._address.timeout:g} "
                 f"seconds ({error}). Check whether the driver still runs, and what failed there; then check the network "
                 "between worker and driver, or increase timeout= of server_options."
             ) from error

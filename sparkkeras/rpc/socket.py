@@ -94,7 +94,7 @@ class SocketCaller:
             reply, received = _receive(connection, session, into)
         except (OSError, WireError) as error:
             self.close()
-            raise TransportError(f"{self._address.told}: {error or type(error).__name__}") from error
+            raise TransportError(f"{self._address.url}: {error or type(error).__name__}") from error
         except BaseException:
             self.close()  # part of the reply may be in transit
             raise
@@ -126,8 +126,8 @@ class _Server:
     def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:
         self._handler, self._endpoint, self._acceptor = handler, endpoint, acceptor
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}  # unauthenticated connections, the oldest first
-        self._members: set[socket.socket] = set()  # connections with a session
+        self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
+        self._authenticated: set[socket.socket] = set()  # connections with a session
         self._threads: set[threading.Thread] = set()
         self._closing = False
         self._listener = open_listener(endpoint)
@@ -140,7 +140,7 @@ class _Server:
         """Close all connections and wait for their threads to end."""
         with self._lock:
             self._closing = True
-            connections = [*self._strangers, *self._members]
+            connections = [*self._unauthenticated, *self._authenticated]
             threads = [*self._threads]
         _shut_down(self._listener)
         self._accepting.join()
@@ -168,17 +168,17 @@ class _Server:
                 if self._closing:
                     connection.close()
                     break
-                self._strangers[connection] = None
-                if len(self._strangers) > MAX_UNAUTHENTICATED:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
+                self._unauthenticated[connection] = None
+                if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+                    oldest = next(iter(self._unauthenticated))
+                    del self._unauthenticated[oldest]
                     _shut_down(oldest)
                 thread = threading.Thread(target=self._serve, args=(connection,), name="sparkkeras-serve", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # the process has too many threads
                     _log.warning("the server on the driver could not accept a connection: %s", error)
-                    del self._strangers[connection]
+                    del self._unauthenticated[connection]
                     connection.close()
                 else:
                     # Only finished threads go: one that removed itself could still be running when the server has closed.
@@ -186,7 +186,7 @@ class _Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            session = self._authenticated(connection)
+            session = self._handshake(connection)
             if session is not None:
                 self._handle_calls(connection, session)
         except (OSError, WireError) as error:
@@ -194,20 +194,20 @@ class _Server:
                 _log.debug("a connection to the server on the driver ended: %s", error)
         finally:
             with self._lock:
-                self._strangers.pop(connection, None)
-                self._members.discard(connection)
+                self._unauthenticated.pop(connection, None)
+                self._authenticated.discard(connection)
             connection.close()
 
-    def _authenticated(self, connection: socket.socket) -> Session | None:
+    def _handshake(self, connection: socket.socket) -> Session | None:
         """Do the handshake. Returns the session, or ``None`` if there are too many sessions already."""
         hello = bytearray(HELLO_BYTES)
         _read_until(connection, memoryview(hello), time.monotonic() + HANDSHAKE_SECONDS)
         answer, session = self._acceptor.accept(bytes(hello))
         with self._lock:
-            self._strangers.pop(connection, None)
-            if self._closing or len(self._members) >= 4 * self._endpoint.members:
+            self._unauthenticated.pop(connection, None)
+            if self._closing or len(self._authenticated) >= 4 * self._endpoint.expected_sessions:
                 return None
-            self._members.add(connection)
+            self._authenticated.add(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_alive(connection)
         connection.settimeout(self._endpoint.timeout)

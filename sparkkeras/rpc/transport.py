@@ -77,7 +77,7 @@ class Address:
     timeout: float = 30.0
 
     @property
-    def told(self) -> str:
+    def url(self) -> str:
         """The address as a URL, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.transport}://{host}:{self.port}"
@@ -93,7 +93,7 @@ class Endpoint:
         port: The port; 0 lets the system choose.
         encrypt: Whether bodies are encrypted.
         timeout: Seconds to wait for the rest of a message that an authenticated peer has begun to send.
-        members: The expected number of simultaneous sessions.
+        expected_sessions: The expected number of simultaneous sessions.
     """
 
     host: str
@@ -101,7 +101,7 @@ class Endpoint:
     port: int = 0
     encrypt: bool = False
     timeout: float = 30.0
-    members: int = 16
+    expected_sessions: int = 16
 
     def listen_error(self, error: OSError) -> ConfigurationError:
         """The error to raise where the server cannot listen here."""
@@ -258,7 +258,7 @@ def backoff() -> Iterator[float]:
         delay = min(delay * 1.5, MAX_DELAY)
 
 
-def insist(
+def retry_until(
     caller: Caller, seconds: float, name: str, fields: Fields, body: Body = (), into: memoryview | None = None
 ) -> tuple[Fields, memoryview]:
     """Make an idempotent call, and retry it until there is a reply.

@@ -16,14 +16,14 @@ PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before training or a search begins."""
 
 
-def endpoint(options: ServerOptions, port: int, driver: DriverAddress, members: int) -> Endpoint:
+def endpoint(options: ServerOptions, port: int, driver: DriverAddress, expected_sessions: int) -> Endpoint:
     """The endpoint of the driver's server: the address that it listens on, and the one that workers connect to.
 
     Args:
         options: The settings of the server.
         port: The port; 0: any free port.
         driver: The driver's addresses, as configured in Spark.
-        members: The number of clients that connect at the same time.
+        expected_sessions: The number of clients that connect at the same time.
     """
     host = options.host or driver.host
     return Endpoint(
@@ -32,7 +32,7 @@ def endpoint(options: ServerOptions, port: int, driver: DriverAddress, members: 
         port=port,
         encrypt=options.encrypt,
         timeout=options.timeout,
-        members=members,
+        expected_sessions=expected_sessions,
     )
 
 
@@ -46,7 +46,7 @@ def check_reach(dataset: Dataset, address: Address) -> None:
     unreached = dataset.run(Preflight(patient)).collect()
     if unreached:
         raise DriverConnectionError(
-            f"workers cannot connect to the driver at {address.told}: {', '.join(unreached[:3])}. "
+            f"workers cannot connect to the driver at {address.url}: {', '.join(unreached[:3])}. "
             "Configure an address of the driver that workers can reach, with host=... and bind='0.0.0.0' in server_options "
             "or with spark.driver.host, and a port= that no firewall blocks."
         )

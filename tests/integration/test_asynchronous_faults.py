@@ -236,7 +236,7 @@ class CutOff(keras.callbacks.Callback):
 
         (server,) = [each for each in gc.get_objects() if isinstance(each, _Server) and not each._closing]
         with server._lock:
-            for connection in (server._listener, *server._strangers, *server._members):
+            for connection in (server._listener, *server._unauthenticated, *server._authenticated):
                 connection.shutdown(socket.SHUT_RDWR)
         server._listener.close()
         self.at = time.monotonic()

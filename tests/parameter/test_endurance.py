@@ -53,7 +53,7 @@ class Server:
 
     @contextmanager
     def at(self, name, **endpoint):
-        endpoint = {"host": "127.0.0.1", "listen": "127.0.0.1", "timeout": 30.0, "members": 16} | endpoint
+        endpoint = {"host": "127.0.0.1", "listen": "127.0.0.1", "timeout": 30.0, "expected_sessions": 16} | endpoint
         with make_transport(name).serve(self.service, Endpoint(**endpoint), Secret.fresh()) as address:
             yield address
 
@@ -120,7 +120,7 @@ def three():
 
 def check_load(name, processes, workers, pushes, size, encrypt=False, readers=0):
     server, stop = Server(size, workers, pushes), threading.Event()
-    with server.at(name, members=workers, encrypt=encrypt) as address, ThreadPoolExecutor(8) as threads:
+    with server.at(name, expected_sessions=workers, encrypt=encrypt) as address, ThreadPoolExecutor(8) as threads:
         reading = [threads.submit(read_weights, address, size, stop) for _ in range(readers)]
         started = time.monotonic()
         try:
@@ -283,7 +283,7 @@ def direct_push(caller, server):
 def fuzzed_server(name):
     """A server with a granted lease, its address, and a check that it is intact."""
     server = Server(1000, 1, 10)
-    with server.at(name, timeout=1.0, members=4) as address, calling(patient(address)) as caller:
+    with server.at(name, timeout=1.0, expected_sessions=4) as address, calling(patient(address)) as caller:
         assert caller.call("lease", {"worker": 0, "attempt": 1})[0]["lease"] == 1
 
         def check():
@@ -435,7 +435,11 @@ class Drip:
 def test_workers_are_served_beside_idle_and_slow_connections(name, idle, slow, seconds):
     """Every second idle connection is an authenticated one."""
     server = Server(FLOATS, 1, 1000)
-    with open_file_limit(2 * (idle + slow) + 50), server.at(name, members=idle) as address, contextlib.ExitStack() as stack:
+    with (
+        open_file_limit(2 * (idle + slow) + 50),
+        server.at(name, expected_sessions=idle) as address,
+        contextlib.ExitStack() as stack,
+    ):
         with Relay(address) as relay, calling(relay.address) as caller:
             caller.call("health", {})
             data = bytes(relay.carried["there"])

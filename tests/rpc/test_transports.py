@@ -967,7 +967,7 @@ def test_a_bit_flipped_in_transit_does_not_change_what_arrives(name, encrypt, tu
 
 @pytest.mark.parametrize("name", [name for name in OVER_TCP if name in LIMITS_SESSIONS])
 def test_the_server_limits_the_number_of_sessions(name):
-    with serving(name, RecordingHandler(), members=1) as address, contextlib.ExitStack() as stack:
+    with serving(name, RecordingHandler(), expected_sessions=1) as address, contextlib.ExitStack() as stack:
         callers = [stack.enter_context(calling(address)) for _ in range(4)]
         for caller in callers:
             echo(caller)
