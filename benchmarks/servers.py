@@ -12,7 +12,7 @@ from harness import Turn
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
+from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import Address, Endpoint, make_transport
 from sparkkeras.rpc.wire import Secret
@@ -29,7 +29,7 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
     ledger = Ledger(
         {0: PartitionPlan(batches=10**9)},
         range(1),
-        at_once=1,
+        num_concurrent=1,
         validates=lambda epoch: False,
         max_staleness=None,
         lease_seconds=60,
@@ -37,18 +37,18 @@ def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False)
         on_epoch=lambda epoch: None,
         clock=time.monotonic,
     )
-    contents = Contents.of(weights, ())
-    service = ParameterService(store, ledger, contents)
+    payload_format = PayloadFormat.of(weights, ())
+    service = ParameterService(store, ledger, payload_format)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", encrypt=encrypt)
     with make_transport(transport).serve(service, endpoint, Secret.fresh()) as address:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(_client, (address, contents, count))
+            return pool.apply(_client, (address, payload_format, count))
 
 
-def _client(address: Address, contents: Contents, count: int) -> dict[str, Any]:
-    delta = np.ones(contents.size, np.float32)
+def _client(address: Address, payload_format: PayloadFormat, count: int) -> dict[str, Any]:
+    delta = np.ones(payload_format.size, np.float32)
     seconds: dict[str, Turn] = {"pull": [], "push": []}
-    with ParameterClient(address, contents, 0, 0) as client:
+    with ParameterClient(address, payload_format, 0, 0) as client:
         client.lease()
         for turn in range(count + 2):
             started = time.perf_counter()

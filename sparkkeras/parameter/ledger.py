@@ -78,15 +78,15 @@ class EpochEnd:
         epoch: The index of the epoch.
         reports: The reports of the workers, in the order of the workers.
         validation: The metric states over the validation rows, in the order of the workers.
-        held: The result of ``on_epoch``, which is called when the last worker reports.
-        absent: The number of workers with validation rows that had left before the epoch ended.
+        snapshot: The result of ``on_epoch``, which is called when the last worker reports.
+        num_absent: The number of workers with validation rows that had left before the epoch ended.
     """
 
     epoch: int
     reports: tuple[EpochReport, ...]
     validation: tuple[tuple[Array, ...], ...]
-    held: Any
-    absent: int = 0
+    snapshot: Any
+    num_absent: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class Ledger:
     Args:
         plans: The plan of each partition.
         epochs: The epochs to train.
-        at_once: The number of partitions that train at the same time. After its first push a worker waits for the first
-            pushes of this many partitions, since some still load the backend and trace the model.
+        num_concurrent: The number of partitions that train at the same time. After its first push a worker waits for the
+            first pushes of this many partitions, since some still load the backend and trace the model.
         validates: Whether an epoch is validated.
         max_staleness: Bounded staleness: the number of exchanges by which a worker may be ahead of the slowest one that is
             alive and has not finished; ``None`` is no bound. Ho et al., More effective distributed ML via a stale
@@ -182,7 +182,7 @@ class Ledger:
         plans: Mapping[int, PartitionPlan],
         epochs: range,
         *,
-        at_once: int,
+        num_concurrent: int,
         validates: Callable[[int], bool],
         max_staleness: int | None,
         lease_seconds: float,
@@ -191,7 +191,7 @@ class Ledger:
         clock: Callable[[], float],
     ) -> None:
         self._epochs = epochs
-        self._at_once = min(at_once, sum(plan.batches > 0 for plan in plans.values()))
+        self._num_concurrent = min(num_concurrent, sum(plan.batches > 0 for plan in plans.values()))
         self._validates = validates
         self._max_staleness = max_staleness
         self._lease_seconds, self._warmup_timeout = lease_seconds, warmup_timeout
@@ -395,13 +395,13 @@ class Ledger:
         with self._lock:
             return [*self._ended, *self._evaluating.values()]
 
-    def take_missing(self) -> list[int]:
+    def pop_missing(self) -> list[int]:
         """The partitions whose rows were not found where their task ran, since the last call."""
         with self._lock:
             missing, self.missing = self.missing, []
             return missing
 
-    def held(self, epoch: int) -> Any:
+    def snapshot(self, epoch: int) -> Any:
         """The result of ``on_epoch`` for an epoch that is being evaluated.
 
         Raises:
@@ -410,7 +410,7 @@ class Ledger:
         with self._lock:
             if epoch not in self._evaluating:
                 raise RefusedError("gone", f"epoch {epoch} is not being evaluated.")
-            return self._evaluating[epoch].held
+            return self._evaluating[epoch].snapshot
 
     @property
     def rows(self) -> int:
@@ -464,7 +464,7 @@ class Ledger:
     def _must_wait(self, partition: _Partition) -> bool:
         beginning = self._first_start is not None and self._clock() < self._first_start + self._warmup_timeout
         begun = sum(map(self._is_past_warmup, self._partitions.values()))
-        if partition.sequence and beginning and begun < self._at_once:
+        if partition.sequence and beginning and begun < self._num_concurrent:
             return True
         if len(self._ended) > BACKLOG:
             return True
@@ -503,8 +503,8 @@ class Ledger:
                 return
             ordered = tuple(reports[worker] for worker in sorted(reports))
             validating = [p for p in self._partitions.values() if p.plan.validates and self._validates(epoch)]
-            absent = sum(partition.done for partition in validating)
-            self._evaluating[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), absent)
+            num_absent = sum(partition.done for partition in validating)
+            self._evaluating[epoch] = EpochEnd(epoch, ordered, (), self._on_epoch(epoch), num_absent)
             self._next_epoch += 1
             del self._reports[epoch]
             for partition in validating:

@@ -94,7 +94,7 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 @dataclass(frozen=True)
-class Contents:
+class PayloadFormat:
     """The format of weights and metric states. Both ends know it, so neither has to trust the other.
 
     Attributes:
@@ -110,7 +110,7 @@ class Contents:
     metrics: ArraySpecs
 
     @classmethod
-    def of(cls, weights: Flat, metrics: Sequence[Array]) -> Contents:
+    def of(cls, weights: Flat, metrics: Sequence[Array]) -> PayloadFormat:
         """The format of given weights and metrics."""
         return cls(
             weights.vector.size, weights.vector.dtype.name, ArraySpecs.like(weights.counters), ArraySpecs.like(metrics)
@@ -200,25 +200,25 @@ class ParameterService(Service):
     Args:
         store: The weights.
         ledger: The leases and the progress of the workers.
-        contents: The format of weights and metric states.
+        payload_format: The format of weights and metric states.
 
     Attributes:
         failure: The error that ends training, if a worker sent an invalid update or the rule failed.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, contents: Contents) -> None:
+    def __init__(self, store: Store, ledger: Ledger, payload_format: PayloadFormat) -> None:
         calls = {
             "health": (self._health, 0),
             "lease": (self._lease, 0),
             "renew": (self._directive, 0),
             "parameters": (self._parameters, 0),
-            "update": (self._update, contents.update_bytes),
-            "report": (self._report, contents.metrics.nbytes),
+            "update": (self._update, payload_format.update_bytes),
+            "report": (self._report, payload_format.metrics.nbytes),
             "finish": (self._finish, 0),
             "release": (self._release, 0),
         }
         super().__init__(calls, ledger.expire)
-        self._store, self._ledger, self._contents = store, ledger, contents
+        self._store, self._ledger, self._payload_format = store, ledger, payload_format
         self._counts: Counter[str] = Counter()
         self._rejected_requests: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
@@ -265,13 +265,13 @@ class ParameterService(Service):
         if isinstance(resumed, str):
             return Reply({"status": resumed})
         fields = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
-        body = self._contents.metrics.pack(resumed.metrics) if resumed.metrics else b""
+        body = self._payload_format.metrics.pack(resumed.metrics) if resumed.metrics else b""
         return Reply({"status": "granted", **fields}, _bytes(body))
 
     def _parameters(self, call: Call) -> Reply:
         epoch = call.fields.get("epoch")
         if epoch is not None:
-            return self._weights(self._ledger.held(int(epoch)), lambda: None)  # the ledger holds it
+            return self._weights(self._ledger.snapshot(int(epoch)), lambda: None)  # the ledger holds it
         with self._lock:
             self._counts["pulls"] += 1
         snapshot = self._store.snapshot()
@@ -284,27 +284,27 @@ class ParameterService(Service):
 
     def _weights(self, snapshot: Snapshot, sent: Callable[[], None]) -> Reply:
         weights = snapshot.weights
-        body = (_view(weights.vector), *_bytes(self._contents.counters.pack(weights.counters)))
+        body = (_view(weights.vector), *_bytes(self._payload_format.counters.pack(weights.counters)))
         return Reply({"version": snapshot.version}, body, sent)
 
     def _update(self, call: Call) -> Reply:
-        contents = self._contents
-        if len(call.body) != contents.update_bytes:
+        payload_format = self._payload_format
+        if len(call.body) != payload_format.update_bytes:
             raise RefusedError(
-                "malformed", f"expected an update of {contents.update_bytes} bytes, received {len(call.body)}."
+                "malformed", f"expected an update of {payload_format.update_bytes} bytes, received {len(call.body)}."
             )
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
         base = int(call.fields["base"])
-        point = ExchangePoint.unpack(call.fields, contents.metrics.unpack(call.body[contents.weights_bytes :]))
-        counters = contents.counters.unpack(call.body[contents.vector_bytes : contents.weights_bytes])
+        point = ExchangePoint.unpack(call.fields, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
+        counters = payload_format.counters.unpack(call.body[payload_format.vector_bytes : payload_format.weights_bytes])
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._apply(worker, base, point, contents.vector(call.body), counters)
+                self._apply(worker, base, point, payload_format.vector(call.body), counters)
                 self._ledger.pushed(worker, point)
         return self._directive(call)
 
     def _report(self, call: Call) -> Reply:
-        metrics = self._contents.metrics.unpack(call.body) if len(call.body) else ()
+        metrics = self._payload_format.metrics.unpack(call.body) if len(call.body) else ()
         worker, lease = int(call.fields["worker"]), int(call.fields["lease"])
         self._ledger.evaluated(worker, lease, int(call.fields["epoch"]), metrics)
         return self._directive(call)
@@ -389,7 +389,7 @@ class ParameterClient(Client):
 
     Args:
         address: The address of the server.
-        contents: The format of weights and metric states.
+        payload_format: The format of weights and metric states.
         worker: The index of the partition.
         attempt: A number that is unique among the attempts of all partitions.
         caller: The caller to use; by default one for the address.
@@ -402,14 +402,14 @@ class ParameterClient(Client):
     def __init__(
         self,
         address: Address,
-        contents: Contents,
+        payload_format: PayloadFormat,
         worker: int,
         attempt: int,
         caller: Caller | None = None,
         lease: int = 0,
     ) -> None:
         super().__init__(address, f"worker {worker}", caller, {DIVERGED: DivergenceError})
-        self._contents = contents
+        self._payload_format = payload_format
         self._worker, self._attempt = worker, attempt
         self._lease = lease
         self._sequence = 0
@@ -427,7 +427,7 @@ class ParameterClient(Client):
                 break
             time.sleep(delay)
         self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
-        metrics = self._contents.metrics.unpack(body) if len(body) else ()
+        metrics = self._payload_format.metrics.unpack(body) if len(body) else ()
         names = ("lease", "sequence", "epoch", "batch", "steps")
         rate = _rate(reply["learning_rate"])
         return ResumePoint(**{name: int(reply[name]) for name in names}, metrics=metrics, learning_rate=rate)
@@ -436,7 +436,7 @@ class ParameterClient(Client):
     def renewing(self, every: float) -> Iterator[None]:
         """Renew the lease every ``every`` seconds until the context ends, in a separate thread with its own connection."""
         stop = threading.Event()
-        heartbeat = ParameterClient(self._address, self._contents, self._worker, self._attempt, lease=self._lease)
+        heartbeat = ParameterClient(self._address, self._payload_format, self._worker, self._attempt, lease=self._lease)
 
         def renew() -> None:
             with heartbeat:
@@ -477,7 +477,7 @@ class ParameterClient(Client):
             base: The version that the worker has trained from since its last exchange.
             point: The worker's progress.
         """
-        small = self._contents.counters.pack(counters) + self._contents.metrics.pack(point.metrics)
+        small = self._payload_format.counters.pack(counters) + self._payload_format.metrics.pack(point.metrics)
         self._sequence += 1
         fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack()}
         body = (*(_view(part) for part in parts if part.size), *_bytes(small))
@@ -485,7 +485,7 @@ class ParameterClient(Client):
 
     def report(self, epoch: int, metrics: Sequence[Array]) -> Directive:
         """Report the metric state of the validation rows for the weights of an epoch; empty if there were no rows."""
-        body = _bytes(self._contents.metrics.pack(metrics) if metrics else b"")
+        body = _bytes(self._payload_format.metrics.pack(metrics) if metrics else b"")
         return _directive(self._call("report", {**self._identity(), "epoch": epoch}, body)[0])
 
     def renew(self) -> Directive:
@@ -524,11 +524,14 @@ class ParameterClient(Client):
 
     def _weights(self, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], memoryview]:
         if not len(self._buffer):
-            self._buffer = memoryview(bytearray(self._contents.weights_bytes))
+            self._buffer = memoryview(bytearray(self._payload_format.weights_bytes))
         return self._call("parameters", fields, (), self._buffer)
 
     def _flat(self, body: memoryview) -> Flat:
-        return Flat(self._contents.vector(body), self._contents.counters.unpack(body[self._contents.vector_bytes :]))
+        return Flat(
+            self._payload_format.vector(body),
+            self._payload_format.counters.unpack(body[self._payload_format.vector_bytes :]),
+        )
 
 
 def _directive(fields: Mapping[str, Any]) -> Directive:

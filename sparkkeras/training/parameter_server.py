@@ -43,7 +43,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
-from sparkkeras.parameter.service import Contents, ParameterClient, ParameterServerStats, ParameterService
+from sparkkeras.parameter.service import ParameterClient, ParameterServerStats, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret
@@ -98,7 +98,7 @@ class Plan:
         rule: What is exchanged.
         num_workers: How many workers there are.
         trainable: How many values at the head of the weight vector are trained.
-        contents: What travels.
+        payload_format: The format of weights and metric states.
         address: Where the server is.
         renew_seconds: How often a lease is renewed.
     """
@@ -110,7 +110,7 @@ class Plan:
     rule: ByValue[AsynchronousRule]
     num_workers: int
     trainable: int
-    contents: Contents
+    payload_format: PayloadFormat
     address: Address
     renew_seconds: float
 
@@ -197,7 +197,7 @@ class WorkerExchange:
         return value
 
     def _metrics(self, state: MetricState) -> MetricState:
-        expected = [shape for shape, _ in self._plan.contents.metrics.specs]
+        expected = [shape for shape, _ in self._plan.payload_format.metrics.specs]
         if [array.shape for array in state] != expected:
             raise DataError(
                 f"a worker's model has {len(state)} metric variables and the driver's {len(expected)}, or other shapes: a "
@@ -232,7 +232,7 @@ class TrainTask:
         """Train as far as nobody has yet; yields the optimizer at the end, or nothing where others did all there was."""
         if not self.plan.batches[context.worker]:
             return
-        with ParameterClient(self.plan.address, self.plan.contents, context.worker, context.attempt) as client:
+        with ParameterClient(self.plan.address, self.plan.payload_format, context.worker, context.attempt) as client:
             resumed = client.lease()
             if resumed is None:
                 return
@@ -342,16 +342,18 @@ class _Training:
 
     def __init__(self, job: Job, dataset: DriverDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
-        self._at_once = max(1, min(job.num_workers, dataset.slots))
+        self._num_concurrent = max(1, min(job.num_workers, dataset.slots))
         self._state = ModelState.take(job.model)
         self._trainable = models.trainable_size(job.model)
         self._learning_rate = models.learning_rate(job.model)
         options = job.server.options
-        self._store = Store(self._state.weights, self._trainable, job.rule, job.rule_state, self._at_once, locked=locked)
+        self._store = Store(
+            self._state.weights, self._trainable, job.rule, job.rule_state, self._num_concurrent, locked=locked
+        )
         self._ledger = Ledger(
             self._planned(),
             epochs,
-            at_once=self._at_once,
+            num_concurrent=self._num_concurrent,
             validates=lambda epoch: job.validation is not None and (epoch + 1) % job.validation.frequency == 0,
             max_staleness=options.max_staleness,
             lease_seconds=options.lease_seconds,
@@ -359,8 +361,8 @@ class _Training:
             on_epoch=self._keep_epoch,
             clock=time.monotonic,
         )
-        self._contents = Contents.of(self._state.weights, metrics.take(job.model))
-        self._service = ParameterService(self._store, self._ledger, self._contents)
+        self._payload_format = PayloadFormat.of(self._state.weights, metrics.take(job.model))
+        self._service = ParameterService(self._store, self._ledger, self._payload_format)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
         self._iterations, self._steps = models.iterations(job.model), Counter[int]()
         self._pace = _Pace()
@@ -411,9 +413,9 @@ class _Training:
                 for each in running:
                     if each.done:
                         each.result()  # what has failed must not wait for the others
-                with holding_slots(self._at_once):
+                with holding_slots(self._num_concurrent):
                     stopped = self._stopped(running)
-                for worker in self._ledger.take_missing():
+                for worker in self._ledger.pop_missing():
                     running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
                     stopped = stopped and self._job.model.stop_training
             return [slots for each in running for slots in each.result()]
@@ -451,7 +453,7 @@ class _Training:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         job, model = self._job, self._job.model
-        snapshot: Snapshot = end.held
+        snapshot: Snapshot = end.snapshot
         with snapshot:
             if not np.isfinite(snapshot.weights.vector).all():
                 raise DivergenceError(
@@ -476,10 +478,10 @@ class _Training:
         job.rule_state.update(rule_state)
         rows, trained = sum(report.rows for report in end.reports), max(report.seconds for report in end.reports)
         self._callbacks.on_pace(*self._pace.of_epoch(stats, rows, trained))
-        if end.absent and not self._warned:
+        if end.num_absent and not self._warned:
             self._warned = True
             warnings.warn(
-                f"from epoch {end.epoch + 1} on validation leaves out the rows of {end.absent} workers that have ended "
+                f"from epoch {end.epoch + 1} on validation leaves out the rows of {end.num_absent} workers that have ended "
                 "already: their callbacks ended them, or others began late (too few slots) or began again (a lost worker).",
                 stacklevel=2,
             )
@@ -516,7 +518,7 @@ class _Training:
     def _end(self) -> None:
         """Whatever has happened: let go of snapshots, and write down what the server did."""
         for end in self._ledger.undelivered():
-            end.held.release()
+            end.snapshot.release()
         self._job.server.stats = self._service.stats(self._job.server.transport)
 
     def _planned(self) -> dict[int, PartitionPlan]:
@@ -536,9 +538,9 @@ class _Training:
             batches=tuple(job.batches_of(worker) for worker in range(len(job.split.train))),
             every=None if job.frequency == "epoch" else int(job.frequency),
             rule=ByValue.dump(job.rule, "rule"),
-            num_workers=self._at_once,
+            num_workers=self._num_concurrent,
             trainable=self._trainable,
-            contents=self._contents,
+            payload_format=self._payload_format,
             address=address,
             renew_seconds=job.server.options.lease_seconds / 3,
         )

@@ -18,7 +18,7 @@ import pytest
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import ArraySpecs, Contents, ParameterClient, ParameterService
+from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.socket import _header, _length
 from sparkkeras.rpc.transport import Endpoint, TransportError, make_transport, read_body
@@ -36,12 +36,12 @@ class Server:
 
     def __init__(self, size, workers, pushes):
         weights = Flat(np.zeros(size, np.float32))
-        self.contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
+        self.payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
         self.store = Store(weights, size, Downpour(), {}, workers)
         self.ledger = Ledger(
             {worker: PartitionPlan(pushes) for worker in range(workers)},
             range(1),
-            at_once=workers,
+            num_concurrent=workers,
             validates=lambda epoch: False,
             max_staleness=None,
             lease_seconds=60.0,
@@ -49,7 +49,7 @@ class Server:
             on_epoch=lambda epoch: None,
             clock=time.monotonic,
         )
-        self.service = ParameterService(self.store, self.ledger, self.contents)
+        self.service = ParameterService(self.store, self.ledger, self.payload_format)
 
     @contextmanager
     def at(self, name, **endpoint):
@@ -78,8 +78,8 @@ def push(client, size, value, base, batch, last=False):
 def train(address, size, worker, pushes):
     """Train as a worker: pull, check that the weights are consistent, push. Returns the sum of the pushed values."""
     draw, total, version = random.Random(worker), 0, -1
-    contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
-    with ParameterClient(address, contents, worker, 100 + worker) as client:
+    payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
+    with ParameterClient(address, payload_format, worker, 100 + worker) as client:
         assert client.lease().sequence == 0
         for batch in range(1, pushes + 1):
             pulled = client.pull()
@@ -96,8 +96,8 @@ def train(address, size, worker, pushes):
 def read_weights(address, size, stop):
     """Pull until ``stop`` is set; the number of different versions."""
     seen = []
-    contents = Contents(size, "float32", ArraySpecs(()), ArraySpecs(()))
-    with ParameterClient(address, contents, 0, 99) as client:
+    payload_format = PayloadFormat(size, "float32", ArraySpecs(()), ArraySpecs(()))
+    with ParameterClient(address, payload_format, 0, 99) as client:
         while not stop.is_set():
             pulled = client.pull()
             vector = pulled.weights.vector
@@ -274,8 +274,9 @@ def test_damaged_bytes_yield_a_prefix_of_the_messages_or_nothing(encrypt, cases)
 def direct_push(caller, server):
     """Add one to all weights, as the worker with the lease."""
     version = server.store.version
-    fields = {"worker": 0, "lease": 1, "sequence": version + 1, "base": version} | ExchangePoint(0, 1, 1, 32, 0.1, 1.0).pack()
-    ones = np.ones(server.contents.size, np.float32)
+    point = ExchangePoint(0, 1, 1, 32, 0.1, 1.0)
+    fields = {"worker": 0, "lease": 1, "sequence": version + 1, "base": version} | point.pack()
+    ones = np.ones(server.payload_format.size, np.float32)
     caller.call("update", fields, (ones.data.cast("B"),))
 
 
@@ -443,7 +444,7 @@ def test_workers_are_served_beside_idle_and_slow_connections(name, idle, slow, s
         with Relay(address) as relay, calling(relay.address) as caller:
             caller.call("health", {})
             data = bytes(relay.carried["there"])
-        client = stack.enter_context(ParameterClient(address, server.contents, 0, 1))
+        client = stack.enter_context(ParameterClient(address, server.payload_format, 0, 1))
         client.lease()
         pushes = 0
 
@@ -515,7 +516,7 @@ def test_the_connection_of_a_slow_unauthenticated_client_is_closed(name):
 @over_tcp
 def test_the_server_withstands_a_flood_of_connections(name, turns):
     server = Server(FLOATS, 1, 10)
-    with open_file_limit(1000), server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
+    with open_file_limit(1000), server.at(name) as address, ParameterClient(address, server.payload_format, 0, 1) as client:
         client.lease()
         threads, files = threading.active_count(), psutil.Process().num_fds()
         most = 0
@@ -537,7 +538,7 @@ def test_the_server_withstands_a_flood_of_connections(name, turns):
 @over_tcp
 def test_the_server_recovers_from_a_lack_of_open_file_limit(name):
     server = Server(FLOATS, 1, 10)
-    with server.at(name) as address, ParameterClient(address, server.contents, 0, 1) as client:
+    with server.at(name) as address, ParameterClient(address, server.payload_format, 0, 1) as client:
         client.lease()
         push(client, FLOATS, 1, 0, 1)
         connections = [socket.socket() for _ in range(30)]
@@ -558,7 +559,7 @@ def test_the_server_recovers_from_a_lack_of_open_file_limit(name):
             for connection in connections:
                 connection.close()
         started = time.monotonic()
-        with ParameterClient(address, server.contents, 0, 1) as another:
+        with ParameterClient(address, server.payload_format, 0, 1) as another:
             another.lease()
             push(another, FLOATS, 1, another.pull().version, 3)
         assert time.monotonic() - started < 20

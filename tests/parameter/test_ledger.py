@@ -31,14 +31,14 @@ class Clock:
 class Bench:
     """A ledger and its clock, with the calls of a simple worker."""
 
-    def __init__(self, *plans, epochs=range(2), at_once=1, validates=lambda epoch: False, max_staleness=None):
+    def __init__(self, *plans, epochs=range(2), num_concurrent=1, validates=lambda epoch: False, max_staleness=None):
         self.clock = Clock()
         self.completed = []
         self.plans = dict(enumerate(plan if isinstance(plan, PartitionPlan) else PartitionPlan(plan) for plan in plans))
         self.ledger = Ledger(
             self.plans,
             epochs,
-            at_once=at_once,
+            num_concurrent=num_concurrent,
             validates=validates,
             max_staleness=max_staleness,
             lease_seconds=LEASE_SECONDS,
@@ -221,7 +221,7 @@ def test_releasing_a_lease_that_was_taken_over_does_nothing():
     bench.take(0, 8)
     bench.ledger.release(0, old, missing=True)
     assert bench.ledger.lease(0, 9) == "wait"
-    assert bench.ledger.take_missing() == []
+    assert bench.ledger.pop_missing() == []
 
 
 def test_partitions_with_missing_rows_are_reported_once():
@@ -229,8 +229,8 @@ def test_partitions_with_missing_rows_are_reported_once():
     for worker in (2, 0):
         bench.ledger.release(worker, bench.take(worker), missing=True)
     bench.ledger.release(1, bench.take(1))
-    assert bench.ledger.take_missing() == [2, 0]
-    assert bench.ledger.take_missing() == []
+    assert bench.ledger.pop_missing() == [2, 0]
+    assert bench.ledger.pop_missing() == []
 
 
 def test_the_lease_of_another_partition_is_rejected():
@@ -463,7 +463,7 @@ def test_an_epoch_ends_when_all_workers_have_reported_it():
     bench.push(0, two, 1, steps=2, rows=7, batch=2)
     bench.push(0, two, 2, steps=1, rows=2, batch=3, metrics=arrays(5), ended=True)
     (end,) = bench.ended_epochs()
-    assert (end.epoch, end.held, end.validation) == (0, "weights of 0", ())
+    assert (end.epoch, end.snapshot, end.validation) == (0, "weights of 0", ())
     first, second = end.reports
     assert (first.worker, first.epoch, first.rows, first.steps) == (0, 0, 9, 3)
     assert (second.worker, second.epoch, second.rows, second.steps) == (1, 0, 4, 1)
@@ -601,11 +601,11 @@ def test_an_epoch_ends_when_all_validating_workers_have_reported():
     bench.ledger.evaluated(2, leases[2], 0, arrays(7))
     assert bench.ended_epochs() == []
     assert bench.directive(2, leases[2]).evaluate == ()
-    assert bench.ledger.held(0) == "weights of 0"
+    assert bench.ledger.snapshot(0) == "weights of 0"
     bench.ledger.evaluated(0, leases[0], 0, arrays(5))
     (end,) = bench.ended_epochs()
     assert end.validation == (arrays(5), arrays(7))
-    assert end.held == "weights of 0"
+    assert end.snapshot == "weights of 0"
     assert [report.worker for report in end.reports] == [0, 1, 2]
 
 
@@ -621,8 +621,8 @@ def test_evaluation_starts_when_all_workers_have_reported():
 def test_the_weights_of_an_epoch_are_released_when_it_ends():
     bench, (lease,) = trained(VALIDATING)
     bench.ledger.evaluated(0, lease, 0, arrays(1))
-    assert "epoch 0 is not being evaluated" in rejected("gone", bench.ledger.held, 0)
-    rejected("gone", bench.ledger.held, 1)
+    assert "epoch 0 is not being evaluated" in rejected("gone", bench.ledger.snapshot, 0)
+    rejected("gone", bench.ledger.snapshot, 1)
 
 
 def test_evaluated_is_idempotent():
@@ -705,7 +705,7 @@ def test_epochs_that_were_not_waited_for_are_undelivered():
     lease = bench.take(0)
     for epoch in range(3):
         bench.end(0, lease, epoch)
-    assert [end.held for end in bench.ledger.undelivered()] == ["weights of 0", "weights of 1", "weights of 2"]
+    assert [end.snapshot for end in bench.ledger.undelivered()] == ["weights of 0", "weights of 1", "weights of 2"]
 
 
 # Staying to validate later epochs
@@ -789,7 +789,7 @@ def test_a_worker_does_not_stay_for_workers_that_have_left():
 
 
 def test_workers_wait_until_enough_workers_have_pushed():
-    bench = Bench(9, 9, 9, 9, at_once=3)
+    bench = Bench(9, 9, 9, 9, num_concurrent=3)
     one, two, three = (bench.take(worker) for worker in range(3))
     assert not bench.directive(0, one).wait
     bench.push(0, one, 1)
@@ -803,7 +803,7 @@ def test_workers_wait_until_enough_workers_have_pushed():
 
 
 def test_the_wait_for_first_pushes_times_out():
-    bench = Bench(9, 9, at_once=2)
+    bench = Bench(9, 9, num_concurrent=2)
     bench.clock.advance(1000)
     lease = bench.take(0)
     bench.push(0, lease, 1)
@@ -814,7 +814,7 @@ def test_the_wait_for_first_pushes_times_out():
 
 
 def test_a_second_attempt_does_not_count_as_another_worker():
-    bench = Bench(9, 9, at_once=2)
+    bench = Bench(9, 9, num_concurrent=2)
     bench.push(0, bench.take(0, 7), 1)
     bench.clock.advance()
     again = bench.take(0, 8)
@@ -823,7 +823,7 @@ def test_a_second_attempt_does_not_count_as_another_worker():
 
 
 def test_workers_do_not_wait_for_one_that_pushed_and_died():
-    bench = Bench(9, 9, at_once=2)
+    bench = Bench(9, 9, num_concurrent=2)
     dead, alive = bench.take(1), bench.take(0)
     bench.push(1, dead, 1)
     bench.ledger.expire(dead)
@@ -832,7 +832,7 @@ def test_workers_do_not_wait_for_one_that_pushed_and_died():
 
 
 def test_workers_do_not_wait_for_one_lost_before_its_first_push():
-    bench = Bench(9, 9, at_once=2)
+    bench = Bench(9, 9, num_concurrent=2)
     lost, alive = bench.take(1), bench.take(0)
     bench.push(0, alive, 1)
     assert bench.directive(0, alive).wait
@@ -841,7 +841,7 @@ def test_workers_do_not_wait_for_one_lost_before_its_first_push():
 
 
 def test_workers_do_not_wait_for_one_that_has_left():
-    bench = Bench(9, 9, at_once=2)
+    bench = Bench(9, 9, num_concurrent=2)
     lease = bench.take(0)
     bench.push(0, lease, 1)
     bench.ledger.finish(1, bench.take(1))
@@ -849,7 +849,7 @@ def test_workers_do_not_wait_for_one_that_has_left():
 
 
 def test_workers_do_not_wait_for_partitions_without_batches():
-    bench = Bench(9, 0, 0, at_once=3)
+    bench = Bench(9, 0, 0, num_concurrent=3)
     lease = bench.take(0)
     bench.push(0, lease, 1)
     assert not bench.directive(0, lease).wait
@@ -943,7 +943,7 @@ def test_workers_wait_for_a_driver_with_a_backlog():
 
 
 def test_stop_reaches_all_workers_and_new_attempts():
-    bench = Bench(1, 1, 1, at_once=3)
+    bench = Bench(1, 1, 1, num_concurrent=3)
     one, two = bench.take(0), bench.take(1)
     bench.ledger.stop()
     assert bench.directive(0, one) == bench.directive(1, two) == Directive(stop=True)

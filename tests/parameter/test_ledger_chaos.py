@@ -58,7 +58,7 @@ class Spark:
         self.ledger = Ledger(
             self.plans,
             self.epochs,
-            at_once=self.slots,
+            num_concurrent=self.slots,
             validates=lambda epoch: epoch != 2,
             max_staleness=bound,
             lease_seconds=LEASE_SECONDS,

@@ -16,10 +16,10 @@ from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import (
     ArraySpecs,
-    Contents,
     ParameterClient,
     ParameterServerStats,
     ParameterService,
+    PayloadFormat,
     is_finite,
 )
 from sparkkeras.parameter.store import Store
@@ -30,7 +30,7 @@ from sparkkeras.weights import Flat
 VECTOR = np.array([1, 2, 3, 4], np.float32)  # the last one is a statistic
 COUNTERS = (np.array(5, np.int64), np.array([1, 9], np.uint32))
 METRICS = (np.array(0.5, np.float32), np.array([[1, 2]], np.float64))
-CONTENTS = Contents.of(Flat(VECTOR, COUNTERS), METRICS)
+PAYLOAD_FORMAT = PayloadFormat.of(Flat(VECTOR, COUNTERS), METRICS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Bench:
         self.store, self.ledger, self.service, self.address = store, ledger, service, address
 
     def client(self, worker=0, attempt=None, caller=None, leased=True):
-        client = ParameterClient(self.address, CONTENTS, worker, 100 + worker if attempt is None else attempt, caller)
+        client = ParameterClient(self.address, PAYLOAD_FORMAT, worker, 100 + worker if attempt is None else attempt, caller)
         if leased:
             assert client.lease() is not None
         return client
@@ -66,14 +66,14 @@ class Bench:
 
 
 @contextmanager
-def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_once=1, clock=time.monotonic):
+def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_concurrent=1, clock=time.monotonic):
     """A service whose partitions have three batches and validate by default."""
     plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
     store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(plans))
     ledger = Ledger(
         plans,
         range(epochs),
-        at_once=at_once,
+        num_concurrent=num_concurrent,
         validates=lambda epoch: True,
         max_staleness=None,
         lease_seconds=lease_seconds,
@@ -81,7 +81,7 @@ def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, at_o
         on_epoch=lambda epoch: store.snapshot(),
         clock=clock,
     )
-    service = ParameterService(store, ledger, CONTENTS)
+    service = ParameterService(store, ledger, PAYLOAD_FORMAT)
     endpoint = Endpoint("127.0.0.1", "127.0.0.1", timeout=timeout)
     with make_transport("inprocess").serve(service, endpoint, Secret.fresh()) as address:
         yield Bench(store, ledger, service, address)
@@ -147,15 +147,15 @@ def test_packing_rejects_other_shapes(arrays):
 
 
 def test_the_sizes_of_bodies():
-    assert (CONTENTS.size, CONTENTS.dtype) == (4, "float32")
-    assert CONTENTS.vector_bytes == 16
-    assert CONTENTS.weights_bytes == 16 + 8 + 8
-    assert CONTENTS.update_bytes == 16 + 8 + 8 + 4 + 16
+    assert (PAYLOAD_FORMAT.size, PAYLOAD_FORMAT.dtype) == (4, "float32")
+    assert PAYLOAD_FORMAT.vector_bytes == 16
+    assert PAYLOAD_FORMAT.weights_bytes == 16 + 8 + 8
+    assert PAYLOAD_FORMAT.update_bytes == 16 + 8 + 8 + 4 + 16
 
 
 def test_a_vector_shares_the_memory_of_the_body():
     body = memoryview(bytearray(VECTOR.tobytes() + b"and more"))
-    found = CONTENTS.vector(body)
+    found = PAYLOAD_FORMAT.vector(body)
     assert same([found], [VECTOR])
     assert np.shares_memory(found, np.frombuffer(body, np.uint8))
 
@@ -226,7 +226,7 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
             client.snapshot(0)
         end = bench.ledger.wait(0)
         assert same(end.validation[0], METRICS)
-        assert end.held.weights.vector.tolist() == [2, 3, 4, 4]
+        assert end.snapshot.weights.vector.tolist() == [2, 3, 4, 4]
 
 
 def test_the_weights_of_an_epoch_do_not_change():
@@ -292,7 +292,7 @@ def test_the_end_of_an_epoch_is_reported():
         assert (report.worker, report.epoch, report.rows, report.steps) == (0, 0, 11, 3)
         assert (report.seconds, report.learning_rate, report.logs) == (1.5, 0.25, {"loss": 0.25, "mine": 3})
         assert same(report.metrics, other)
-        assert end.held.version == 2
+        assert end.snapshot.version == 2
 
 
 def test_a_record_survives_its_packing_without_long_vectors():
@@ -381,8 +381,8 @@ def fields(worker=0, lease=1, sequence=1, **header):
     return {"worker": worker, "lease": lease, "sequence": sequence, "base": 0} | POINT.pack() | header
 
 
-def body(size=CONTENTS.update_bytes):
-    return (memoryview(np.ones(CONTENTS.update_bytes, np.uint8).tobytes())[:size],)
+def body(size=PAYLOAD_FORMAT.update_bytes):
+    return (memoryview(np.ones(PAYLOAD_FORMAT.update_bytes, np.uint8).tobytes())[:size],)
 
 
 def rejected(bench, kind, name, fields, body=()):
@@ -409,17 +409,17 @@ def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
-@pytest.mark.parametrize("size", [0, 1, 16, CONTENTS.update_bytes - 1])
+@pytest.mark.parametrize("size", [0, 1, 16, PAYLOAD_FORMAT.update_bytes - 1])
 def test_an_update_that_is_too_short_is_rejected(bench, size):
     client = bench.client()
     message = rejected(bench, "malformed", "update", fields(lease=client._lease), body(size))
-    assert f"expected an update of {CONTENTS.update_bytes} bytes, received {size}" in message
+    assert f"expected an update of {PAYLOAD_FORMAT.update_bytes} bytes, received {size}" in message
     assert (bench.store.version, bench.ledger.rows) == (0, 0)
     push(client)
 
 
 def test_the_limits_of_the_bodies_of_calls(bench):
-    limits = {"update": CONTENTS.update_bytes, "report": CONTENTS.metrics.nbytes}
+    limits = {"update": PAYLOAD_FORMAT.update_bytes, "report": PAYLOAD_FORMAT.metrics.nbytes}
     others = ("health", "lease", "renew", "parameters", "finish", "release")
     assert {name: bench.service.limit(name) for name in (*limits, *others)} == limits | dict.fromkeys(others, 0)
 
@@ -503,7 +503,7 @@ def test_every_reply_has_the_directive_of_the_driver():
 
 
 def test_proceed_waits_as_long_as_the_directive_says():
-    with serving(at_once=2) as bench:
+    with serving(num_concurrent=2) as bench:
         client, other = bench.client(0), bench.client(1)
         push(client)
         assert client.renew().wait
@@ -516,7 +516,7 @@ def test_proceed_waits_as_long_as_the_directive_says():
 
 
 def test_proceed_ends_with_a_stop():
-    with serving(at_once=2) as bench:
+    with serving(num_concurrent=2) as bench:
         client = bench.client()
         push(client)
         timer = threading.Timer(0.03, bench.ledger.stop)
@@ -564,7 +564,7 @@ def test_a_client_that_has_finished_may_disconnect(bench):
 def test_missing_rows_are_reported_to_the_driver(bench):
     bench.client(1).release(missing=True)
     bench.client(2).release()
-    assert bench.ledger.take_missing() == [1]
+    assert bench.ledger.pop_missing() == [1]
 
 
 # Statistics
@@ -585,8 +585,8 @@ def test_the_statistics_of_a_training():
     assert stats.staleness == {0: 1, 1: 1, 2: 1}
     assert (stats.mean_staleness, stats.max_staleness) == (1.0, 2)
     assert stats.steps == {0: 1, 1: 5}
-    assert stats.received_bytes == 3 * CONTENTS.update_bytes
-    assert stats.sent_bytes == 3 * CONTENTS.weights_bytes
+    assert stats.received_bytes == 3 * PAYLOAD_FORMAT.update_bytes
+    assert stats.sent_bytes == 3 * PAYLOAD_FORMAT.weights_bytes
     assert stats.rejected_requests == {}
     assert 0 < stats.seconds < 10
     assert stats.updates_per_second == 3 / stats.seconds
@@ -750,7 +750,7 @@ def test_the_pushes_of_many_clients_add_up():
         assert [end.epoch for end in ends] == [0, 1, 2, 3, 4]
         assert all(report.rows == 40 for end in ends for report in end.reports)
         for end in ends:
-            first = end.held.weights.vector[0]
-            assert end.held.version == first - 1
-            end.held.release()
+            first = end.snapshot.weights.vector[0]
+            assert end.snapshot.version == first - 1
+            end.snapshot.release()
         assert lease_threads() == []

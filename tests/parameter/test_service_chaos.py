@@ -12,14 +12,14 @@ import pytest
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import Contents, ParameterClient, ParameterService
+from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import Endpoint, RefusedError, TransportError, connect, make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
 VECTOR = np.zeros(8)
-CONTENTS = Contents.of(Flat(VECTOR, (np.array(0),)), [np.array(0.0)])
+PAYLOAD_FORMAT = PayloadFormat.of(Flat(VECTOR, (np.array(0),)), [np.array(0.0)])
 WORKERS = 3
 EPOCHS = 5
 
@@ -91,7 +91,7 @@ class BadNetwork:
 
 def train(address, worker, attempt, network, batches):
     """Push integer deltas until the partition is done."""
-    client = ParameterClient(address, CONTENTS, worker, attempt, network)
+    client = ParameterClient(address, PAYLOAD_FORMAT, worker, attempt, network)
     resumed = client.lease()
     epoch, batch = resumed.epoch, resumed.batch
     while epoch < EPOCHS:
@@ -121,7 +121,7 @@ def run(batches, dies=()):
     ledger = Ledger(
         {worker: PartitionPlan(batches) for worker in range(WORKERS)},
         range(EPOCHS),
-        at_once=WORKERS,
+        num_concurrent=WORKERS,
         validates=lambda epoch: False,
         max_staleness=None,
         lease_seconds=0.2,
@@ -129,7 +129,7 @@ def run(batches, dies=()):
         on_epoch=lambda epoch: store.snapshot(),
         clock=time.monotonic,
     )
-    service = ParameterService(store, ledger, CONTENTS)
+    service = ParameterService(store, ledger, PAYLOAD_FORMAT)
     networks, failed = [], []
 
     def work(worker):
