@@ -1,8 +1,8 @@
 """Conversion of lists of arrays to flat vectors, and weighted averages of these vectors.
 
 Floating-point arrays (trainable weights, batch-norm statistics, optimizer moments) are stored in one vector, the trainable
-weights first. Integer arrays (iterations, vocabulary sizes) are stored separately in ``counters``: their mean has no
-meaning, so an average takes the maximum.
+weights first. Integer arrays (iterations, vocabulary sizes) are stored separately in ``integer_variables``: their mean has
+no meaning, so an average takes the maximum.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Flat:
 
     Attributes:
         vector: All floating-point arrays, concatenated. Shape (parameters,), float32, or float64 if any of them is float64.
-        counters: The arrays that are not floating point, unchanged.
+        integer_variables: The arrays that are not floating point, unchanged.
     """
 
     vector: Array
-    counters: tuple[Array, ...] = ()
+    integer_variables: tuple[Array, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """The size in bytes."""
-        return int(self.vector.nbytes) + sum(int(counter.nbytes) for counter in self.counters)
+        return int(self.vector.nbytes) + sum(int(each.nbytes) for each in self.integer_variables)
 
     def split(self, count: int) -> list[Flat]:
-        """Split the vector into ``count`` chunks; the first one has the counters."""
+        """Split the vector into ``count`` chunks; the first one has the integer variables."""
         first, *rest = np.array_split(self.vector, count)
-        return [Flat(first, self.counters), *(Flat(chunk) for chunk in rest)]
+        return [Flat(first, self.integer_variables), *(Flat(chunk) for chunk in rest)]
 
     @classmethod
     def join(cls, chunks: Sequence[Flat]) -> Flat:
         """Join the chunks that `split` returned."""
-        return cls(np.concatenate([chunk.vector for chunk in chunks]), chunks[0].counters)
+        return cls(np.concatenate([chunk.vector for chunk in chunks]), chunks[0].integer_variables)
 
 
 @dataclass(frozen=True)
@@ -74,35 +74,35 @@ class Layout:
     def pack(self, arrays: Sequence[Array]) -> Flat:
         """Copy ``arrays`` into one vector."""
         floating = [array for array in arrays if is_floating(array.dtype)]
-        counters = tuple(np.array(array) for array in arrays if not is_floating(array.dtype))
+        integers = tuple(np.array(array) for array in arrays if not is_floating(array.dtype))
         wide = any(array.dtype == np.float64 for array in floating)
         vector = np.empty(sum(array.size for array in floating), np.float64 if wide else np.float32)
         start = 0
         for array in floating:
             vector[start : start + array.size] = array.reshape(-1)
             start += array.size
-        return Flat(vector, counters)
+        return Flat(vector, integers)
 
     def unpack(self, flat: Flat) -> list[Array]:
         """Return the arrays in their original shapes and dtypes; those of the vector's dtype are views of it."""
         arrays: list[Array] = []
         start = 0
-        counters = iter(flat.counters)
+        integers = iter(flat.integer_variables)
         for shape, name in zip(self.shapes, self.dtypes, strict=True):
             dtype = np.dtype(name)
             if not is_floating(dtype):
-                arrays.append(next(counters))
+                arrays.append(next(integers))
                 continue
             size = int(np.prod(shape, dtype=np.int64))
             arrays.append(flat.vector[start : start + size].reshape(shape).astype(dtype, copy=False))
             start += size
-        if start != flat.vector.size or next(counters, None) is not None:
+        if start != flat.vector.size or next(integers, None) is not None:
             raise ValueError(f"a vector of {flat.vector.size} values does not fit a layout of {start} values")
         return arrays
 
 
 def average(flats: Iterable[tuple[Flat, float]]) -> Flat:
-    """The weighted mean of the vectors and the maximum of the counters.
+    """The weighted mean of the vectors and the maximum of the integer variables.
 
     It is computed in float64, in the given order, as the first replica plus the mean of the differences from it: the same
     replicas give a bit-identical mean, and equal replicas give exactly these values.
@@ -115,17 +115,17 @@ def average(flats: Iterable[tuple[Flat, float]]) -> Flat:
     """
     first: Flat | None = None
     total: Array = np.empty(0)
-    counters: tuple[Array, ...] = ()
+    integers: tuple[Array, ...] = ()
     weight_sum = 0.0
     for flat, weight in flats:
         if first is None:
-            first, total, counters = flat, np.zeros(flat.vector.shape, np.float64), flat.counters
+            first, total, integers = flat, np.zeros(flat.vector.shape, np.float64), flat.integer_variables
         else:
             total += weight * np.subtract(flat.vector, first.vector, dtype=np.float64)
-            counters = tuple(np.maximum(mine, other) for mine, other in zip(counters, flat.counters, strict=True))
+            integers = tuple(np.maximum(mine, other) for mine, other in zip(integers, flat.integer_variables, strict=True))
         weight_sum += weight
     if first is None or weight_sum <= 0:
         raise ValueError("an average needs at least one replica with a positive weight")
     total /= weight_sum
     total += first.vector
-    return Flat(total.astype(first.vector.dtype), counters)
+    return Flat(total.astype(first.vector.dtype), integers)

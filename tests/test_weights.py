@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sparkkeras.weights import Flat, Layout, average, is_floating
 
 
-def flat(*values, counters=(), dtype=np.float32):
-    return Flat(np.array(values, dtype), tuple(np.array(counter) for counter in counters))
+def flat(*values, integer_variables=(), dtype=np.float32):
+    return Flat(np.array(values, dtype), tuple(np.array(each) for each in integer_variables))
 
 
 def same(one, other):
@@ -66,8 +66,8 @@ def test_the_vector_has_the_floating_arrays_in_order_and_the_counters_stand_apar
     packed = Layout.of(ARRAYS["integers between"]).pack(ARRAYS["integers between"])
     assert packed.vector.dtype == np.float32
     assert packed.vector.tolist() == [1, 1, 2, 2, 2]
-    assert [counter.tolist() for counter in packed.counters] == [7]
-    assert packed.counters[0].dtype == np.int64
+    assert [each.tolist() for each in packed.integer_variables] == [7]
+    assert packed.integer_variables[0].dtype == np.int64
 
 
 def test_the_vector_is_as_wide_as_the_widest_array():
@@ -83,7 +83,7 @@ def test_packing_copies():
     arrays[0][:] = 9
     arrays[1][:] = 9
     assert packed.vector.tolist() == [1, 1]
-    assert packed.counters[0].tolist() == [5]
+    assert packed.integer_variables[0].tolist() == [5]
 
 
 def test_unpacking_floats_of_the_vectors_dtype_copies_nothing():
@@ -100,7 +100,7 @@ def test_unpacking_a_vector_that_is_too_short_raises_an_error():
 
 
 def test_nbytes_counts_vector_and_counters():
-    assert flat(1, 2, counters=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
+    assert flat(1, 2, integer_variables=[np.int64(3), np.int32(1)]).nbytes == 8 + 8 + 4
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -171,16 +171,16 @@ def test_sums_are_computed_in_the_given_order():
 
 
 def test_of_counters_the_largest_is_taken_one_by_one():
-    mean = average([(flat(1, counters=[3, [1, 9]]), 100), (flat(1, counters=[5, [4, 2]]), 1)])
-    assert mean.counters[0].tolist() == 5
-    assert mean.counters[1].tolist() == [4, 9]
+    mean = average([(flat(1, integer_variables=[3, [1, 9]]), 100), (flat(1, integer_variables=[5, [4, 2]]), 1)])
+    assert mean.integer_variables[0].tolist() == 5
+    assert mean.integer_variables[1].tolist() == [4, 9]
 
 
 def test_averaging_does_not_change_the_replicas():
-    replicas = [(flat(1, 2, counters=[1]), 1), (flat(3, 4, counters=[2]), 1)]
+    replicas = [(flat(1, 2, integer_variables=[1]), 1), (flat(3, 4, integer_variables=[2]), 1)]
     average(replicas)
     assert replicas[0][0].vector.tolist() == [1, 2]
-    assert replicas[0][0].counters[0] == 1
+    assert replicas[0][0].integer_variables[0] == 1
 
 
 @pytest.mark.parametrize("replicas", [[], [(flat(1), 0)], [(flat(1), 0), (flat(2), 0)]])

@@ -6,8 +6,8 @@ call           purpose                                                          
 `health`       check that the server replies                                           - / -
 `lease`        take the lease of a partition                                           - / metric state of its epoch so far
 `renew`        renew the lease, and get a directive                                    - / -
-`parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, counters
-`update`       push an update                                                          update, counters, metric state / -
+`parameters`   pull the weights, if they are newer, or those of the end of an epoch    - / weights, integers
+`update`       push an update                                                          update, integers, metric state / -
 `report`       report the metric state of the validation rows                          metric state / -
 `finish`       end the partition: nothing is left to do                                - / -
 `release`      give the lease up: another attempt continues                            - / -
@@ -100,20 +100,23 @@ class PayloadFormat:
     Attributes:
         size: The number of values in the weight vector.
         dtype: The dtype name of the weight vector.
-        counters: The format of the weights that are not floating point.
+        integer_variables: The format of the weights that are not floating point.
         metrics: The format of the metric state.
     """
 
     size: int
     dtype: str
-    counters: ArraySpecs
+    integer_variables: ArraySpecs
     metrics: ArraySpecs
 
     @classmethod
     def of(cls, weights: Flat, metrics: Sequence[Array]) -> PayloadFormat:
         """The format of given weights and metrics."""
         return cls(
-            weights.vector.size, weights.vector.dtype.name, ArraySpecs.like(weights.counters), ArraySpecs.like(metrics)
+            weights.vector.size,
+            weights.vector.dtype.name,
+            ArraySpecs.like(weights.integer_variables),
+            ArraySpecs.like(metrics),
         )
 
     @property
@@ -124,7 +127,7 @@ class PayloadFormat:
     @property
     def weights_bytes(self) -> int:
         """The size of a body with weights, in bytes."""
-        return self.vector_bytes + self.counters.nbytes
+        return self.vector_bytes + self.integer_variables.nbytes
 
     @property
     def update_bytes(self) -> int:
@@ -284,7 +287,7 @@ class ParameterService(Service):
 
     def _weights(self, snapshot: Snapshot, sent: Callable[[], None]) -> Reply:
         weights = snapshot.weights
-        body = (_view(weights.vector), *_bytes(self._payload_format.counters.pack(weights.counters)))
+        body = (_view(weights.vector), *_bytes(self._payload_format.integer_variables.pack(weights.integer_variables)))
         return Reply({"version": snapshot.version}, body, sent)
 
     def _update(self, call: Call) -> Reply:
@@ -296,10 +299,12 @@ class ParameterService(Service):
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
         base = int(call.fields["base"])
         point = ExchangePoint.unpack(call.fields, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
-        counters = payload_format.counters.unpack(call.body[payload_format.vector_bytes : payload_format.weights_bytes])
+        integers = payload_format.integer_variables.unpack(
+            call.body[payload_format.vector_bytes : payload_format.weights_bytes]
+        )
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._apply(worker, base, point, payload_format.vector(call.body), counters)
+                self._apply(worker, base, point, payload_format.vector(call.body), integers)
                 self._ledger.pushed(worker, point)
         return self._directive(call)
 
@@ -321,12 +326,12 @@ class ParameterService(Service):
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _apply(self, worker: int, base: int, point: ExchangePoint, sent: Array, counters: tuple[Array, ...]) -> None:
+    def _apply(self, worker: int, base: int, point: ExchangePoint, sent: Array, integers: tuple[Array, ...]) -> None:
         if base > self._store.version:
             raise ValueError(f"the update's base is version {base}, but the newest version is {self._store.version}")
         self._check_finite(worker, point, sent)
         try:
-            applied = self._store.apply(sent, counters, base, point)
+            applied = self._store.apply(sent, integers, base, point)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = (
@@ -468,16 +473,16 @@ class ParameterClient(Client):
         _, body = self._weights({"epoch": epoch})
         return self._flat(body)
 
-    def push(self, parts: Sequence[Array], counters: Sequence[Array], base: int, point: ExchangePoint) -> Directive:
+    def push(self, parts: Sequence[Array], integers: Sequence[Array], base: int, point: ExchangePoint) -> Directive:
         """Push an update. It is applied exactly once, however often it is sent.
 
         Args:
             parts: The update's vector, as consecutive parts.
-            counters: The counters of the worker's weights.
+            integers: The integer variables of the worker's weights.
             base: The version that the worker has trained from since its last exchange.
             point: The worker's progress.
         """
-        small = self._payload_format.counters.pack(counters) + self._payload_format.metrics.pack(point.metrics)
+        small = self._payload_format.integer_variables.pack(integers) + self._payload_format.metrics.pack(point.metrics)
         self._sequence += 1
         fields = {**self._identity(), "sequence": self._sequence, "base": base, **point.pack()}
         body = (*(_view(part) for part in parts if part.size), *_bytes(small))
@@ -530,7 +535,7 @@ class ParameterClient(Client):
     def _flat(self, body: memoryview) -> Flat:
         return Flat(
             self._payload_format.vector(body),
-            self._payload_format.counters.unpack(body[self._payload_format.vector_bytes :]),
+            self._payload_format.integer_variables.unpack(body[self._payload_format.vector_bytes :]),
         )
 
 

@@ -56,10 +56,10 @@ class Snapshot:
     """
 
     def __init__(
-        self, version: int, vector: _Vector, counters: tuple[Array, ...], on_release: Callable[[_Vector], None]
+        self, version: int, vector: _Vector, integers: tuple[Array, ...], on_release: Callable[[_Vector], None]
     ) -> None:
         self.version = version
-        self.weights = Flat(vector.values, counters)
+        self.weights = Flat(vector.values, integers)
         self._vector: _Vector | None = vector
         self._on_release = on_release
 
@@ -95,7 +95,7 @@ class Store:
         self, weights: Flat, trainable: int, rule: UpdateRule, rule_state: State, num_workers: int, locked: bool = True
     ) -> None:
         self._current = _Vector(weights.vector.copy())
-        self._counters = weights.counters
+        self._integers = weights.integer_variables
         self._trainable = trainable
         self.rule = rule
         self._num_workers = num_workers
@@ -125,20 +125,20 @@ class Store:
         if self._locked:
             with self._lock:
                 self._current.readers += 1
-                return Snapshot(self._version, self._current, self._counters, self._release)
+                return Snapshot(self._version, self._current, self._integers, self._release)
         with self._lock:
-            version, counters = self._version, self._counters
+            version, integers = self._version, self._integers
             copy = _Vector(self._spare())
         np.copyto(copy.values, self._current.values)  # other updates may be applied meanwhile
         copy.readers += 1
-        return Snapshot(version, copy, counters, self._release)
+        return Snapshot(version, copy, integers, self._release)
 
-    def apply(self, sent: Array, counters: tuple[Array, ...], base: int, point: ExchangePoint) -> ApplyResult:
+    def apply(self, sent: Array, integers: tuple[Array, ...], base: int, point: ExchangePoint) -> ApplyResult:
         """Apply an update of a worker.
 
         Args:
             sent: The result of the rule's exchange for the trainable values, followed by the worker's statistics.
-            counters: The worker's counters. The store keeps the largest of each.
+            integers: The worker's integer variables. The store keeps the largest of each.
             base: The version that the worker trained from.
             point: The worker's progress.
 
@@ -160,13 +160,13 @@ class Store:
             with self._lock:
                 staleness = self._version - base
                 self._apply_update(self._writable(), update, statistics, staleness)
-                self._advance(counters)
+                self._advance(integers)
                 return ApplyResult(self._version, staleness)
         with self._lock:
             staleness = self._version - base
         self._apply_update(self._current.values, update, statistics, staleness)
         with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
-            self._advance(counters)
+            self._advance(integers)
             return ApplyResult(self._version, staleness)
 
     def _apply_update(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:
@@ -175,11 +175,11 @@ class Store:
             shared = center[self._trainable :]
             shared += (statistics - shared) / self._num_workers
 
-    def _advance(self, counters: tuple[Array, ...]) -> None:
-        """Count an update, and keep the largest of each counter. Under the lock."""
+    def _advance(self, integers: tuple[Array, ...]) -> None:
+        """Count an update, and keep the largest of each integer. Under the lock."""
         self._version += 1
-        if counters:
-            self._counters = tuple(np.maximum(ours, theirs) for ours, theirs in zip(self._counters, counters, strict=True))
+        if integers:
+            self._integers = tuple(np.maximum(ours, theirs) for ours, theirs in zip(self._integers, integers, strict=True))
 
     def _writable(self) -> Array:
         """The current values, as a copy if a snapshot holds them. Under the lock."""

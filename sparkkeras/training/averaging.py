@@ -228,7 +228,7 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     job.rule_state.clear()
     job.rule_state.update(state)
     vector[:trainable] = center
-    return ModelState(Flat(vector, mean.weights.counters), mean.optimizer)
+    return ModelState(Flat(vector, mean.weights.integer_variables), mean.optimizer)
 
 
 def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class WorkerExchange:
         pulled = client.pull()
         self._version = pulled.version
         self._base = pulled.weights.vector.copy()
-        self.begun = Flat(self._base, pulled.weights.counters)
+        self.begun = Flat(self._base, pulled.weights.integer_variables)
         self.directive = Directive()
         self.before: MetricState = ()
 
@@ -184,11 +184,11 @@ class WorkerExchange:
         self._base[trained] = onward
         self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
         point = dataclasses.replace(point, metrics=self._metrics(point.metrics))
-        directive = self._client.push((sent, statistics), weights.counters, self._version, point)
+        directive = self._client.push((sent, statistics), weights.integer_variables, self._version, point)
         # What this worker goes on from holds its own update, which the server applies behind what was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
-        return ExchangeResult(Flat(self._base, weights.counters), self._learning_rate(), self.directive.stop)
+        return ExchangeResult(Flat(self._base, weights.integer_variables), self._learning_rate(), self.directive.stop)
 
     def _learning_rate(self) -> float | None:
         if self.directive.learning_rate is None or self.directive.learning_rate[0] <= self._learning_rates:

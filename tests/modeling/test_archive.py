@@ -398,7 +398,9 @@ def makes_the_round_trip(model, x, y):
     mine, theirs = ModelState.take(model), ModelState.take(loaded)
     assert np.allclose(mine.weights.vector, theirs.weights.vector, rtol=1e-5, atol=1e-7)
     assert np.allclose(mine.optimizer.vector, theirs.optimizer.vector, rtol=1e-5, atol=1e-7)
-    assert [int(counter) for counter in mine.optimizer.counters] == [int(counter) for counter in theirs.optimizer.counters]
+    assert [int(each) for each in mine.optimizer.integer_variables] == [
+        int(each) for each in theirs.optimizer.integer_variables
+    ]
 
 
 @pytest.mark.parametrize(
@@ -787,7 +789,7 @@ def test_state_contains_the_learning_rate_and_its_size():
     model = dense(optimizer=keras.optimizers.SGD(0.5))
     state = ModelState.take(model)
     assert state.optimizer.vector.tolist() == [0.5]
-    assert state.nbytes == 4 * (16 + 5) + 4 + state.optimizer.counters[0].nbytes
+    assert state.nbytes == 4 * (16 + 5) + 4 + state.optimizer.integer_variables[0].nbytes
     assert models.learning_rate(model) == 0.5
 
 

@@ -28,9 +28,9 @@ from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
 VECTOR = np.array([1, 2, 3, 4], np.float32)  # the last one is a statistic
-COUNTERS = (np.array(5, np.int64), np.array([1, 9], np.uint32))
+INTEGER_VARIABLES = (np.array(5, np.int64), np.array([1, 9], np.uint32))
 METRICS = (np.array(0.5, np.float32), np.array([[1, 2]], np.float64))
-PAYLOAD_FORMAT = PayloadFormat.of(Flat(VECTOR, COUNTERS), METRICS)
+PAYLOAD_FORMAT = PayloadFormat.of(Flat(VECTOR, INTEGER_VARIABLES), METRICS)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Bench:
 def serving(*plans, rule=None, epochs=3, timeout=60.0, lease_seconds=600.0, num_concurrent=1, clock=time.monotonic):
     """A service whose partitions have three batches and validate by default."""
     plans = dict(enumerate(plans or [PartitionPlan(3, validates=True)] * 3))
-    store = Store(Flat(VECTOR, COUNTERS), 3, rule or Downpour(), {}, len(plans))
+    store = Store(Flat(VECTOR, INTEGER_VARIABLES), 3, rule or Downpour(), {}, len(plans))
     ledger = Ledger(
         plans,
         range(epochs),
@@ -96,8 +96,8 @@ def bench():
 POINT = ExchangePoint(epoch=0, batch=1, steps=1, rows=4, learning_rate=0.1, seconds=1.5, metrics=METRICS)
 
 
-def push(client, delta=(1, 1, 1, 4), *, counters=COUNTERS, base=0, **point):
-    return client.push([np.array(delta, np.float32)], counters, base, replace(POINT, **point))
+def push(client, delta=(1, 1, 1, 4), *, integer_variables=INTEGER_VARIABLES, base=0, **point):
+    return client.push([np.array(delta, np.float32)], integer_variables, base, replace(POINT, **point))
 
 
 def same(arrays, others):
@@ -176,7 +176,7 @@ def test_a_pull_returns_the_weights_of_the_server(bench):
     pulled = bench.client().pull()
     assert pulled.version == 0
     assert same([pulled.weights.vector], [VECTOR])
-    assert same(pulled.weights.counters, COUNTERS)
+    assert same(pulled.weights.integer_variables, INTEGER_VARIABLES)
 
 
 def test_unchanged_weights_are_not_sent_again(bench):
@@ -219,7 +219,7 @@ def test_a_client_gets_the_weights_of_an_epoch_to_evaluate():
         push(client, (10, 10, 10, 4), epoch=1)
         weights = client.snapshot(0)
         assert weights.vector.tolist() == [2, 3, 4, 4]
-        assert same(weights.counters, COUNTERS)
+        assert same(weights.integer_variables, INTEGER_VARIABLES)
         assert client.pull().weights.vector.tolist() == [12, 13, 14, 4]
         assert client.report(0, METRICS).evaluate == ()
         with pytest.raises(DriverConnectionError, match="epoch 0 is not being evaluated"):
@@ -255,12 +255,12 @@ def test_a_pull_after_the_weights_of_an_epoch_sends_the_newest():
 
 def test_a_push_is_applied_with_all_its_fields(bench):
     client = bench.client()
-    counters = (np.array(7), np.array([2, 2], np.uint32))
-    directive = push(client, (1, 0, -1, 7), counters=counters, base=0, batch=2, steps=6, rows=48)
+    integer_variables = (np.array(7), np.array([2, 2], np.uint32))
+    directive = push(client, (1, 0, -1, 7), integer_variables=integer_variables, base=0, batch=2, steps=6, rows=48)
     assert directive == Directive()
     with bench.store.snapshot() as snapshot:
         assert snapshot.weights.vector.tolist() == [2, 2, 2, 5]  # the mean over three workers: 4 + (7 - 4)/3
-        assert same(snapshot.weights.counters, (np.array(7), np.array([2, 9], np.uint32)))
+        assert same(snapshot.weights.integer_variables, (np.array(7), np.array([2, 9], np.uint32)))
     resumed = client.lease()
     assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps) == (1, 0, 2, 6)
     assert same(resumed.metrics, METRICS)
@@ -270,14 +270,14 @@ def test_a_push_is_applied_with_all_its_fields(bench):
 def test_a_push_may_consist_of_parts(bench):
     parts = [np.array([1, 1, 1], np.float32), np.array([4], np.float32), np.array([], np.float32)]
     client = bench.client()
-    client.push(parts, COUNTERS, 0, POINT)
+    client.push(parts, INTEGER_VARIABLES, 0, POINT)
     assert bench.values == [2, 3, 4, 4]
 
 
 def test_a_push_may_be_a_view_with_gaps(bench):
     client = bench.client()
     parts = [np.array([1, 0, 2, 0, 3, 0, 4, 0], np.float32)[::2]]
-    client.push(parts, COUNTERS, 0, POINT)
+    client.push(parts, INTEGER_VARIABLES, 0, POINT)
     assert bench.values == [2, 4, 6, 4]
 
 
@@ -459,7 +459,7 @@ def test_a_push_of_other_shapes_fails_on_the_worker(bench):
     with pytest.raises(ValueError, match="expected arrays"):
         push(client, metrics=METRICS[:1])
     with pytest.raises(ValueError, match="expected arrays"):
-        push(client, counters=())
+        push(client, integer_variables=())
     assert bench.stats.received_bytes == 0
     push(client)
     assert bench.stats.pushes == 1

@@ -168,7 +168,7 @@ def check(batches, store, ledger, stats):
     expected = sum(delta(*push) for push in pushes)
     with store.snapshot() as snapshot:
         assert snapshot.weights.vector.tolist() == expected.tolist()
-        assert snapshot.weights.counters[0] == EPOCHS * batches
+        assert snapshot.weights.integer_variables[0] == EPOCHS * batches
     assert stats.pushes == store.version == unique
     assert stats.duplicates > unique / 20
     assert stats.steps == dict.fromkeys(range(WORKERS), EPOCHS * batches)

@@ -51,17 +51,17 @@ class Recording(Momentum):
         self.updates.append((update, staleness))
 
 
-def a_store(values=(1.0, 2.0), counters=(), *, trainable=None, rule=None, state=None, num_workers=2, **of_store):
+def a_store(values=(1.0, 2.0), integer_variables=(), *, trainable=None, rule=None, state=None, num_workers=2, **of_store):
     values = np.array(values, np.float32)
     trainable = values.size if trainable is None else trainable
     state = {} if state is None else state
-    return Store(Flat(values, counters), trainable, rule or Downpour(), state, num_workers, **of_store)
+    return Store(Flat(values, integer_variables), trainable, rule or Downpour(), state, num_workers, **of_store)
 
 
-def apply(store, sent, base=None, counters=(), **fields):
+def apply(store, sent, base=None, integer_variables=(), **fields):
     fields = {"epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "seconds": 1.0} | fields
     base = store.version if base is None else base
-    return store.apply(np.asarray(sent, np.float32), counters, base, ExchangePoint(**fields))
+    return store.apply(np.asarray(sent, np.float32), integer_variables, base, ExchangePoint(**fields))
 
 
 def values(store):
@@ -248,17 +248,17 @@ def test_weights_may_be_statistics_only(locked):
 
 
 def test_the_largest_of_each_counter_is_kept(locked):
-    def counters(steps, seeds):
+    def integers(steps, seeds):
         return np.array(steps, np.int64), np.array(seeds, np.uint32)
 
-    store = a_store(counters=counters(5, [1, 9]), locked=locked)
+    store = a_store(integer_variables=integers(5, [1, 9]), locked=locked)
     before = store.snapshot()
-    apply(store, [0, 0], counters=counters(3, [4, 4]))
-    apply(store, [0, 0], counters=counters(8, [2, 2]))
-    steps, seeds = store.snapshot().weights.counters
+    apply(store, [0, 0], integer_variables=integers(3, [4, 4]))
+    apply(store, [0, 0], integer_variables=integers(8, [2, 2]))
+    steps, seeds = store.snapshot().weights.integer_variables
     assert (steps.tolist(), seeds.tolist()) == (8, [4, 9])
     assert (steps.dtype, seeds.dtype) == (np.int64, np.uint32)
-    assert [counter.tolist() for counter in before.weights.counters] == [5, [1, 9]]
+    assert [each.tolist() for each in before.weights.integer_variables] == [5, [1, 9]]
 
 
 def test_float64_weights_stay_float64(locked):
@@ -362,17 +362,24 @@ def at_once(*works):
 def test_hogwild_with_one_worker_equals_the_locked_mode(rule):
     def run(locked):
         draw = np.random.default_rng(0)
-        counters = (np.array(0),)
-        store = a_store(draw.normal(size=9), counters, trainable=6, rule=RULES[rule](), num_workers=1, locked=locked)
-        results = [apply(store, draw.normal(size=9), counters=(np.array(step),)) for step in range(20)]
+        integer_variables = (np.array(0),)
+        store = a_store(
+            draw.normal(size=9), integer_variables, trainable=6, rule=RULES[rule](), num_workers=1, locked=locked
+        )
+        results = [apply(store, draw.normal(size=9), integer_variables=(np.array(step),)) for step in range(20)]
         with store.snapshot() as snapshot:
-            return results, snapshot.version, snapshot.weights.vector.tolist(), snapshot.weights.counters[0].tolist()
+            return (
+                results,
+                snapshot.version,
+                snapshot.weights.vector.tolist(),
+                snapshot.weights.integer_variables[0].tolist(),
+            )
 
     assert run(True) == run(False)
 
 
 def test_locked_updates_of_many_threads_add_up_and_snapshots_are_consistent():
-    store = a_store(np.zeros(20_000), counters=(np.array(0),))
+    store = a_store(np.zeros(20_000), integer_variables=(np.array(0),))
     staleness, applying = [], threading.Event()
 
     def worker(number):
@@ -405,7 +412,7 @@ def test_locked_updates_of_many_threads_add_up_and_snapshots_are_consistent():
     at_once(reader, reader, writers)
     with store.snapshot() as snapshot:
         assert np.all(snapshot.weights.vector == 40 * (1 + 2 + 3))
-        assert snapshot.weights.counters[0] == 40
+        assert snapshot.weights.integer_variables[0] == 40
     assert store.version == 120
     assert len(staleness) == 120
     assert min(staleness) >= 0
@@ -413,7 +420,7 @@ def test_locked_updates_of_many_threads_add_up_and_snapshots_are_consistent():
 
 
 def test_hogwild_updates_of_many_threads_lose_only_components():
-    store = a_store(np.zeros(20_000), counters=(np.array(0),), locked=False)
+    store = a_store(np.zeros(20_000), integer_variables=(np.array(0),), locked=False)
 
     def work():
         for step in range(1, 41):
@@ -426,7 +433,7 @@ def test_hogwild_updates_of_many_threads_lose_only_components():
     with store.snapshot() as snapshot:
         assert snapshot.weights.vector.max() <= 120
         assert snapshot.weights.vector.min() >= 1
-        assert snapshot.weights.counters[0] == 40
+        assert snapshot.weights.integer_variables[0] == 40
     assert store.version == 120
 
 

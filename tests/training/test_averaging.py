@@ -161,7 +161,7 @@ def test_a_number_of_batches_between_exchanges(linear):
     for first, last in ((0, 2), (2, 4), (4, 5)):
         found = replicas(linear, state, dataset, first=first, last=last)
         weights, slots = mean_of(found)
-        steps = max(int(replica.state.optimizer.counters[0]) for replica in found)
+        steps = max(int(replica.state.optimizer.integer_variables[0]) for replica in found)
         state = ModelState(Flat(weights.astype(np.float32)), Flat(slots.astype(np.float32), (np.array(steps),)))
         expected_rounds.append((sum(replica.rows for replica in found), pytest.approx(last / 5)))
     history, rounds = fit(linear, dataset, frequency=2)
@@ -250,7 +250,7 @@ def test_merge_weighs_by_rows():
     assert mean.rows == 40
     assert mean.weights.vector.tolist() == [4, -1]  # (10 + 150) / 40, (20 - 60) / 40
     assert mean.optimizer.vector.tolist() == [1]  # 40 / 40
-    assert [int(counter) for counter in mean.optimizer.counters] == [8]
+    assert [int(each) for each in mean.optimizer.integer_variables] == [8]
     assert [float(value) for value in mean.metrics] == [12]
     assert [report.worker for report in mean.reports] == [0, 2]
 

@@ -87,7 +87,7 @@ def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, m
     found = ModelState.take(linear.model)
     expected = plain(linear, 3).history
     assert close(linear.model, found.weights.vector, found.optimizer.vector)
-    assert [int(counter) for counter in found.optimizer.counters] == [18]
+    assert [int(each) for each in found.optimizer.integer_variables] == [18]
     assert history.history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert history.history["mae"] == pytest.approx(expected["mae"], rel=1e-5)
     assert stats.transport == transport
@@ -174,7 +174,7 @@ def test_a_second_fit_continues_with_optimizer_variables_steps_and_schedule():
     found = ModelState.take(given.model)
     plain(given, 2)
     assert close(given.model, found.weights.vector, found.optimizer.vector)
-    assert int(found.optimizer.counters[0]) == 12
+    assert int(found.optimizer.integer_variables[0]) == 12
 
 
 # Workers that run one after the other
@@ -196,7 +196,7 @@ def test_workers_that_run_one_after_the_other_continue_each_others_weights(linea
     assert close(model, found.weights.vector)
     mean = np.average(slots, axis=0, weights=[20, 8])
     np.testing.assert_allclose(found.optimizer.vector, mean, rtol=0, atol=1e-6)
-    assert [int(counter) for counter in found.optimizer.counters] == [10]  # those of the worker with the most steps
+    assert [int(each) for each in found.optimizer.integer_variables] == [10]  # those of the worker with the most steps
     for epoch in range(2):
         own = [entry["loss"] for entry in histories if entry["epoch"] == epoch]
         assert own == pytest.approx([each[epoch] for each in losses], rel=1e-5)

@@ -64,7 +64,7 @@ def test_one_worker_equals_plain_keras(linear, strategy, frequency):
     expected = plain.fit(X[:22], Y[:22], batch_size=BATCH, epochs=3, shuffle=False, verbose=0).history
     assert close(plain, found.weights.vector, found.optimizer.vector)
     assert int(plain.optimizer.iterations) == 18
-    assert [int(counter) for counter in found.optimizer.counters] == [18]
+    assert [int(each) for each in found.optimizer.integer_variables] == [18]
     assert set(history.history) == set(expected)
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
 

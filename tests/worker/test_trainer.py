@@ -71,7 +71,7 @@ def close(state, model, atol=1e-6):
     other = ModelState.take(model)
     assert np.allclose(state.weights.vector, other.weights.vector, rtol=0, atol=atol)
     assert np.allclose(state.optimizer.vector, other.optimizer.vector, rtol=0, atol=atol)
-    assert [int(c) for c in state.optimizer.counters] == [int(c) for c in other.optimizer.counters]
+    assert [int(c) for c in state.optimizer.integer_variables] == [int(c) for c in other.optimizer.integer_variables]
     return True
 
 
@@ -102,7 +102,7 @@ def test_two_epochs_equal_two_epochs_of_keras(linear):
     history = plain.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
     assert close(second.state, plain)
     assert second.logs["loss"] == pytest.approx(history["loss"][1], rel=1e-5)
-    assert [int(counter) for counter in second.state.optimizer.counters] == [12]
+    assert [int(each) for each in second.state.optimizer.integer_variables] == [12]
 
 
 def test_training_does_not_change_its_arguments(linear):
@@ -330,7 +330,7 @@ def test_results_do_not_depend_on_steps_per_execution(linear, chosen):
     assert stepping.archive.cached().steps_per_execution == chosen
     whole = linear.fit()
     assert np.allclose(replica.state.weights.vector, whole.state.weights.vector, rtol=0, atol=1e-6)
-    assert [int(counter) for counter in replica.state.optimizer.counters] == [6]
+    assert [int(each) for each in replica.state.optimizer.integer_variables] == [6]
     assert replica.logs == pytest.approx(whole.logs, rel=1e-5)
     assert stepping.fit(batch_range=BatchRange(0, 22, 0, 1), state=linear.state).steps == 1
 
