@@ -75,7 +75,7 @@ class _CheckedFunction:
 
     def __call__(self, *columns: Any) -> Column:
         """Return the column of predictions."""
-        wrong = self.read.wrong_count(len(columns))
+        wrong = self.read.argument_count_error(len(columns))
         if wrong:
             raise ConfigurationError(wrong)
         with cluster_of(self.session or active_session()).training_workers():

@@ -87,7 +87,7 @@ class Leaf:
     terms: Terms = BY_NAME
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The name of the array in messages."""
         return self.terms.column(self.columns[0]) if len(self.columns) == 1 else self.terms.columns(self.columns)
 
@@ -108,7 +108,7 @@ class Leaf:
                 loaded, good = self.loader.load(columns[0], self.columns[0], where, first)
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
-            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.told, True, terms=self.terms)
+            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.label, True, terms=self.terms)
         shape = None if self.input is None else self.input.shape
         floating = self.input is not None and self.input.floating
         found = [read(column, name, shape, floating, self.terms) for name, column in zip(self.columns, columns, strict=True)]
@@ -120,7 +120,7 @@ class Leaf:
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, whole, self.told, parts=parts, terms=self.terms)
+        return ColumnValues(values, whole, self.label, parts=parts, terms=self.terms)
 
     def _widened(
         self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
@@ -173,7 +173,7 @@ class Leaf:
         if self.fits:
             does = "does" if len(self.columns) == 1 else "do"
             raise DataError(
-                f"{self.told} {does} not fit the model's input {self.input.name!r}: it expects rows of shape "
+                f"{self.label} {does} not fit the model's input {self.input.name!r}: it expects rows of shape "
                 f"{self.input.shape}, received rows of shape {shape}. {self.terms.fit}"
             )
         return values

@@ -177,7 +177,7 @@ class ColumnValues:
     Attributes:
         values: The values, shape (rows, ...).
         good: A mask of the rows without nulls; ``None``: all.
-        told: The name of the array in messages.
+        label: The name of the array in messages.
         may_lack: Whether nulls are allowed whatever ``on_invalid`` is, because a loader handles them.
         parts: The part of each column, if several columns are concatenated.
         terms: The wording of messages.
@@ -185,7 +185,7 @@ class ColumnValues:
 
     values: Array
     good: Array | None
-    told: str
+    label: str
     may_lack: bool = False
     parts: tuple[ColumnPart, ...] = ()
     terms: Terms = BY_NAME
@@ -193,7 +193,7 @@ class ColumnValues:
     def lacking(self, row: int) -> str:
         """The name, in messages, of the first column that is null in a row."""
         names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
-        return self.terms.column(names[0]) if names else self.told
+        return self.terms.column(names[0]) if names else self.label
 
     def holding(self, position: int) -> str:
         """The name, in messages, of the column that holds the value at ``position`` of a row of all columns."""
@@ -201,7 +201,7 @@ class ColumnValues:
             if position < part.width:
                 return self.terms.column(part.name)
             position -= part.width
-        return self.told
+        return self.label
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class Reader:
         Raises:
             DataError: Values are missing or not finite, and ``on_invalid`` does not allow it.
         """
-        arrays = [self._numbers(leaf.values, leaf.told, where, first)[0] for leaf in leaves]
+        arrays = [self._numbers(leaf.values, leaf.label, where, first)[0] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
         whole: Array | None = None
         for index, leaf in enumerate(leaves):
@@ -344,7 +344,7 @@ class Reader:
             number = row if rows is None else int(rows[row])
             return f"{leaves[array].holding(position)} holds NaN or an infinite value in row {first + number} of {where}"
 
-        names = [leaf.told for leaf in leaves]
+        names = [leaf.label for leaf in leaves]
         if not self.labelled and self.on_invalid in ("drop", "null"):
             finite = _finite_rows(block)
             whole = finite if whole is None else whole if finite is None else whole & finite

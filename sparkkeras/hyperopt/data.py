@@ -10,7 +10,7 @@ import numpy as np
 from sparkkeras.data.block import concatenate, describe
 from sparkkeras.data.schema import Reader, Schema
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
-from sparkkeras.sources.frame import Named, is_frame
+from sparkkeras.sources.frame import ColumnMapping, is_frame
 from sparkkeras.sources.rdd import Collect
 from sparkkeras.sources.source import NamedColumns, as_source, is_distributed
 from sparkkeras.worker.device import Environment
@@ -24,7 +24,7 @@ EXPECTED = (
 )
 
 
-def collected(data: Any, environment: Environment, named: Named) -> tuple[Any, ...]:
+def collected(data: Any, environment: Environment, named: ColumnMapping) -> tuple[Any, ...]:
     """Collect an RDD or a DataFrame as arrays ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Args:

@@ -36,7 +36,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
-from sparkkeras.sources.frame import Columns, Named, is_frame
+from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.sources.source import is_distributed
 from sparkkeras.training.connectivity import check_reach, endpoint
 
@@ -238,7 +238,7 @@ class HyperParamModel:
             trial_objective = make_call(function, data)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
-        named = Named(features, label, sample_weight=sample_weight)
+        named = ColumnMapping(features, label, sample_weight=sample_weight)
         shared = None
         if read_data is None:
             shared = _objective_data(workers, data, named) if model is None else _fit_data(workers, data, fit_options, named)
@@ -439,7 +439,7 @@ def _spark_context(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _fit_data(workers: Workers, data: Any, fit_options: FitOptions, named: Named) -> dict[str, Any]:
+def _fit_data(workers: Workers, data: Any, fit_options: FitOptions, named: ColumnMapping) -> dict[str, Any]:
     validation_data = fit_options.validation_data
     if is_distributed(data):
         data = workers.collected(data, named)
@@ -451,7 +451,7 @@ def _fit_data(workers: Workers, data: Any, fit_options: FitOptions, named: Named
     return fit_arguments
 
 
-def _objective_data(workers: Workers, data: Any, named: Named) -> Any:
+def _objective_data(workers: Workers, data: Any, named: ColumnMapping) -> Any:
     check_is_sendable(data)
     return workers.collected(data, named) if is_distributed(data) else data
 

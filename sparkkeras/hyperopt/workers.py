@@ -10,7 +10,7 @@ from sparkkeras.data.dataset import Dataset, DriverAddress, Running
 from sparkkeras.data.local import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import data
-from sparkkeras.sources.frame import Named
+from sparkkeras.sources.frame import ColumnMapping
 from sparkkeras.sources.rdd import without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
@@ -45,7 +45,7 @@ class Workers(Protocol):
         """Call a function that runs tasks in a new thread."""
         ...
 
-    def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
+    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
         """The rows of an RDD or a DataFrame as arrays; see `sparkkeras.hyperopt.data.collected`."""
         ...
 
@@ -82,7 +82,7 @@ class SparkWorkers:
         """Call a function in a new thread, whose Spark jobs can be cancelled."""
         return self._cluster.background(call)
 
-    def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
+    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
         """Collect an RDD or a DataFrame as arrays."""
         return data.collected(rows, _search_environment, named)
 
@@ -117,7 +117,7 @@ class LocalWorkers:
         """Call a function in a new thread."""
         return LocalRunning(call)
 
-    def collected(self, rows: Any, named: Named) -> tuple[Any, ...]:
+    def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
         """Reject Spark data, which this implementation cannot read.
 
         Raises:

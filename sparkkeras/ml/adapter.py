@@ -14,7 +14,7 @@ from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.mllib.conversions import encode_label
-from sparkkeras.sources.frame import Columns, Named, quoted
+from sparkkeras.sources.frame import ColumnMapping, Columns, quoted
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.connect import check_session, check_slots_for
 from sparkkeras.weights import Array
@@ -113,7 +113,7 @@ def from_data_frame(
         ConfigurationError: ``categorical`` is set and there are several label columns.
     """
     nb_classes = optional_integer("nb_classes", nb_classes)
-    selection = Named(features, label).select(frame, Schema(), labelled=label is not None)
+    selection = ColumnMapping(features, label).select(frame, Schema(), labelled=label is not None)
     check_slots_for(frame.sparkSession)
     table = selection.narrowed(frame).toArrow().combine_chunks()
     if not table.num_rows:
@@ -122,7 +122,7 @@ def from_data_frame(
     for leaf in found:
         if leaf.good is not None:
             raise DataError(
-                f"{leaf.told} is null or contains a null in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
+                f"{leaf.label} is null or contains a null in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
             )
     form, arrays = selection.form, [leaf.values for leaf in found]
     x = form.x.build(arrays[form.span("x")])

@@ -24,7 +24,7 @@ from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.values import Names
 from sparkkeras.modeling import archive as models
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
-from sparkkeras.sources.frame import Columns, Loaders, Named, is_frame, tells_case
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_case_sensitive, is_frame
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
     """
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
-    named = Named(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
+    named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
     named.select(frame, models.schema_of(model), labelled)
     return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
 
@@ -304,7 +304,7 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
     """
     from pyspark.sql.types import StructType
 
-    case_sensitive = tells_case(frame.sparkSession)
+    case_sensitive = is_case_sensitive(frame.sparkSession)
     schema = frame.schema
     known = {name if case_sensitive else name.lower(): name for name in schema.names}
     new: set[str] = set()

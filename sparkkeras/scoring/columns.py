@@ -27,13 +27,13 @@ from sparkkeras.sources.frame import (
     ArgumentsToBlocks,
     BatchesToBlocks,
     ColumnFunction,
+    ColumnMapping,
     Columns,
     Loaders,
-    Named,
     OverColumns,
     column_function,
+    is_case_sensitive,
     quoted,
-    tells_case,
 )
 from sparkkeras.sources.rdd import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
@@ -200,8 +200,8 @@ def with_predictions(
     scorer = Scorer.of(
         model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_invalid=on_invalid
     )
-    names = _column_names(output_col, scorer.outputs, frame.columns, tells_case(frame.sparkSession))
-    selection = Named(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
+    names = _column_names(output_col, scorer.outputs, frame.columns, is_case_sensitive(frame.sparkSession))
+    selection = ColumnMapping(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
     function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
     # Spark may compute what is deterministic as often as it is mentioned: in a filter and behind it.

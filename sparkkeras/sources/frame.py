@@ -45,7 +45,7 @@ def is_frame(data: Any) -> TypeGuard[DataFrame]:
 
 
 @dataclass(frozen=True)
-class Named:
+class ColumnMapping:
     """What a person said of columns.
 
     Attributes:
@@ -201,7 +201,7 @@ class ArgumentsToBlocks:
     function: str = "the function"
     make: str = "make the function with"
 
-    def wrong_count(self, count: int) -> str:
+    def argument_count_error(self, count: int) -> str:
         """What is wrong with a number of arguments, whatever their types; empty: nothing."""
         specs, wanted = self.reader.schema.inputs, self._values_wanted
         if len(specs) > 1:
@@ -240,10 +240,10 @@ class ArgumentsToBlocks:
 
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""
-        wrong = self.wrong_count(len(columns))
+        wrong = self.argument_count_error(len(columns))
         if wrong:
             raise DataError(wrong)
-        specs, loaders = self.reader.schema.inputs, Named(loader=self.loader).loaders(self.reader.schema)
+        specs, loaders = self.reader.schema.inputs, ColumnMapping(loader=self.loader).loaders(self.reader.schema)
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
         if len(specs) > 1:
             structure = Structure(len(specs), bare=False)
@@ -490,7 +490,7 @@ class _Finder:
         if path is None:
             raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
         twins = [other for other in self._names if _alike(other, path[0].name)]
-        if twins.count(path[0].name) > 1 or (len(twins) > 1 and not tells_case(self._frame.sparkSession)):
+        if twins.count(path[0].name) > 1 or (len(twins) > 1 and not is_case_sensitive(self._frame.sparkSession)):
             raise DataError(
                 f"the DataFrame has {len(twins)} columns that Spark does not distinguish ({', '.join(map(repr, twins))}): "
                 "rename them."
@@ -510,7 +510,7 @@ class _Finder:
         )
 
 
-def tells_case(session: Any) -> bool:
+def is_case_sensitive(session: Any) -> bool:
     """Whether a session distinguishes upper from lower case in columns' names; by default Spark does not."""
     return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
@@ -570,7 +570,7 @@ def _check_types(leaf: Leaf, finder: _Finder) -> None:
     if width != wanted:
         assert leaf.input is not None
         raise DataError(
-            f"{leaf.told} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) a row, but the model's input "
+            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) a row, but the model's input "
             f"{leaf.input.name!r} expects rows of shape {shape}. Choose other columns, or change the model's input."
         )
 
@@ -586,7 +586,7 @@ def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
     if not known:
         assert leaf.input is not None
         raise ConfigurationError(
-            f"the loader of {leaf.told} makes arrays of shape {shape}, but the model's input {leaf.input.name!r} expects "
+            f"the loader of {leaf.label} makes arrays of shape {shape}, but the model's input {leaf.input.name!r} expects "
             f"{wanted}: give it that size and mode."
         )
 

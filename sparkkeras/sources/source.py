@@ -14,7 +14,7 @@ from sparkkeras.data.schema import Reader
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
-from sparkkeras.sources.frame import BatchesToBlocks, Columns, FrameBlocks, Loaders, Named, is_frame, split_by
+from sparkkeras.sources.frame import BatchesToBlocks, ColumnMapping, Columns, FrameBlocks, Loaders, is_frame, split_by
 from sparkkeras.sources.rdd import RddBlocks, SparkDataset
 from sparkkeras.sources.rows import from_rows, warn_of_slots
 from sparkkeras.spark.cluster import Cluster
@@ -65,7 +65,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class NamedColumns:
-    """The columns of a DataFrame that a call names, and how they are loaded; see `Named`."""
+    """The columns of a DataFrame that a call names, and how they are loaded; see `ColumnMapping`."""
 
     features: Columns | None = None
     label: Columns | None = None
@@ -259,7 +259,7 @@ class FrameSource:
 
     reader: Reader
     frame: DataFrame
-    named: Named
+    named: ColumnMapping
     environment: Environment
     block: None = field(default=None, init=False)
 
@@ -338,7 +338,7 @@ def _frame_source(
         raise ConfigurationError(
             f"sample_weight is {describe(sample_weight)}; a DataFrame has its weights in a column: give the column's name."
         )
-    named = Named(columns.features, columns.label, sample_weight, columns.loader, columns.fits)
+    named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits)
     named.select(frame, reader.schema, reader.labelled)
     return (RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource)(reader, frame, named, environment)
 

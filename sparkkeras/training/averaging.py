@@ -24,7 +24,7 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.gather import figures, gathered, note_workers
+from sparkkeras.training.gather import epoch_logs, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Replica
@@ -146,7 +146,7 @@ class AveragingStrategy:
                     self._round(job, dataset, (archive, options), callbacks, epoch, first) for first in _round_starts(job)
                 ]
                 reports = [report for mean in means for report in mean.reports]
-                logs = figures(model, metrics.merge(mean.metrics for mean in means), reports)
+                logs = epoch_logs(model, metrics.merge(mean.metrics for mean in means), reports)
                 note_workers(job, epoch, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)

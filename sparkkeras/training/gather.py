@@ -65,7 +65,7 @@ def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
     return workers > MAX_WORKERS or workers * each > limit
 
 
-def figures(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+def epoch_logs(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
     """The logs of an epoch, computed from the merged metric state.
 
     A custom ``train_step`` may return values that are not metrics of the model. Keras reports the values of the last batch;

@@ -51,7 +51,7 @@ from sparkkeras.sources.connect import NO_COMMON_ROWS, NO_DRIVER
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.connectivity import check_reach, endpoint
-from sparkkeras.training.gather import figures, gathered, note_workers
+from sparkkeras.training.gather import epoch_logs, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker.trainer import (
@@ -471,7 +471,7 @@ class _Training:
         for report in end.reports:
             self._steps[report.worker] += report.steps
         models.set_iterations(model, self._iterations + max(self._steps.values()))
-        logs = figures(model, metrics.merge(report.metrics for report in end.reports), end.reports)
+        logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         note_workers(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
         job.rule_state.clear()

@@ -231,7 +231,7 @@ def test_columns_are_concatenated():
     ]
     found = leaf.read(columns)
     assert found.good is None
-    assert found.told == "the columns age, paid, scores, v"
+    assert found.label == "the columns age, paid, scores, v"
     assert [found.holding(position) for position in range(6)] == [
         f"column {name!r}" for name in ("age", "paid", "scores", "scores", "v", "v")
     ]

@@ -12,7 +12,7 @@ from pyspark.sql import types
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.sources.frame import Named, is_frame, split_by
+from sparkkeras.sources.frame import ColumnMapping, is_frame, split_by
 
 ONE = Schema((InputSpec("x", (3,), floating=True),), (InputSpec("y", (1,), floating=True),))
 TWO = Schema((InputSpec("user", (2,)), InputSpec("item", (1,))), (InputSpec("click", (1,)), InputSpec("price", (1,))))
@@ -25,7 +25,7 @@ def frame(spark, columns):
 
 
 def select(frame, schema=ONE, labelled=False, **named):
-    return Named(**named).select(frame, schema, labelled)
+    return ColumnMapping(**named).select(frame, schema, labelled)
 
 
 def refusal(kind, *given, **named):
