@@ -51,7 +51,7 @@ R = TypeVar("R")
 
 
 def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concatenate[SparkModel, P], R]:
-    """Refuse a call while another one trains the same model."""
+    """Raise if another call is training the same model."""
 
     @functools.wraps(fit)
     def exclusive(self: SparkModel, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,8 +73,8 @@ def _built(_: str, model: Any) -> keras.Model:
 def _mode(name: str, mode: Any) -> str:
     if not isinstance(mode, str):
         raise ConfigurationError(
-            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. By position mode comes second and num_workers "
-            f"fourth: name it, num_workers={mode!r}."
+            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. The second positional argument is mode; for the number "
+            f"of workers, use num_workers={mode!r}."
         )
     return str(arguments.one_of(name, mode, MODES))
 
@@ -85,7 +85,7 @@ def _seed(name: str, value: Any) -> int:
 
 
 def _rule(_: str, value: Any) -> UpdateRule | None:
-    return None if value is None else as_rule(value)  # whether it fits the mode is seen in `fit`: that may be set after it
+    return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
 
 
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -99,7 +99,7 @@ _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "batch_size": arguments.integer,
     "seed": _seed,
 }
-"""What `SparkModel.get_config` gives, and what checks each of them when it is set."""
+"""The settings that `SparkModel.get_config` returns, and the function that checks each one when it is set."""
 
 _ATTRIBUTES: Mapping[str, Callable[[str, Any], Any]] = {
     "model": _built,
@@ -113,37 +113,39 @@ class SparkModel:
     """A Keras model that trains on the partitions of a DataFrame, of an RDD, or of arrays.
 
     Args:
-        model: A built ``keras.Model``. It is the master: training changes it in place. It has to be compiled for `fit` and
-            `evaluate`; `predict` needs no loss, metrics or optimizer.
-        mode: ``"synchronous"``: all workers train from common weights for a while, then their weights are averaged.
-            ``"asynchronous"``: each worker exchanges with a parameter server on the driver whenever it is ready.
-            ``"hogwild"``: likewise, and the server takes updates up without a lock.
+        model: A built ``keras.Model``, which training changes in place. `fit` and `evaluate` require a compiled model;
+            `predict` needs no loss, metrics or optimizer.
+        mode: ``"synchronous"``: all workers train from the same weights until the next exchange, then the driver averages
+            their weights. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
+            waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
         frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches. An epoch
-            is long for asynchronous workers: begin with 5 to 12 batches.
-        num_workers: How many workers share the rows. ``None``: one for each partition of the data; arrays are cut for
-            the slots that Spark has. Asynchronous and hogwild workers hold their slots to the end, so there are no more of
-            them than free slots; neighbouring partitions are put together for that.
-        parameter_server_mode: How workers talk to the parameter server: ``"http"`` or ``"socket"``, which is faster.
-        port: The parameter server's port; 0 takes any that is free.
-        rule: What becomes of the common weights when the workers' weights come back. Synchronous: ``"average"`` (default),
-            ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``, ``"dynsgd"``, ``"easgd"``,
-            ``"eamsgd"``, ``"dcasgd"``; hogwild the first two of these. Or an `UpdateRule`. ``None`` is the default of the
-            mode, also of one that is set later.
+            is long for asynchronous workers: start with 5 to 12 batches.
+        num_workers: The number of workers. ``None``: one for each partition of the data; for arrays, one for each Spark
+            slot. Asynchronous and hogwild workers all run at the same time, so there are at most as many as free slots;
+            partitions are coalesced if needed.
+        parameter_server_mode: The transport between workers and parameter server: ``"http"`` or ``"socket"``, which is
+            faster.
+        port: The port of the parameter server; 0 picks a free one.
+        rule: The update rule, which computes new weights of the model from those of the workers. Synchronous:
+            ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
+            ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
+            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later.
         server_options: Further settings of the parameter server.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the model itself.
-        batch_size: Rows in a batch of one worker, where a call does not say.
-        seed: What shuffles, dropout masks and the like are drawn from. ``None`` draws one. With the same seed, data,
+        custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
+            model.
+        batch_size: The default batch size of each worker, in rows.
+        seed: The seed for shuffling, dropout and other random numbers. ``None``: a random seed. With the same seed, data,
             partitions and model, synchronous training gives the same weights.
 
     Attributes:
         training_histories: One entry for each worker and epoch of all calls of `fit`.
-        parameter_server_stats: What the parameter server of the last `fit` did; ``None`` in synchronous mode.
+        parameter_server_stats: Statistics of the parameter server of the last `fit`; ``None`` in synchronous mode.
 
-    The arguments are attributes of the same names, which may be set between two calls and are checked then. The attribute
-    ``rule`` is the `UpdateRule` that the next `fit` takes, the mode's default where none was given.
+    Each argument is also an attribute that can be set between calls, with the same checks. The attribute ``rule`` is the
+    `UpdateRule` that the next `fit` uses: the one that was set, or the default of the mode.
 
     Raises:
-        ModelError: The model is no Keras model, or not built.
+        ModelError: The model is not a Keras model, or not built.
         ConfigurationError: Another argument is unknown or out of range.
 
     Example::
@@ -189,15 +191,15 @@ class SparkModel:
 
     _is_training = False
 
-    if not TYPE_CHECKING:  # to type checkers, an attribute that is not among those of __init__ is an error already
+    if not TYPE_CHECKING:  # type checkers already report attributes that __init__ does not define
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute; those that arguments of the constructor have made are checked as these are."""
+            """Set an attribute, with the same checks as in the constructor."""
             if name in _ATTRIBUTES:
                 if self._is_training:
                     raise ConfigurationError(
                         f"{name} of {self!r} cannot be set while fit is running, in another thread or around this callback: "
-                        "set it when fit has returned."
+                        "set it after fit has returned."
                     )
                 value = _ATTRIBUTES[name](name, value)
             elif type(self) is SparkModel and not (name.startswith("_") or name in _OUTCOMES or hasattr(SparkModel, name)):
@@ -215,7 +217,7 @@ class SparkModel:
 
     @property
     def rule(self) -> UpdateRule:
-        """The update rule: the one that was given, or the default of the mode."""
+        """The update rule: the one that was set, or the default of the mode."""
         return make_rule(None, self.mode) if self._given_rule is None else self._given_rule
 
     @rule.setter
@@ -224,7 +226,7 @@ class SparkModel:
 
     @property
     def master_network(self) -> keras.Model:
-        """The trained Keras model, the same as `model`."""
+        """The Keras model, the same as `model`; for compatibility with Elephas."""
         return self.model
 
     @known_arguments
@@ -256,61 +258,63 @@ class SparkModel:
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
     ) -> keras.callbacks.History:
-        """Train the model on Spark. Called again, it goes on from where it stood.
+        """Train the model on Spark. Further calls continue from the current weights.
 
-        One call at a time trains a model: another one meanwhile, from a second thread or from a callback, is refused, also
-        through another SparkModel or a model with some of the same layers. `predict` and `evaluate` may be called
-        meanwhile, from callbacks and from other threads; they use the weights of the last finished round (in the
-        asynchronous modes: of the last finished epoch). In the asynchronous modes they need a free slot: without one, those
-        of callbacks are refused, since training waits for the callback, and those of other threads wait until it has ended.
-        ``self.model.predict`` and ``self.model.evaluate`` of a callback need none.
+        Only one call at a time can train a model: a second call, from another thread, from a callback, or through another
+        model with some of the same layers, raises an error. `predict` and `evaluate` can be called during training, from
+        callbacks and from other threads; they use the weights of the last completed round (in the asynchronous modes: of
+        the last completed epoch). In the asynchronous modes they need a free slot. If there is none, calls from callbacks
+        raise an error, since training waits for the callback; calls from other threads wait until training has ended.
+        ``self.model.predict`` and ``self.model.evaluate`` in a callback need no slot.
 
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
-                on the first axis. Several inputs: ``x`` is a tuple or a dict of arrays.
-            y: The labels that go with arrays.
-            epochs: Train up to this epoch, counted from 0.
-            batch_size: Rows in a batch of one worker; ``None`` takes the SparkModel's.
-            verbose: 0 is silent, 1 keeps a line alive, 2 writes a line an epoch; ``"auto"`` is 1.
-            callbacks: Keras callbacks. They run on the driver, on the master model, once an epoch.
-            validation_split: The share of rows, in [0, 1), that validates: the last ones of each partition.
-            validation_data: A DataFrame, an RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on instead.
-            validation_col: A boolean or numeric column of the DataFrame: its rows that are true, or not 0, validate instead.
-            validation_freq: Validate every so many epochs.
-            validation_batch_size: Rows in a batch of validation; ``None`` takes ``batch_size``.
-            shuffle: Whether each worker goes through its rows in another order each epoch.
-            class_weight: A weight for each class, as in ``keras.Model.fit``. Not together with sample weights.
-            sample_weight: Weights of 0 or more that go with arrays, shape (samples,); of a DataFrame the column of weights.
-            initial_epoch: The epoch to begin at.
-            steps_per_epoch: At most so many batches of each worker in an epoch; a worker that has fewer ends earlier.
-                ``None``: all of its rows.
-            features: The columns of a DataFrame that the model takes: one column (numbers, arrays, vectors, bytes of raw
-                tensors), a list of columns to be laid side by side, or for several inputs ``{input name: column(s)}`` or a
-                list with a column for each. ``None``: the column ``features``, or columns named as the inputs.
-            label: The columns of the labels, likewise by output. ``None``: the column ``label``, or columns named as the
-                outputs.
-            loader: What turns a column of a DataFrame into model inputs, such as `image_loader`, or
+                on the first axis. For several inputs, ``x`` is a tuple or a dict of arrays.
+            y: The labels, if ``data`` is arrays.
+            epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
+            batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
+            verbose: 0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.
+            callbacks: Keras callbacks. They run on the driver with the driver's model, once per epoch.
+            validation_split: The fraction of rows to validate on, in [0, 1): the last rows of each partition.
+            validation_data: A DataFrame, an RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on.
+            validation_col: A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for
+                validation and not for training.
+            validation_freq: The number of epochs between two validations.
+            validation_batch_size: Rows in each batch of validation; ``None``: ``batch_size``.
+            shuffle: Whether each worker shuffles its rows before each epoch.
+            class_weight: A weight for each class, as in ``keras.Model.fit``. Cannot be combined with sample weights.
+            sample_weight: For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.
+            initial_epoch: The epoch at which training starts.
+            steps_per_epoch: The maximum number of batches of each worker per epoch; workers with fewer batches end earlier.
+                ``None``: all rows.
+            features: The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
+                tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}`` or a list with
+                a column for each. ``None``: the column ``features``, or columns with the names of the inputs.
+            label: The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names
+                of the outputs.
+            loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
                 ``{input name: loader}``.
-            transform: ``transform(x, y) -> (x, y)`` on each batch, on the workers. It is also called on the driver, before
-                a job starts, to check what it returns: with the first batch of arrays, and for a DataFrame or an RDD with
-                one row of zeros. If it fails on zeros, its first rows on the workers are checked instead.
-            on_invalid: What to do with rows that hold nulls, NaN or infinite values: ``"error"``, ``"drop"`` them, or
-                ``"allow"`` (nulls are NaN then). ``None`` in rows and arrays is a null.
-            worker_callbacks: Keras callbacks that run on the workers: new copies in each round of each worker; in the
-                asynchronous modes one copy for all epochs of a worker.
+            transform: ``transform(x, y) -> (x, y)``, which the workers apply to each batch. To check the result, the driver
+                also calls it before the job starts: with the first batch of arrays, or with one row of zeros for a
+                DataFrame or an RDD. If it fails on zeros, the first rows on the workers are checked instead.
+            on_invalid: How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
+                ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
+            worker_callbacks: Keras callbacks that run on the workers. Each worker gets new copies in each round; in the
+                asynchronous modes it keeps one copy for all epochs.
 
         Returns:
-            A ``keras.callbacks.History`` with the figures of the whole data, one value an epoch.
+            A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.
 
         Raises:
             ModelError: The model is not compiled, its optimizer does not fit its weights, it cannot be trained for another
                 reason, or another call of ``fit`` is training it.
             ConfigurationError: An argument is unknown or out of range.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
-            CustomObjectError: Custom code cannot travel, or would load as something else.
-            DivergenceError: Weights or loss became NaN or infinite; the model keeps the last finished round or epoch.
+            CustomObjectError: Custom code cannot be pickled, or another definition would be loaded in its place.
+            DivergenceError: Weights or loss became NaN or infinite; the model keeps the weights of the last completed round
+                or epoch.
             DriverConnectionError: Workers cannot reach the parameter server.
-            WorkerError: A task failed for good; the message has its traceback.
+            WorkerError: A task failed repeatedly; the message contains its traceback.
         """
         models.check_trainable(self.model)
         rule = make_rule(self._given_rule, self.mode)
@@ -339,7 +343,7 @@ class SparkModel:
             transform=transform,
             on_invalid=on_invalid,
             worker_callbacks=worker_callbacks,
-            seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # another one for each call
+            seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # differs from call to call
         )
         partitioning = Partitioning(self.num_workers, self.num_workers, at_once=self.mode != "synchronous")
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
@@ -375,19 +379,19 @@ class SparkModel:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
     ) -> Any:
-        """The loss and metrics over all rows, as ``keras.Model.evaluate`` gives them.
+        """Compute the loss and metrics over all rows, in the format of ``keras.Model.evaluate``.
 
-        Metrics are merged from their state over the workers, so that AUC, precision or RMSE are those of the whole data.
-        Of a model with several outputs, the loss of each single output is a mean over the batches of all workers, as in
-        Keras, so it depends on how rows fall into batches; the total loss does not.
+        The driver merges the metric states of the workers, so AUC, precision or RMSE are exact for the full dataset. For a
+        model with several outputs, the loss of each single output is a mean over the batches of all workers, as in Keras,
+        so it depends on the division of rows into batches; the total loss does not.
 
         Args:
             data: As in `fit`.
             y: As in `fit`.
-            batch_size: Rows in a batch; ``None`` takes the SparkModel's.
+            batch_size: Rows in each batch; ``None``: that of the SparkModel.
             sample_weight: As in `fit`.
-            return_dict: Whether to return figures by name.
-            verbose: ``"auto"``, 1 or 2 prints the figures.
+            return_dict: Whether to return a dict of metrics by name.
+            verbose: ``"auto"``, 1 or 2 prints the metrics.
             features: As in `fit`.
             label: As in `fit`.
             loader: As in `fit`.
@@ -395,12 +399,12 @@ class SparkModel:
             on_invalid: As in `fit`.
 
         Returns:
-            A list of figures, or a single one where there is only the loss; a dict with ``return_dict=True``.
+            A list of the loss and metrics, or a number if there is only the loss; a dict with ``return_dict=True``.
 
         Raises:
             ModelError: The model is not compiled.
-            ConfigurationError: An argument is unknown or out of range, or the call is made in a callback of asynchronous
-                training that leaves no slot free.
+            ConfigurationError: An argument is unknown or out of range, or a callback of asynchronous training calls this
+                while no slot is free.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
         source, options = inference.check_evaluate(
@@ -433,30 +437,31 @@ class SparkModel:
         transform: Transform | None = None,
         on_invalid: OnInvalidToPredict = "error",
     ) -> Any:
-        """The model's predictions for all rows, in their order and without a shuffle.
+        """Predict all rows, in their order and without a shuffle.
 
         Args:
-            data: A DataFrame (also a stream), arrays of features, or an RDD of features or of ``(x, y)`` rows, whose labels
-                are left aside.
-            batch_size: Rows in a batch; ``None`` takes the SparkModel's, and for a DataFrame without a loader 1024 if that
-                is less.
-            collect: ``False`` returns a lazy RDD with one prediction a row instead. A DataFrame is always lazy.
-            verbose: ``"auto"``, 1 or 2 prints how many rows were predicted, where the predictions are not lazy.
+            data: A DataFrame (also a streaming one), arrays of features, or an RDD of features or of ``(x, y)`` rows, whose
+                labels are ignored.
+            batch_size: Rows in each batch; ``None``: that of the SparkModel, but at least 1024 for a DataFrame without a
+                loader.
+            collect: ``False`` returns a lazy RDD with one prediction per row. Predictions for a DataFrame are always lazy.
+            verbose: ``"auto"``, 1 or 2 prints the number of predicted rows, unless the predictions are lazy.
             features: As in `fit`.
-            output_col: The column that a DataFrame gets: a float for one output of shape (batch, 1), else a (nested) array
-                of floats. Several outputs: a list of names, or ``{output name: column}``; one name makes the columns
-                ``{output_col}_{output name}``.
+            output_col: The new column of a DataFrame: a float for one output of shape (batch, 1), else a (nested) array of
+                floats. For several outputs: a list of names, or ``{output name: column}``; a single name creates the
+                columns ``{output_col}_{output name}``.
             loader: As in `fit`.
             transform: As in `fit`; it is called with ``y=None`` and may return ``x`` alone.
-            on_invalid: As in `fit`; rows cannot be dropped here. With ``"allow"``, rows of a DataFrame with nulls get null.
+            on_invalid: ``"error"`` or ``"allow"``, as in `fit`. With ``"allow"``, the prediction for a row of a DataFrame
+                with nulls is null.
 
         Returns:
-            What ``keras.Model.predict`` returns: an array, or a list or dict of arrays where there are several outputs. For
-            a DataFrame the same with the predictions beside its rows.
+            Predictions as from ``keras.Model.predict``: an array, or a list or dict of arrays for several outputs. For a
+            DataFrame, a new DataFrame with the predictions as additional columns.
 
         Raises:
-            ConfigurationError: An argument is unknown or out of range, or the call is made in a callback of asynchronous
-                training that leaves no slot free.
+            ConfigurationError: An argument is unknown or out of range, or a callback of asynchronous training calls this
+                while no slot is free.
             DataError: The data is malformed or does not fit the model.
         """
         arguments.on_invalid_to_predict("on_invalid", on_invalid)
@@ -488,11 +493,11 @@ class SparkModel:
         return inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:
-        """The settings: ``SparkModel(model, **spark_model.get_config())`` has the same, and begins without a rule's state.
+        """The settings. ``SparkModel(model, **spark_model.get_config())`` has the same settings but not the rule's state.
 
         Returns:
-            The arguments of the constructor by name, but for ``model`` and ``custom_objects``; ``rule`` is ``None`` where
-            none was given.
+            The arguments of the constructor by name, except ``model`` and ``custom_objects``; ``rule`` is ``None`` if it
+            was not set.
         """
         return {name: getattr(self, name) for name in _SETTINGS} | {"rule": self._given_rule}
 
@@ -500,21 +505,21 @@ class SparkModel:
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Save the model with its optimizer and this SparkModel's settings as one ``.keras`` file.
 
-        Plain ``keras.saving.load_model`` reads it too. The file is there whole or not at all: it is written beside the
-        target and then renamed.
+        ``keras.saving.load_model`` can read it, too. The file is written under a temporary name and then renamed, so it is
+        never incomplete.
 
         Args:
-            path: A path of this machine, or a URI that Spark can write (``hdfs://``, ``s3a://``, ``file:``).
-            overwrite: ``False`` refuses to replace a file.
+            path: A local path, or a URI that Spark can write (``hdfs://``, ``s3a://``, ``file:``).
+            overwrite: Whether to replace an existing file.
 
         Raises:
-            StorageError: The path cannot be written, or is there and ``overwrite`` is off.
+            StorageError: The path cannot be written, or it exists and ``overwrite`` is ``False``.
             ConfigurationError: The path does not end in ``.keras``.
         """
         save_as(SparkModel.__name__, self, path, overwrite)
 
     def _settings(self) -> dict[str, Any]:
-        """What is saved beside the model, as JSON can hold it."""
+        """The settings to save with the model, as values for JSON."""
         return self.get_config() | {
             "rule": None if self._given_rule is None else rule_config(make_rule(self._given_rule, self.mode)),
             "server_options": dataclasses.asdict(self.server_options) if self.server_options else None,
@@ -526,16 +531,16 @@ class SparkModel:
 
 
 def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Write what `load_saved` reads.
+    """Write a file for `load_saved`.
 
     Args:
-        kind: The name of the class that is saved: a SparkModel, or what has one inside.
+        kind: The name of the class to save: SparkModel, or a class that contains one.
         spark_model: The SparkModel.
         path: As in `SparkModel.save`.
         overwrite: As in `SparkModel.save`.
 
     Raises:
-        StorageError: The path cannot be written, or exists and ``overwrite`` is off.
+        StorageError: The path cannot be written, or it exists and ``overwrite`` is ``False``.
         ConfigurationError: The path does not end in ``.keras``.
     """
     _check_suffix(path)
@@ -547,12 +552,12 @@ def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], ov
 def load_saved(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, safe_mode: bool
 ) -> tuple[SparkModel, str]:
-    """What a file holds as a SparkModel, and the name of the class that saved it; see `load_spark_model`.
+    """Load a file as a SparkModel, with the name of the class that saved it; see `load_spark_model`.
 
     Raises:
         StorageError: The path cannot be read.
-        ModelError: It holds no model, or code that ``safe_mode`` refuses.
-        ConfigurationError: The path is none, or ``custom_objects`` holds something else.
+        ModelError: The file has no model, or code that ``safe_mode`` refuses.
+        ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
     """
     objects = arguments.custom_objects("custom_objects", custom_objects)
     data = storage.read_bytes(arguments.path("path", path))
@@ -574,4 +579,4 @@ def load_saved(
 def _check_suffix(path: Any) -> None:
     target = arguments.path("path", path)
     if not target.endswith(".keras"):
-        raise ConfigurationError(f"path={target!r} must end in .keras, which is the format that Keras and sparkkeras load.")
+        raise ConfigurationError(f"path={target!r} must end in .keras, the format that Keras and sparkkeras can load.")
