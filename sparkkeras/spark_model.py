@@ -73,8 +73,8 @@ def _built(_: str, model: Any) -> keras.Model:
 def _mode(name: str, mode: Any) -> str:
     if not isinstance(mode, str):
         raise ConfigurationError(
-            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. The second positional argument is mode; for the number "
-            f"of workers, use num_workers={mode!r}."
+            f"{name}={mode!r}: expected {', '.join(map(repr, MODES))}. The second positional argument is mode; for "
+            f"the number of workers, use num_workers={mode!r}."
         )
     return str(arguments.one_of(name, mode, MODES))
 

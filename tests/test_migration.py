@@ -48,7 +48,7 @@ def test_an_import_of_a_name_of_elephas_suggests_the_replacement(name, replaceme
 def test_positional_arguments_of_elephas(model):
     given = SparkModel(model, "asynchronous", "batch", 4)
     assert (given.mode, given.frequency, given.num_workers) == ("asynchronous", 1, 4)
-    with pytest.raises(ConfigurationError, match=r"mode=4: expected .*num_workers fourth: name it, num_workers=4\."):
+    with pytest.raises(ConfigurationError, match=r"mode=4: expected .*the number of workers, use num_workers=4\."):
         SparkModel(model, 4)
     with pytest.raises(ConfigurationError, match="num_workers='http': expected"):
         SparkModel(model, "asynchronous", "epoch", "http")
@@ -79,7 +79,7 @@ def test_the_config_makes_the_same_spark_model(model):
 
 
 def test_epochs_by_position_are_recognized():
-    with pytest.raises(ConfigurationError, match=r"an RDD has them in its rows: .* Arguments are named: epochs=10\."):
+    with pytest.raises(ConfigurationError, match=r"rows of an RDD contain them: .* use epochs=10\."):
         _refuse_beside_rdd(10, None)
 
 

@@ -1,4 +1,4 @@
-"""The data that users pass, as a `Source`: created once where data enters, so that nothing else asks which kind it is."""
+"""Converts the data that users pass to a `Source`, so that no other module has to distinguish kinds of data."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ class Source(Protocol):
 
     @property
     def block(self) -> Block | None:
-        """The rows of a source that is in this process, read and checked; ``None`` where only workers see them."""
+        """The rows, validated, if they are in this process; ``None`` if only workers have them."""
         ...
 
     @property
     def cluster(self) -> AnyCluster:
-        """The cluster on which the source becomes a dataset."""
+        """The cluster of the datasets made from this source."""
         ...
 
     def dataset(self, num_workers: int | None = None, at_once: bool = False) -> AbstractContextManager[Dataset]:
-        """The rows as a dataset on the cluster.
+        """Make a dataset of the rows on the cluster, for as long as the context is open.
 
         Args:
-            num_workers: The number of partitions, into which rows are dealt out where there are others. ``None``: as many
-                as the data has, for arrays as many as Spark has slots.
-            at_once: Whether all partitions train at the same time, so that there may be no more of them than free slots.
+            num_workers: The number of partitions; the rows are redistributed if the data has another number. ``None``: as
+                many partitions as the data has; for arrays, as many as Spark has slots.
+            at_once: Whether all partitions train at the same time, which limits their number to the free slots.
         """
         ...
 
     def split_by(self, column: str) -> tuple[Source, Source]:
-        """The rows that train, and those in which a column is true or not 0, which validate."""
+        """Split the rows into training rows and validation rows: those in which a column is true or not 0."""
         ...
 
     def lazy(self) -> SparkDataset:
-        """The rows as a dataset that lives until Spark's garbage collection finds it unused."""
+        """Make a dataset of the rows that lives until Spark's garbage collector finds it unused."""
         ...
 
 
 @dataclass(frozen=True)
 class NamedColumns:
-    """The columns of a DataFrame that a call names, and how they are loaded; see `ColumnMapping`."""
+    """The columns of a DataFrame and the loaders that a user passes to a method; see `ColumnMapping`."""
 
     features: Columns | None = None
     label: Columns | None = None
@@ -73,15 +73,15 @@ class NamedColumns:
     fits: bool = True
 
     def refuse_beside(self, data: Any) -> None:
-        """Refuse columns that are named for data without any.
+        """Check that no columns are set, for data that has no columns.
 
         Raises:
-            ConfigurationError: Columns or a loader were given.
+            ConfigurationError: Columns or a loader are set.
         """
         for name, given in (("features", self.features), ("label", self.label), ("loader", self.loader)):
             if given is not None:
                 raise ConfigurationError(
-                    f"{name}= is for the columns of a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}"
+                    f"{name}= requires a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}"
                 )
 
 
@@ -93,20 +93,20 @@ def as_source(
     columns: NamedColumns | None = None,
     environment: Environment = worker_environment,
 ) -> Source:
-    """The source of what a user passes.
+    """Create the source for data that a user passes.
 
     Args:
         data: A DataFrame, an RDD of rows, or arrays.
-        reader: How rows are read and checked.
+        reader: Reads and checks the rows.
         y: The labels of arrays.
         sample_weight: The weights of arrays; for a DataFrame the names of their columns.
-        columns: The columns of a DataFrame. ``None``: those of the default names.
-        environment: Gives the environment variables of workers that train on so many CPU cores.
+        columns: The columns of a DataFrame. ``None``: the default names.
+        environment: Returns the environment variables of a worker, for a number of CPU cores.
 
     Raises:
-        DataError: It is none of these; the arrays are not what the reader expects; or a column is missing, or of a type or
-            width that does not fit the model.
-        ConfigurationError: Labels, weights or columns were given that do not go with the kind of data.
+        DataError: ``data`` is of another type; arrays do not fit the model; or a column is missing, or its type or width
+            does not fit the model.
+        ConfigurationError: Labels, weights or columns cannot be used with this kind of data.
     """
     if is_frame(data):
         return _frame_source(data, reader, y, sample_weight, columns or NamedColumns(), environment)
@@ -134,16 +134,16 @@ def as_source(
 def as_sources(
     data: Any, y: Any, sample_weight: Any, held_out: tuple[Any, Any, Any] | None, reader: Reader, columns: NamedColumns
 ) -> tuple[Source, Source | None]:
-    """The sources of data to train on and of data to validate on.
+    """Create the sources of training and validation data.
 
-    Columns are named for both; where one of the two is a DataFrame and the other is not, they are those of the DataFrame.
+    ``columns`` applies to both; if only one of them is a DataFrame, to that one.
 
     Args:
-        data: The data to train on; see `as_source`.
+        data: The training data; see `as_source`.
         y: Its labels.
-        sample_weight: Its weights. The weights of a DataFrame are in the same column of a DataFrame to validate on.
-        held_out: Data, labels and weights to validate on, if there are any.
-        reader: How rows are read and checked.
+        sample_weight: Its weights. For DataFrames, the name of the column of weights in both.
+        held_out: The validation data with its labels and weights; ``None``: no validation.
+        reader: Reads and checks the rows.
         columns: The columns of DataFrames.
 
     Raises:
@@ -162,7 +162,7 @@ def as_sources(
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Arrays of this process."""
+    """Arrays in the memory of this process."""
 
     reader: Reader
     block: Block
@@ -170,13 +170,13 @@ class ArraySource:
 
     @property
     def cluster(self) -> AnyCluster:
-        """The cluster of the active session of Spark Connect or SparkContext, or a new one on this machine."""
+        """The cluster of the active Spark Connect session or SparkContext; without one, a new local SparkContext."""
         remote = active_remote_session()
         return Cluster(None, self.environment) if remote is None else RemoteCluster(remote, self.environment)
 
     @contextmanager
     def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
-        """The arrays, cut into even parts."""
+        """Split the arrays into slices of equal size."""
         cluster = self.cluster
         if isinstance(cluster, RemoteCluster):
             _refuse_at_once(at_once)
@@ -190,16 +190,16 @@ class ArraySource:
             yield dataset
 
     def split_by(self, column: str) -> tuple[Source, Source]:
-        """Refused: arrays have no columns."""
+        """Raise `ConfigurationError`: arrays have no columns."""
         return _refuse_split()
 
     def lazy(self) -> SparkDataset:
-        """The arrays, broadcast in parts."""
+        """Broadcast the arrays in slices."""
         cluster = self.cluster
         if isinstance(cluster, RemoteCluster):
             raise ConfigurationError(
-                "collect=False gives an RDD, and Spark Connect has none: give a DataFrame (to_data_frame); its predictions "
-                "are lazy."
+                "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
+                "(to_data_frame); its predictions are lazy."
             )
         parts = max(1, min(cluster.slots, self.block.rows))
         sent, _ = send(cluster.context, [self.block[part] for part in even_slices(self.block.rows, parts)])
@@ -211,7 +211,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class ArraysRddSource(ArraySource):
-    """An RDD that `to_simple_rdd` has made of arrays, which are still in this process."""
+    """An RDD from `to_simple_rdd`, whose arrays are still in this process."""
 
     rdd: ArraysRDD
 
@@ -240,16 +240,16 @@ class RddSource:
 
     @contextmanager
     def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
-        """The rows, in their partitions or dealt out to ``num_workers``."""
+        """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
         cluster = self.cluster
         yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if at_once else None)
 
     def split_by(self, column: str) -> tuple[Source, Source]:
-        """Refused: the rows of an RDD have no columns."""
+        """Raise `ConfigurationError`: the rows of an RDD have no columns."""
         return _refuse_split()
 
     def lazy(self) -> SparkDataset:
-        """The rows in their partitions."""
+        """Use the partitions of the RDD."""
         return from_rows(self.cluster, self.rdd, self.reader, None)
 
 
@@ -270,7 +270,7 @@ class FrameSource:
 
     @contextmanager
     def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
-        """The rows of the selected columns, in their partitions or dealt out to ``num_workers``."""
+        """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
         cluster = self.cluster
         assert isinstance(cluster, Cluster)
         most = cluster.free_slots if at_once else None
@@ -281,16 +281,16 @@ class FrameSource:
         yield SparkDataset(cluster, FrameBlocks(narrowed, read))
 
     def split_by(self, column: str) -> tuple[Source, Source]:
-        """The rows in which a column is false or 0, and the others."""
+        """Split the rows into those in which a column is false, 0 or null, and the others."""
         training, validation = split_by(self.frame, column)
         return replace(self, frame=training), replace(self, frame=validation)
 
     def lazy(self) -> SparkDataset:
-        """Refused: predictions for a DataFrame are columns, which are lazy anyway."""
+        """Raise `ConfigurationError`: predictions for a DataFrame are columns, which are always lazy."""
         raise ConfigurationError("collect=False is for RDDs and arrays; predictions for a DataFrame are always lazy.")
 
     def _narrowed(self, num_workers: int | None) -> tuple[DataFrame, BatchesToBlocks]:
-        """The columns of the DataFrame that matter, and how they become blocks."""
+        """The DataFrame reduced to the selected columns, and the function that converts its batches to blocks."""
         selection = self.named.select(self.frame, self.reader.schema, self.reader.labelled)
         narrowed = selection.narrowed(self.frame)
         if num_workers is not None:
@@ -300,11 +300,11 @@ class FrameSource:
 
 @dataclass(frozen=True)
 class RemoteFrameSource(FrameSource):
-    """A DataFrame of Spark Connect."""
+    """A DataFrame in a Spark Connect session."""
 
     @contextmanager
     def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
-        """The rows of the selected columns, as in `FrameSource`, without RDDs."""
+        """Like `FrameSource.dataset`, but without RDDs."""
         _refuse_at_once(at_once)
         cluster = self.cluster
         assert isinstance(cluster, RemoteCluster)
@@ -328,15 +328,15 @@ def _frame_source(
     frame: Any, reader: Reader, y: Any, sample_weight: Any, columns: NamedColumns, environment: Environment
 ) -> Source:
     if y is not None:
-        raise ConfigurationError('y goes with arrays; a DataFrame has its labels in columns: label="name".')
+        raise ConfigurationError('y is only for arrays; for a DataFrame, name the column of labels: label="name".')
     if frame.isStreaming and reader.labelled:
         raise DataError(
-            "the DataFrame is a stream, which has no end to train or evaluate on: train on its batches "
-            "(writeStream.foreachBatch), or on a static DataFrame. predict takes streams."
+            "the DataFrame is a stream; streams can be predicted, but not trained or evaluated on, since they have no end. "
+            "Train on its batches (writeStream.foreachBatch), or on a static DataFrame."
         )
     if sample_weight is not None and not isinstance(sample_weight, (str, list, tuple, Mapping)):
         raise ConfigurationError(
-            f"sample_weight is {describe(sample_weight)}; a DataFrame has its weights in a column: give the column's name."
+            f"sample_weight is {describe(sample_weight)}; for a DataFrame, pass the name of the column of weights."
         )
     named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits)
     named.select(frame, reader.schema, reader.labelled)
@@ -349,19 +349,19 @@ def _refuse_at_once(at_once: bool) -> None:
 
 
 def _refuse_split() -> tuple[Source, Source]:
-    raise ConfigurationError("validation_col names a column of a DataFrame; give validation_data= or validation_split=.")
+    raise ConfigurationError("validation_col requires a DataFrame; use validation_data= or validation_split= instead.")
 
 
 def _refuse_beside_rdd(y: Any, sample_weight: Any) -> None:
     if y is not None or sample_weight is not None:
-        number = f" Arguments are named: epochs={y}." if isinstance(y, int) else ""
+        hint = f" To set the number of epochs, use epochs={y}." if isinstance(y, int) else ""
         raise ConfigurationError(
-            f"y and sample_weight go with arrays; an RDD has them in its rows: (x, y) or (x, y, sample_weight).{number}"
+            f"y and sample_weight are only for arrays; rows of an RDD contain them: (x, y) or (x, y, sample_weight).{hint}"
         )
 
 
 def _as_columns(data: Any) -> str:
-    """How columns of a pandas DataFrame are used by name, to append to a message; empty for other data."""
+    """A sentence for messages on how to use the columns of a pandas DataFrame by name; empty for other data."""
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return " To use its columns by name, convert it with spark.createDataFrame(data)."
     return ""

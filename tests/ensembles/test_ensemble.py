@@ -399,7 +399,7 @@ def test_unknown_arguments_are_reported():
         EnsembleModel([unit()], weigths=[1])
     with pytest.raises(TypeError, match=r"EnsembleModel.predict takes no argument 'batch'"):
         EnsembleModel([unit()]).predict(X, batch=3)
-    with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame"):
+    with pytest.raises(ConfigurationError, match="features= requires a Spark DataFrame"):
         EnsembleModel([unit()]).predict(X, features="x")
 
 

@@ -242,7 +242,7 @@ def test_rows_that_are_not_finite_can_be_dropped_or_allowed(sc, spark_model, row
 
 
 def test_column_arguments_with_arrays_are_reported(spark_model, arrays):
-    with pytest.raises(ConfigurationError, match="features= is for the columns of a Spark DataFrame; the data is an array"):
+    with pytest.raises(ConfigurationError, match="features= requires a Spark DataFrame; the data is an array"):
         spark_model.fit(*arrays, features="x")
 
 
