@@ -1,4 +1,4 @@
-"""DataFrames as data: which columns are what to the model, and how their rows become blocks, batch by Arrow batch."""
+"""DataFrames as data: maps columns to model inputs and labels, and converts rows to blocks, batch by Arrow batch."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""One column, several, or those of each input or output by its name."""
+"""A column, several columns, or a dict of them by input or output name."""
 
 Loaders = Loader | Mapping[str, Loader]
 
 
 def is_frame(data: Any) -> TypeGuard[DataFrame]:
-    """Whether data is a DataFrame of Spark's, in this process's Spark or through Spark Connect."""
+    """Whether data is a Spark DataFrame, of a classic session or of Spark Connect."""
     from pyspark.sql import DataFrame
 
     return isinstance(data, DataFrame)
@@ -46,13 +46,13 @@ def is_frame(data: Any) -> TypeGuard[DataFrame]:
 
 @dataclass(frozen=True)
 class ColumnMapping:
-    """What a person said of columns.
+    """The columns that a user maps to features, labels and sample weights.
 
     Attributes:
-        features: The columns of the features; ``None`` looks for ``features``, or for columns named as the inputs.
-        label: Those of the labels; ``None`` looks for ``label``, or for columns named as the outputs.
-        sample_weight: Those of the sample weights; ``None``: there are none.
-        loader: What turns the features' columns into arrays, where they hold images or the like.
+        features: The feature columns; ``None``: the column ``features``, or columns with the names of the inputs.
+        label: The label columns; ``None``: the column ``label``, or columns with the names of the outputs.
+        sample_weight: The columns of sample weights; ``None``: no weights.
+        loader: Loaders for feature columns that hold other values than numbers, such as images.
         fits: Whether columns must fit the model; see `Leaf.fits`.
     """
 
@@ -63,11 +63,11 @@ class ColumnMapping:
     fits: bool = True
 
     def select(self, frame: DataFrame, schema: Schema, labelled: bool) -> Selection:
-        """The columns that make the model's arrays, found to be there and of fitting types.
+        """Select the columns of the model's arrays, and check that they exist and that their types fit.
 
         Raises:
-            DataError: A column is missing, or of a type or width that does not fit the model.
-            ConfigurationError: What was said does not fit the model's inputs or outputs.
+            DataError: A column is missing, or its type or width does not fit the model.
+            ConfigurationError: The mapping does not fit the model's inputs or outputs.
         """
         finder = _Finder(frame)
         loaders = self.loaders(schema)
@@ -87,7 +87,7 @@ class ColumnMapping:
                 for leaf in weights:
                     if leaf.together:
                         raise ConfigurationError(
-                            f"sample_weight={list(leaf.columns)!r}: a row has one weight, or one for each output "
+                            f"sample_weight={list(leaf.columns)!r}: expected one column, or one for each output "
                             "({output name: column}). Multiply the columns, or choose one."
                         )
                 form, leaves = Form(x, y, weight), leaves + [Leaf(leaf.columns) for leaf in weights]
@@ -96,15 +96,13 @@ class ColumnMapping:
         return Selection(form, tuple(leaves))
 
     def loaders(self, schema: Schema) -> dict[str, Loader]:
-        """The loader of each input that has one."""
+        """The loader of each input that has one, by input name."""
         if self.loader is None:
             return {}
         for each in self.loader.values() if isinstance(self.loader, Mapping) else [self.loader]:
-            members = all(hasattr(each, member) for member in ("shape", "on_error", "check"))
-            if not members or not callable(each) or isinstance(each, type):
-                raise ConfigurationError(
-                    f"loader is {describe(each)}; expected what turns a column into arrays, such as image_loader(size)."
-                )
+            complete = all(hasattr(each, attribute) for attribute in ("shape", "on_error", "check"))
+            if not complete or not callable(each) or isinstance(each, type):
+                raise ConfigurationError(f"loader is {describe(each)}; expected a loader, such as image_loader(size).")
         if isinstance(self.loader, Mapping):
             names = [spec.name for spec in schema.inputs]
             for name in self.loader:
@@ -113,7 +111,7 @@ class ColumnMapping:
             return dict(self.loader)
         if len(schema.inputs) > 1:
             raise ConfigurationError(
-                f"loader: the model has {len(schema.inputs)} inputs, so give {{input name: loader}}: "
+                f"loader: the model has {len(schema.inputs)} inputs, so pass {{input name: loader}} with names from "
                 f"{[spec.name for spec in schema.inputs]}."
             )
         return {schema.inputs[0].name if schema.inputs else "": self.loader}
@@ -121,30 +119,31 @@ class ColumnMapping:
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns that make a block."""
+    """The columns that form a block."""
 
     form: Form
     leaves: tuple[Leaf, ...]
 
     @property
     def names(self) -> list[str]:
-        """All columns, one after the other."""
+        """The names of all columns, in the order of the leaves."""
         return [name for leaf in self.leaves for name in leaf.columns]
 
     def columns(self, frame: DataFrame) -> list[Column]:
-        """All columns, one after the other."""
+        """All columns, in the order of the leaves."""
         finder = _Finder(frame)
         return [finder.column(name) for name in self.names]
 
     def narrowed(self, frame: DataFrame) -> DataFrame:
-        """The frame with these columns only, under names that are good for Arrow."""
+        """The frame with only these columns, under names without special characters."""
         return frame.select(*(column.alias(f"c{number}") for number, column in enumerate(self.columns(frame))))
 
     def blocks(
         self, reader: Reader, columns: Sequence[pa.Array], where: str, first: int
     ) -> Iterator[tuple[Block, Array | None]]:
-        """The rows of one batch, with which of them are whole (see `Reader.read_columns`): as one block, or as several
-        where a loader makes much of little.
+        """The rows of one batch, each with its mask of complete rows (see `Reader.read_columns`).
+
+        The batch becomes one block, or several if a loader produces large rows, such as images.
         """
         size = min((_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None), default=len(columns[0]))
         for start in range(0, len(columns[0]), max(1, size)):
@@ -152,19 +151,19 @@ class Selection:
             yield reader.read_columns(self.read(some, where, first + start), self.form, where, first + start)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
-        """The values of each array; ``where`` and ``first`` as in `Leaf.read`."""
+        """Read the values of each array; for ``where`` and ``first`` see `Leaf.read`."""
         given = iter(columns)
         return [leaf.read([next(given) for _ in leaf.columns], where, first) for leaf in self.leaves]
 
 
 def _rows_at_once(loader: Loader) -> int:
-    sizes = [size or 1024 for size in loader.shape]  # images of an unknown size are taken for large ones
+    sizes = [size or 1024 for size in loader.shape]  # an unknown size may be large
     return max(1, HELD_BYTES // (4 * int(np.prod(sizes, dtype=np.int64))))
 
 
 @dataclass(frozen=True)
 class BatchesToBlocks:
-    """Turns Arrow batches of a selection into checked blocks."""
+    """Converts Arrow batches of a selection to validated blocks."""
 
     selection: Selection
     reader: Reader
@@ -183,16 +182,16 @@ class BatchesToBlocks:
 
 @dataclass(frozen=True)
 class ArgumentsToBlocks:
-    """Turns the arguments of a function into blocks, whatever their number: one a model's input, or all for its one.
+    """Converts the arguments of a column function to blocks: one argument for each input, or several for a single input.
 
-    Errors are reported in terms of the function: who calls it in SQL names no columns and gives no options.
+    Error messages name the function and the index of the argument, since calls in SQL have no column names or options.
 
     Attributes:
-        reader: How rows are read.
-        loader: What turns arguments into inputs.
-        fits: As in `Leaf`.
-        function: The function, as it is written.
-        make: How options are given to it, before their names.
+        reader: Reads and checks the rows.
+        loader: Converts arguments to inputs.
+        fits: Whether arguments must fit the model; see `Leaf.fits`.
+        function: The function as users call it, for messages.
+        make: The words before the name of an option in messages, such as "make the function with".
     """
 
     reader: Reader
@@ -202,23 +201,23 @@ class ArgumentsToBlocks:
     make: str = "make the function with"
 
     def argument_count_error(self, count: int) -> str:
-        """What is wrong with a number of arguments, whatever their types; empty: nothing."""
+        """The error message for a number of arguments that the model cannot take; empty if it can."""
         specs, wanted = self.reader.schema.inputs, self._values_wanted
         if len(specs) > 1:
             names = ", ".join(spec.name for spec in specs)
             expected, fits = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
         elif self.loader is not None:
-            expected, fits = "one argument, which its loader loads", count == 1
+            expected, fits = "one argument, for its loader", count == 1
         elif wanted is not None:
             expected = f"{wanted} number(s), or arrays or vectors that hold as many in all"
             fits = 1 <= count <= wanted
         else:
-            expected, fits = "one argument or more", count > 0
+            expected, fits = "at least one argument", count > 0
         return "" if fits else f"{self.function} takes {expected}; it received {count} argument(s)."
 
     @property
     def _values_wanted(self) -> int | None:
-        """How many values the arguments hold together; ``None``: the model, or a function on batches, leaves that open."""
+        """The total number of values that the arguments must hold; ``None`` if the model or a transform leaves it open."""
         specs = self.reader.schema.inputs
         shape = specs[0].shape if len(specs) == 1 and self.fits else None
         sizes = [size for size in shape or () if size is not None]
@@ -228,21 +227,21 @@ class ArgumentsToBlocks:
     def _terms(self) -> Terms:
         wanted = self._values_wanted
         if len(self.reader.schema.inputs) > 1:
-            fit = "Give one array or vector for each input, of the size of the input."
+            fit = "Pass one array or vector for each input, of the size of the input."
         else:
-            fit = f"Give arguments that hold {wanted} number(s) in all." if wanted else "Give arguments of another size."
+            fit = f"Pass arguments that hold {wanted} number(s) in all." if wanted else "Pass arguments of another size."
         return Terms(
             give=self.make,
             fit=fit,
-            fill="Fill it (coalesce), leave such rows out (WHERE ... IS NOT NULL)",
+            fill="Fill it (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
             function=self.function,
         )
 
     def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch; see `Selection.blocks`."""
-        wrong = self.argument_count_error(len(columns))
-        if wrong:
-            raise DataError(wrong)
+        error = self.argument_count_error(len(columns))
+        if error:
+            raise DataError(error)
         specs, loaders = self.reader.schema.inputs, ColumnMapping(loader=self.loader).loaders(self.reader.schema)
         names = [f"argument {number}" for number in range(1, len(columns) + 1)]
         if len(specs) > 1:
@@ -264,7 +263,7 @@ class ArgumentsToBlocks:
 
 @dataclass(frozen=True)
 class FrameBlocks:
-    """The blocks of a DataFrame, as a source that tasks run over like an RDD; see `sparkkeras.sources.rdd.Blocks`."""
+    """The blocks of a DataFrame, over which tasks run as over an RDD; implements `sparkkeras.sources.rdd.Blocks`."""
 
     frame: DataFrame
     read: BatchesToBlocks
@@ -275,7 +274,7 @@ class FrameBlocks:
         return self.frame.rdd.getNumPartitions()
 
     def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:
-        """As `sparkkeras.sources.rdd.Blocks.map`. The shuffles that the frame needs run in here."""
+        """See `sparkkeras.sources.rdd.Blocks.map`. Runs the shuffles of the frame's plan immediately."""
         from pyspark import RDD
 
         with cluster.training_workers() if training else nullcontext():
@@ -290,13 +289,13 @@ class FrameBlocks:
 
 @dataclass(frozen=True)
 class OverBatches:
-    """Runs over the Arrow batches of a partition; each result is a row of bytes."""
+    """Calls a function for the Arrow batches of a partition, and writes each result as a row of bytes."""
 
     read: BatchesToBlocks
     call: Callable[[int, Iterable[Block]], Iterable[Any]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The results, pickled, one batch each."""
+        """Yield the pickled results, each in its own batch."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
@@ -306,7 +305,7 @@ class OverBatches:
 
 
 def payload(result: Any) -> pa.RecordBatch:
-    """A result as a batch of one row."""
+    """A pickled result as a batch of one row."""
     import pyarrow as pa
 
     return pa.record_batch([pa.array([pickle.dumps(result, 5)], pa.binary())], ["result"])
@@ -314,22 +313,22 @@ def payload(result: Any) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class OverColumns:
-    """Runs over the batches of the columns that a column function was given; see `column_function`.
+    """Runs a task over the batches of a column function's arguments; see `column_function`.
 
-    People call such functions, or `collect` what they gave, themselves: what they see of an error is what Spark says of it.
+    Users run the queries that call such functions, so they see errors as Spark reports them.
     """
 
-    __name__ = "keras_model"  # what Spark calls it in plans
+    __name__ = "keras_model"  # its name in Spark's plans
 
     task: Callable[[TaskContext, Iterator[Any]], Iterator[pa.Array]]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
-        """As many values as rows were given; every batch is read."""
+        """Yield one value per row; reads all batches."""
         try:
             yield from self.task(task_context(), batches)
         except DataError as error:
-            # The data is at fault, which its message says, and a traceback of ours would hide. Spark looks at this variable
-            # when it reports the error; then it ends the process.
+            # The message explains what is wrong with the data; a traceback would bury it. Spark reads this variable when it
+            # reports the error, and then ends the process.
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
             raise error from None
         for _ in batches:
@@ -337,19 +336,19 @@ class OverColumns:
 
 
 class ColumnFunction(Protocol):
-    """What Spark makes of a function over Arrow batches of columns."""
+    """A user-defined function of Spark over Arrow batches of columns."""
 
     def __call__(self, *columns: Column) -> Column:
-        """The column of its values."""
+        """The column of results."""
         ...
 
     def asNondeterministic(self) -> ColumnFunction:  # noqa: N802 - Spark's name
-        """The same, computed once for each row wherever it is mentioned."""
+        """The same function, computed only once per row even if a query uses the column several times."""
         ...
 
 
 def column_function(call: OverColumns, type_name: str) -> ColumnFunction:
-    """A function from columns to a column of a Spark type."""
+    """Make a Spark function from columns to a column of the given type."""
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
     from pyspark.util import PythonEvalType
 
@@ -360,7 +359,7 @@ def column_function(call: OverColumns, type_name: str) -> ColumnFunction:
 
 
 class _Results(Serializer):  # type: ignore[misc]
-    """Reads what `OverBatches` made, where Spark hands its rows over."""
+    """Unpickles the results of `OverBatches` from the rows that Spark passes to Python."""
 
     def load_stream(self, stream: Any) -> Iterator[Any]:
         rows = BatchedSerializer(CPickleSerializer()).load_stream(stream)
@@ -368,10 +367,10 @@ class _Results(Serializer):  # type: ignore[misc]
 
 
 def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
-    """The rows whose column ``name`` is false, 0 or null, and the others.
+    """Split a DataFrame into the rows whose column ``name`` is false, 0 or null, and the others.
 
     Raises:
-        DataError: There is no such column, or it is neither boolean nor a number.
+        DataError: The column does not exist, or is neither boolean nor numeric.
     """
     from pyspark.sql import functions, types
 
@@ -379,18 +378,18 @@ def split_by(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
     kind, _ = finder.type_of(name)
     if not isinstance(kind, (types.BooleanType, types.NumericType)):
         raise DataError(
-            f"column {name!r} says which rows validate, so it must be boolean or a number; it is of the type "
+            f"column {name!r} marks the validation rows, so it must be boolean or numeric; it has the type "
             f"{kind.simpleString()}."
         )
     chosen = functions.coalesce(finder.column(name).cast("boolean"), functions.lit(False))
     return frame.where(~chosen), frame.where(chosen)
 
 
-# Which columns
+# Finding columns
 
 
 def _side(argument: str, given: Columns | None, specs: Sequence[InputSpec], finder: _Finder) -> tuple[Structure, list[Leaf]]:
-    """The structure of one side, and a leaf for each of its arrays."""
+    """The structure of one side (features, labels or weights), and a leaf for each of its arrays."""
     names = [spec.name for spec in specs]
     ends = "inputs" if argument == "features" else "outputs"
     if given is None:
@@ -405,19 +404,19 @@ def _side(argument: str, given: Columns | None, specs: Sequence[InputSpec], find
             if names and key not in by_name:
                 raise ConfigurationError(f"{argument}: the model has no {ends[:-1]} {key!r}. {known_names(key, names)}")
             leaves.append(_leaf(f"{argument}[{key!r}]", columns, by_name.get(key)))
-        if len(specs) == 1:  # Keras wants the array itself
+        if len(specs) == 1:  # Keras expects the array itself
             return Structure(), leaves
         return Structure(len(leaves), tuple(given), bare=False), leaves
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
-                f"{argument}={given!r}: the model has {len(specs)} {ends}: give {{name: column}} for {names}."
+                f"{argument}={given!r}: the model has {len(specs)} {ends}: pass {{name: column}} for {names}."
             )
         return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
     columns = _names(argument, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
-            f"{argument}={list(columns)!r}: the model has {len(specs)} {ends}: give one column for each, or "
+            f"{argument}={list(columns)!r}: the model has {len(specs)} {ends}: pass one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
     return Structure(len(columns), bare=False), [
@@ -426,7 +425,7 @@ def _side(argument: str, given: Columns | None, specs: Sequence[InputSpec], find
 
 
 def _weights(given: Columns, schema: Schema, finder: _Finder) -> tuple[Structure, list[Leaf]]:
-    """One weight for all outputs, or one for each in their order and structure: Keras does not look further."""
+    """One weight for all outputs, or one for each, in the outputs' order and structure, since Keras does not match names."""
     structure, leaves = _side("sample_weight", given, schema.outputs, finder)
     if structure.bare:
         return structure, leaves
@@ -441,9 +440,9 @@ def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:
     if isinstance(given, str):
         return Leaf((given,), input=spec)
     names = _names(argument, given)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"{argument}={list(names)!r} has the column {twice!r} twice; give each column once.")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ConfigurationError(f"{argument}={list(names)!r} has the column {repeated!r} twice; name each column once.")
     return Leaf(names, together=True, input=spec)
 
 
@@ -460,9 +459,9 @@ def _names(argument: str, given: Any) -> tuple[str, ...]:
 
 
 class _Finder:
-    """Looks columns of a DataFrame up by name: a column's own name first, else a field of a struct (``user.age``).
+    """Finds columns of a DataFrame by name: a top-level column, else a field of a struct (``user.age``).
 
-    As in Spark, upper and lower case do not matter where the name leaves no doubt.
+    As in Spark, names are case-insensitive unless that is ambiguous.
     """
 
     def __init__(self, frame: DataFrame) -> None:
@@ -479,49 +478,49 @@ class _Finder:
         """A column's type and metadata.
 
         Raises:
-            DataError: There is none of this name, or more than one.
+            DataError: No column has this name, or several have.
         """
         field = self._found(name)[-1]
         return field.dataType, field.metadata
 
     def _found(self, name: str) -> list[StructField]:
-        """The column, or the struct and its fields down to the one of this name."""
+        """The path to the column: its field alone, or a struct and its nested fields."""
         path = _path(self.schema, name)
         if path is None:
             raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
         twins = [other for other in self._names if _alike(other, path[0].name)]
         if twins.count(path[0].name) > 1 or (len(twins) > 1 and not is_case_sensitive(self._frame.sparkSession)):
             raise DataError(
-                f"the DataFrame has {len(twins)} columns that Spark does not distinguish ({', '.join(map(repr, twins))}): "
-                "rename them."
+                f"the DataFrame has {len(twins)} columns whose names Spark does not distinguish "
+                f"({', '.join(map(repr, twins))}): rename them."
             )
         return path
 
     def default(self, argument: str, specs: Sequence[str]) -> Columns:
-        """What to take where nothing was said."""
+        """The default columns for an argument that was not set."""
         if len(specs) < 2 and _field(self.schema, argument) is not None:
             return argument
         if specs and all(_field(self.schema, name) is not None for name in specs):
             return {name: name for name in specs} if len(specs) > 1 else specs[0]
         ends = "inputs" if argument == "features" else "outputs"
         raise ConfigurationError(
-            f"{argument}= is missing: there is no column {argument!r}, nor are there columns named as the model's {ends} "
+            f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {ends} "
             f"({', '.join(specs) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
 
 
 def is_case_sensitive(session: Any) -> bool:
-    """Whether a session distinguishes upper from lower case in columns' names; by default Spark does not."""
+    """Whether column names are case-sensitive in a session; by default they are not."""
     return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark reads it whatever is in it."""
+    """A column's name in backticks, which may contain any character."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _path(kind: StructType, name: str) -> list[StructField] | None:
-    """The field of this name, after the structs that it is in; names themselves may have dots."""
+    """The field of this name, preceded by the structs that contain it. Names may contain dots."""
     from pyspark.sql.types import StructType
 
     parts = name.split(".")
@@ -547,7 +546,7 @@ def _alike(name: str, other: str) -> bool:
     return name.lower() == other.lower()
 
 
-# Whether they can be read
+# Checking types and shapes
 
 
 def _check_types(leaf: Leaf, finder: _Finder) -> None:
@@ -570,13 +569,13 @@ def _check_types(leaf: Leaf, finder: _Finder) -> None:
     if width != wanted:
         assert leaf.input is not None
         raise DataError(
-            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) a row, but the model's input "
+            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) per row, but the model's input "
             f"{leaf.input.name!r} expects rows of shape {shape}. Choose other columns, or change the model's input."
         )
 
 
 def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
-    """Refuse a loader whose arrays cannot fit the model's input."""
+    """Raise `ConfigurationError` if a loader's arrays cannot fit the model's input."""
     wanted = None if leaf.input is None or not leaf.fits else leaf.input.shape
     if wanted is None:
         return
@@ -586,8 +585,8 @@ def _check_shape(leaf: Leaf, shape: tuple[int | None, ...]) -> None:
     if not known:
         assert leaf.input is not None
         raise ConfigurationError(
-            f"the loader of {leaf.label} makes arrays of shape {shape}, but the model's input {leaf.input.name!r} expects "
-            f"{wanted}: give it that size and mode."
+            f"the loader of {leaf.label} returns arrays of shape {shape}, but the model's input {leaf.input.name!r} expects "
+            f"{wanted}: set the size and mode of the loader accordingly."
         )
 
 
@@ -614,7 +613,7 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         return
     if isinstance(inner, types.BinaryType) and inner is kind and leaf.input is not None:
         return
-    told, give = kind.simpleString(), leaf.terms.give
+    type_name, give = kind.simpleString(), leaf.terms.give
     if isinstance(inner, types.StringType):
         advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
         if leaf.terms.function:
@@ -622,21 +621,22 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         if inner is kind and leaf.input is not None and len(leaf.input.shape or ()) == 3:
             advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
     elif isinstance(inner, types.BinaryType):
-        advice = "Bytes are read as tensors where the model says the shape of its input, or by a loader (image_loader(...))."
-    elif told == IMAGE_STRUCT:
+        advice = "Bytes require a model input of known shape, to be read as tensors, or a loader (image_loader(...))."
+    elif type_name == IMAGE_STRUCT:
         advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
     elif isinstance(inner, (types.StructType, types.MapType)):
         field = f" ({name}.field)" if not leaf.terms.function else ""
-        advice = f"Name the fields that count{field}, or {give} loader=image_loader(...) if it holds images."
+        advice = f"Name the fields to use{field}, or {give} loader=image_loader(...) if it holds images."
     else:
-        advice = "Turn it into numbers first, for instance with cast or unix_timestamp."
+        advice = "Convert it to numbers first, for instance with cast or unix_timestamp."
     raise DataError(
-        f"{leaf.terms.column(name)} has the type {told}; expected numbers, booleans, arrays of them, or vectors. {advice}"
+        f"{leaf.terms.column(name)} has the type {type_name}; expected numbers, booleans, arrays of them, or vectors. "
+        f"{advice}"
     )
 
 
 def _loader_call(leaf: Leaf) -> str:
-    """The loader of images for an input, as a person would write it."""
+    """The call of `image_loader` that fits an input, for messages."""
     shape = (leaf.input.shape if leaf.input is not None else None) or ()
     return f"image_loader({shape[:2]})" if len(shape) == 3 and None not in shape[:2] else "image_loader(size)"
 
@@ -646,7 +646,7 @@ def _is_vector(kind: DataType) -> bool:
 
 
 def _width(kind: DataType, metadata: Mapping[str, Any]) -> int | None:
-    """How many values a row has, where the type says."""
+    """The number of values per row, if the type or the metadata determine it."""
     from pyspark.sql import types
 
     if isinstance(kind, (types.NumericType, types.BooleanType)):

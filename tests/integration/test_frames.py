@@ -143,7 +143,7 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        ({"validation_col": "name"}, DataError, "column 'name' says which rows validate.*of the type string"),
+        ({"validation_col": "name"}, DataError, "column 'name' marks the validation rows.*has the type string"),
         ({"validation_col": "held"}, DataError, "no column 'held'"),
         ({"validation_col": "w", "validation_split": 0.1}, ConfigurationError, "pass only one of"),
         ({"features": "name"}, DataError, "column 'name' has the type string"),

@@ -234,7 +234,7 @@ def test_columns_that_differ_only_in_case_with_case_sensitive_spark(spark, frame
 
 def test_columns_that_differ_only_in_case_are_reported(spark, frame):
     twins = frame.withColumnRenamed("a", "Features")
-    with pytest.raises(DataError, match="columns that Spark does not distinguish"):
+    with pytest.raises(DataError, match="columns whose names Spark does not distinguish"):
         KerasTransformer(model=network()).transform(twins)
     with pytest.raises(ConfigurationError, match=r"'prediction' already exists as 'Prediction' \(Spark ignores case\)"):
         KerasTransformer(model=network()).transform(frame.withColumnRenamed("a", "Prediction"))

@@ -54,7 +54,8 @@ def test_columns_named_as_the_models_ends_are_found(spark):
 def test_what_is_missing_is_told_with_what_there_is(spark):
     told = refusal(ConfigurationError, frame(spark, "a int, b int"))
     assert (
-        "features= is missing: there is no column 'features', nor are there columns named as the model's inputs (x)" in told
+        "features= is missing: there is no column 'features', and no columns with the names of the model's inputs (x)"
+        in told
     )
     assert "The DataFrame has 'a', 'b'." in told
     assert "label= is missing" in refusal(ConfigurationError, frame(spark, "features array<int>"), labelled=True)
@@ -130,7 +131,7 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
         (
             TWO,
             {"features": ["a", "b", "c"]},
-            r"features=\['a', 'b', 'c'\]: the model has 2 inputs: give one column for each",
+            r"features=\['a', 'b', 'c'\]: the model has 2 inputs: pass one column for each",
         ),
         (ONE, {"features": ["a", "b", "a"]}, r"features=\['a', 'b', 'a'\] has the column 'a' twice"),
         (TWO, {"features": {"user": ["a", "b"]}}, r"keys \['user'\], but the model's inputs are \['user', 'item'\]"),
@@ -176,13 +177,13 @@ def test_case_does_not_matter_where_it_leaves_no_doubt(spark):
     given = spark.createDataFrame([(1, 2)], "a int, A int")
     assert tuple(select(given, UNSAID, features=["A", "a"]).narrowed(given).first()) == (2, 1)
     spark.conf.set("spark.sql.caseSensitive", "false")
-    with pytest.raises(DataError, match=r"2 columns that Spark does not distinguish \('a', 'A'\): rename them"):
+    with pytest.raises(DataError, match=r"2 columns whose names Spark does not distinguish \('a', 'A'\): rename them"):
         select(frame(spark, types.StructType.fromDDL("a int, A int")), UNSAID, features="a")
 
 
 def test_columns_of_one_name_are_refused_where_they_are_named(spark):
     given = frame(spark, "a int, b int").join(frame(spark, "b int, c int"))
-    with pytest.raises(DataError, match=r"2 columns that Spark does not distinguish \('b', 'b'\)"):
+    with pytest.raises(DataError, match=r"2 columns whose names Spark does not distinguish \('b', 'b'\)"):
         select(given, UNSAID, features=["a", "b"])
     assert select(given, UNSAID, features=["a", "c"]).narrowed(given).columns == ["c0", "c1"]
 
@@ -217,13 +218,13 @@ def test_what_can_be_read(spark, kind):
     [
         ("string", "Encode text first, for instance with pyspark.ml.feature.StringIndexer"),
         ("array<string>", "Encode text first"),
-        ("date", "Turn it into numbers first"),
+        ("date", "Convert it to numbers first"),
         ("timestamp", "unix_timestamp"),
-        ("void", "Turn it into numbers first"),
-        ("struct<a: int>", r"Name the fields that count \(c.field\)"),
+        ("void", "Convert it to numbers first"),
+        ("struct<a: int>", r"Name the fields to use \(c.field\)"),
         ("map<string,int>", "Name the fields"),
         ("array<struct<a: int>>", "Name the fields"),
-        ("array<binary>", "Bytes are read as tensors where"),
+        ("array<binary>", "Bytes require a model input of known shape"),
     ],
 )
 def test_what_cannot_be_read_is_told_by_name(spark, kind, advice):
@@ -306,12 +307,12 @@ def test_a_loader_says_what_it_takes(spark):
         (
             TWO,
             {"features": ["a", "b"], "loader": {"user": Texts()}},
-            r"makes arrays of shape \(3,\), but .*'user' expects",
+            r"returns arrays of shape \(3,\), but .*'user' expects",
         ),
         (
             ONE,
             {"features": "a", "loader": Texts},
-            "loader is .*; expected what turns a column into arrays, such as image_loader",
+            "loader is .*; expected a loader, such as image_loader",
         ),
     ],
 )
@@ -335,7 +336,7 @@ def test_rows_are_split_by_a_column(spark):
 def test_the_column_must_say_yes_or_no(spark):
     given = frame(spark, "fold string, flags array<boolean>, struct struct<a: string>")
     for name, kind in [("fold", "string"), ("flags", "array<boolean>"), ("struct.a", "string")]:
-        with pytest.raises(DataError, match=f"column '{name}' says which rows validate.*of the type {kind}"):
+        with pytest.raises(DataError, match=f"column '{name}' marks the validation rows.*has the type {kind}"):
             split_by(given, name)
     with pytest.raises(DataError, match="no column 'folds'.*Did you mean 'fold'"):
         split_by(given, "folds")
@@ -349,7 +350,7 @@ def test_what_is_a_frame(spark, sc):
 
 def test_a_row_has_one_weight(spark):
     rows = frame(spark, "features array<float>, label int, one float, two float")
-    with pytest.raises(ConfigurationError, match=r"sample_weight=\['one', 'two'\]: a row has one weight"):
+    with pytest.raises(ConfigurationError, match=r"sample_weight=\['one', 'two'\]: expected one column"):
         select(rows, labelled=True, sample_weight=["one", "two"])
 
 
