@@ -150,7 +150,7 @@ class StoredRemoteDataset:
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return len(self.handles)
 
     @property

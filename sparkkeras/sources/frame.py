@@ -270,7 +270,7 @@ class FrameBlocks:
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self.frame.rdd.getNumPartitions()
 
     def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:

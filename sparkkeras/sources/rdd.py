@@ -1,9 +1,9 @@
-"""Data on Spark: how tasks run over an RDD of blocks, or what reads like one.
+"""Data on Spark: runs tasks over an RDD of blocks, or over a source with the same interface.
 
-To train, it is written once to the machines that train (`sparkkeras.data.files`), and
-what Spark keeps is a small RDD of handles: when an executor is lost, Spark computes its handles again, which writes the
-files again. A task that runs where the files are not (Spark moves tasks when their executor is busy) says so, and the
-driver has that partition computed from its source; the task leaves the files behind, so the next one finds them.
+For training, tasks write the rows to files on the workers once (`sparkkeras.data.files`), and Spark only keeps a small RDD
+of handles. When an executor is lost, Spark recomputes its handles, which writes the files again. Spark may move a task to an
+executor without the files, for instance when the first one is busy. The task then returns `Missing`, and the driver runs the
+partition from its source instead; that run writes the files, so that later tasks find them.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ R = TypeVar("R")
 Call = Callable[[int, Iterable[Any]], Iterable[Any]]
 
 SWEEP_SECONDS = 0.1
-"""How long a task that removes files waits, so that each executor gets one."""
+"""How long each task that removes files waits, so that Spark gives every executor one of them."""
 
 
 class Blocks(Protocol):
-    """What tasks run over. Every partition has any number of blocks."""
+    """Blocks in partitions, over which tasks run. A partition may have any number of blocks."""
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         ...
 
     def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
-        """What ``call`` yields over each partition, which it is given with its number.
+        """Make an RDD of the values that ``call`` yields for each partition.
 
         Args:
-            cluster: Where it runs.
-            call: The function.
-            training: Whether it runs in the workers that train; else in the person's.
+            cluster: The cluster to run on.
+            call: A function of the partition's index and its blocks.
+            training: Whether to use Python workers with the settings for training; else those of the user's jobs.
         """
         ...
 
 
 @dataclass(frozen=True)
 class RddBlocks:
-    """An RDD as what tasks run over."""
+    """The blocks of an RDD."""
 
     rdd: RDD[Any]
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self.rdd.getNumPartitions()
 
     def map(self, cluster: Cluster, call: Call, training: bool) -> RDD[Any]:
-        """As `Blocks.map`."""
+        """See `Blocks.map`."""
         if not training:
             return self.rdd.mapPartitionsWithIndex(call)
         with cluster.training_workers():
@@ -98,7 +98,7 @@ class SparkDataset:
     """Rows on Spark.
 
     Attributes:
-        cluster: The cluster that they live on.
+        cluster: The cluster of the rows.
         blocks: The rows.
     """
 
@@ -107,25 +107,25 @@ class SparkDataset:
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self.blocks.num_partitions
 
     @property
     def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether; 0 is no bound."""
+        """The maximum total size of the results of a job, in bytes; 0: unlimited."""
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> Any:
-        """As `Dataset.share`: a broadcast."""
+        """Broadcast a value; see `Dataset.share`."""
         return self.cluster.share(value)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
-        """As `Dataset.run`, in one pass over the source."""
+        """Run a task in one pass over the source; see `Dataset.run`."""
         return SparkResults(self.cluster, self.blocks, Pass(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
-        """As `Dataset.stored`: one job that writes the files. They are removed when the context ends."""
+        """Write the rows to files on the workers, in one job; they are removed when the context ends."""
         from pyspark import StorageLevel
 
         name = f"sparkkeras-{uuid.uuid4().hex}"
@@ -147,13 +147,13 @@ class SparkDataset:
 
 
 def without_rows(cluster: Cluster, workers: int) -> SparkDataset:
-    """A dataset that has a partition for each of so many workers and no rows, for tasks that get their work elsewhere."""
+    """A dataset of one empty partition for each worker, for tasks that do not receive their work as rows."""
     return SparkDataset(cluster, RddBlocks(cluster.context.parallelize((), workers)))
 
 
 @dataclass(frozen=True)
 class StoredSparkDataset:
-    """Rows on Spark that lie in files where they train; see `SparkDataset`."""
+    """Rows on Spark in files on the workers; see `SparkDataset`."""
 
     cluster: Cluster
     blocks: Blocks
@@ -163,21 +163,21 @@ class StoredSparkDataset:
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return len(self.handles)
 
     @property
     def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether; 0 is no bound."""
+        """The maximum total size of the results of a job, in bytes; 0: unlimited."""
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> Any:
-        """As `Dataset.share`: a broadcast."""
+        """Broadcast a value; see `Dataset.share`."""
         return self.cluster.share(value)
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at the same time."""
+        """The number of tasks that can run at the same time."""
         return self.cluster.slots
 
     @property
@@ -191,9 +191,9 @@ class StoredSparkDataset:
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """See `DriverDataset.everywhere`: the files where the workers share the driver's disk, else broadcasts.
+        """See `DriverDataset.everywhere`: the files if the workers share the driver's disk, else broadcasts.
 
-        For these the rows come to the driver once.
+        For the broadcasts, the rows are collected on the driver once.
         """
         if self.cluster.is_local:
             yield self.handles
@@ -201,10 +201,10 @@ class StoredSparkDataset:
         size = sum(handle.rows * handle.spec.row_bytes for handle in self.handles if handle.spec is not None)
         if self.max_result_bytes and size > self.max_result_bytes:
             raise ConfigurationError(
-                f"{size / 1e9:.1f} GB of rows are for all workers (validation_data in the asynchronous modes and for "
-                "ensembles; what members of an ensemble train on), so they go through the driver, which "
-                f"spark.driver.maxResultSize limits to {self.max_result_bytes / 1e9:.1f} GB: give validation_split= or "
-                'sampling="partition", whose rows are with the workers already, or a sample of the data, or raise the limit.'
+                f"all workers need {size / 1e9:.1f} GB of rows (validation_data in the asynchronous modes and for "
+                "ensembles, or the training data of ensembles). They pass through the driver, and spark.driver.maxResultSize is "
+                f'{self.max_result_bytes / 1e9:.1f} GB. Use validation_split= or sampling="partition", whose rows stay on '
+                "their workers, pass a sample of the data, or raise the limit."
             )
         found = self.run(Collect()).collect()
         with ExitStack() as stack:
@@ -219,7 +219,7 @@ class StoredSparkDataset:
         return without_rows(self.cluster, count)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
-        """As `Dataset.run`, over the files."""
+        """Run a task over the files; see `Dataset.run`."""
         cores = self.cluster.task_cores
         return SparkResults(
             self.cluster,
@@ -236,7 +236,7 @@ class StoredSparkDataset:
 
 @dataclass(frozen=True)
 class BroadcastRows:
-    """Rows that were broadcast."""
+    """Rows in a broadcast variable."""
 
     shared: Shared[Block]
 
@@ -247,7 +247,7 @@ class BroadcastRows:
 
 @dataclass(frozen=True)
 class Collect:
-    """Yields the rows themselves, in arrays of their own."""
+    """Yields the rows themselves, in new arrays."""
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks."""
@@ -256,7 +256,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class SparkResults(Generic[R]):
-    """Results of a task over an RDD; ``repair`` runs a partition whose files were not found from its source."""
+    """Results of a task over an RDD; ``repair`` reruns partitions with missing files from their source."""
 
     cluster: Cluster
     source: Blocks
@@ -264,7 +264,7 @@ class SparkResults(Generic[R]):
     repair: tuple[Blocks, Call] | None = None
 
     def collect(self) -> list[R]:
-        """As `Results.collect`: one job, and one more if files were not where their tasks ran."""
+        """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
         found = self.cluster.collect(self.source.map(self.cluster, self.call, training=True))
         repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
@@ -276,7 +276,7 @@ class SparkResults(Generic[R]):
         return results
 
     def reduce(self, merging: Merging[R]) -> list[R]:
-        """Merge the results on the workers, by one shuffle in which each task receives some pieces of all results."""
+        """Merge the results on the workers, in one shuffle in which each task receives some pieces of all results."""
         pieces = self.source.map(self.cluster, _InPieces(self.call, merging), training=True)
         with self.cluster.training_workers():
             merged = pieces.partitionBy(self.cluster.slots, _by_index).mapPartitions(_MergePieces(merging))
@@ -287,20 +287,20 @@ class SparkResults(Generic[R]):
         return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
 
     def lazy(self) -> RDD[R]:
-        """An RDD that computes the results in the workers that train, whatever function is mapped over it."""
+        """An RDD that computes the results in workers with the settings for training, even if users map over it."""
         from pyspark import RDD
 
         rdd = self.source.map(self.cluster, self.call, training=True)
         return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
-        """As `Results.from_source`: one job, which leaves the files behind where its tasks ran."""
+        """Run one job over the source, which also writes the missing files; see `Results.from_source`."""
         if not partitions:
             return {}
         if self.repair is None:
             raise ClusterError(
-                "the files of the arrays are gone from Spark's temporary folder (spark.local.dir) while they were in use. "
-                "Call again, and keep what cleans that folder away from it."
+                "the files of the arrays were removed from Spark's temporary folder (spark.local.dir) during their use. "
+                "Exclude that folder from any cleanup, and try again."
             )
         source, call = self.repair
         keyed = source.map(self.cluster, _Numbered(call), training=True)
@@ -312,20 +312,24 @@ class SparkResults(Generic[R]):
 
 @dataclass(frozen=True)
 class Missing:
-    """A task found no files where it ran."""
+    """The result of a task that did not find the files of its partition."""
 
     partition: int
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows that are not what was expected, on their way to the driver."""
+    """An error message about invalid rows, sent to the driver."""
 
     message: str
 
 
 def checked(found: Sequence[Handle | Problem]) -> list[Handle]:
-    """The handles; what is wrong with rows is raised."""
+    """The handles.
+
+    Raises:
+        DataError: A task found invalid rows.
+    """
     problems = [item for item in found if isinstance(item, Problem)]
     if problems:
         raise DataError(problems[0].message)
@@ -333,7 +337,7 @@ def checked(found: Sequence[Handle | Problem]) -> list[Handle]:
 
 
 def task_context(partition: int | None = None, cores: int | None = None) -> TaskContext:
-    """The Spark task that runs here; Spark says what is not given."""
+    """The context of the current Spark task; Spark supplies the values that are not passed."""
     from pyspark import TaskContext as SparkTask
 
     task = SparkTask.get()
@@ -346,11 +350,11 @@ def task_context(partition: int | None = None, cores: int | None = None) -> Task
 
 
 class Deferred(Generic[R]):
-    """A task on its way: unpickled where it runs, once the process is ready for what it imports.
+    """A task that is unpickled on the worker after the process is set up, since it may import Keras.
 
     Args:
         task: The task.
-        environment: Environment variables that the process needs, where Spark does not give it them.
+        environment: Environment variables to set in the process, if Spark does not.
     """
 
     def __init__(
@@ -367,7 +371,7 @@ class Deferred(Generic[R]):
         self._payload, self._environment = state
 
     def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
-        """Make this process ready, and run the task."""
+        """Set up this process, and run the task."""
         started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
         garbage.spare_survivors()
@@ -377,16 +381,16 @@ class Deferred(Generic[R]):
 
 @dataclass(frozen=True)
 class Pass:
-    """Run a task over blocks that stream by."""
+    """Run a task over a stream of blocks."""
 
     task: Task[Any]
     cores: int
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
-        """The task's results; every block is read."""
+        """Yield the task's results; reads all blocks."""
         stream = iter(blocks)
         yield from self.task(task_context(partition, self.cores), stream)
-        for _ in stream:  # a task that leaves rows unread costs Spark the worker process
+        for _ in stream:  # Spark cannot reuse the worker process of a task that leaves rows unread
             pass
 
 
@@ -397,7 +401,7 @@ class Store:
     name: str
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle | Problem]:
-        """The handle, or what is wrong with the rows."""
+        """Yield the handle, or the `Problem` of invalid rows."""
         stream = iter(blocks)
         try:
             yield files.write(stream, partition, files.home(self.name))
@@ -415,7 +419,7 @@ class OpenFiles:
     cores: int
 
     def __call__(self, partition: int, handles: Iterable[Handle]) -> Iterator[Any]:
-        """The task's results, or what is missing."""
+        """Yield the task's results, or `Missing`."""
         for handle in handles:
             try:
                 yield from self.task(task_context(partition, self.cores), _opened(handle))
@@ -434,7 +438,7 @@ def _opened(handle: Handle) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class _StoreAndRun:
-    """Write a partition's files here, then run a task over them."""
+    """Write a partition's files on this machine, then run a task over them."""
 
     name: str
     task: Task[Any]
@@ -470,7 +474,7 @@ class _InPieces:
 
 @dataclass(frozen=True)
 class _MergePieces:
-    """Merge the pieces of each index in the order of their partitions; pass on what is `Missing`."""
+    """Merge the pieces of each index in the order of their partitions; pass `Missing` on."""
 
     merging: Merging[Any]
 
@@ -492,7 +496,7 @@ class Sweep:
     name: str
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """Remove them."""
+        """Read all rows, wait, and remove the files."""
         for _ in rows:
             pass
         time.sleep(SWEEP_SECONDS)
