@@ -1,7 +1,7 @@
-"""A model as a column of a DataFrame: what ``predict`` adds, what transformers add, and SQL functions.
+"""A model's predictions as a column of a DataFrame, for ``predict``, transformers and SQL functions.
 
-Spark sends the columns that the model takes to its Python workers, batch by Arrow batch, and puts what comes back beside
-the row it came from; all other columns stay in the JVM. A worker process loads the model once.
+Spark sends the model's input columns to its Python workers, batch by Arrow batch, and adds the predictions to the rows; all
+other columns stay in the JVM. A worker process loads the model once.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCH_SIZE = 1024
-"""Rows that the model is called on at a time, where nobody says."""
+"""The default number of rows in each call of the model."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Everything that scoring needs to know, on its way to becoming a column.
+    """Everything that is needed to make a column of predictions.
 
     Attributes:
         archive: The model.
         state: Its weights.
-        options: How rows become batches.
-        schema: What the model takes.
-        outputs: What it gives.
-        on_invalid: ``"error"`` refuses rows with nulls, NaN or infinite values; ``"allow"`` predicts nothing for nulls;
-            ``"drop"`` and ``"null"`` predict nothing for any of these.
+        options: Batch size and transform.
+        schema: The model's inputs.
+        outputs: The model's outputs.
+        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with
+            nulls; ``"drop"`` and ``"null"`` predict null for rows with any of these.
     """
 
     archive: ModelArchive
@@ -80,7 +80,7 @@ class Scorer:
         custom_objects: Mapping[str, Any] | None = None,
         on_invalid: InvalidPolicy = "allow",
     ) -> Scorer:
-        """A scorer for a built model, compiled or not."""
+        """Create a scorer for a built model, compiled or not."""
         models.check_built(model)
         arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
@@ -95,15 +95,15 @@ class Scorer:
 
     @property
     def reader(self) -> Reader:
-        """How rows are read."""
+        """Reads and checks the rows."""
         return Reader(self.schema.before(self.options.transform), False, self.on_invalid)
 
     def function(self, cluster: AnyCluster, read: BatchesToBlocks | ArgumentsToBlocks) -> ColumnFunction:
-        """A function from columns to the column of predictions: a struct of all outputs where there are several.
+        """Make a function from columns to the column of predictions: a struct if the model has several outputs.
 
         Args:
-            cluster: Where it will run.
-            read: How the columns become blocks.
+            cluster: The cluster that will run it.
+            read: Converts the columns to blocks.
         """
         task = ScoreTask(
             cluster.keep(self.archive), cluster.keep(self.state), cluster.keep(self.options), read, self.outputs
@@ -120,7 +120,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Predicts Arrow batch by Arrow batch; invalid rows do not reach the model, and get null."""
+    """Predicts Arrow batch by Arrow batch. Invalid rows are not passed to the model; their prediction is null."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
@@ -129,7 +129,7 @@ class ScoreTask:
     outputs: tuple[Output, ...]
 
     def __call__(self, context: TaskContext, batches: Iterator[Any]) -> Iterator[pa.Array]:
-        """Predict."""
+        """Yield the column of predictions, in parts."""
         schema = self.read.reader.schema
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, schema, context)
         first = 0
@@ -140,7 +140,7 @@ class ScoreTask:
                 first += block.rows
 
     def _column(self, predictor: Predictor, block: Block, good: Array | None) -> pa.Array:
-        """The predictions for a block, with null for the rows that are not ``good`` (``None``: all are)."""
+        """The predictions for a block, with null for rows that are not ``good`` (``None``: all rows are good)."""
         valid = block if good is None else block[np.flatnonzero(good)]
         good = np.ones(block.rows, bool) if good is None else good
         if valid.rows:
@@ -157,7 +157,7 @@ class ScoreTask:
 
 
 def _spread(predicted: Any, good: Array) -> Array:
-    """Predictions at the rows that they are of; the others are zeros."""
+    """The predictions of the good rows, each put into its row; the other rows are zeros."""
     values = np.asarray(predicted)
     if good.all():
         return values
@@ -178,24 +178,25 @@ def with_predictions(
     custom_objects: Mapping[str, Any] | None = None,
     on_invalid: InvalidPolicy = "allow",
 ) -> DataFrame:
-    """A DataFrame with a model's predictions beside its rows, computed when they are asked for.
+    """Add a model's predictions to a DataFrame as columns, which Spark computes lazily.
 
     Args:
-        frame: The rows, also a stream.
+        frame: A DataFrame, also a streaming one.
         model: A built model, compiled or not.
         features: The columns of its inputs; see `SparkModel.fit`.
         output_col: The new column; for several outputs a list of names, or a dict of them by output. With one name for
             several outputs, the columns are called ``{output_col}_{output}``.
-        batch_size: Rows that the model is called on at a time.
-        transform: ``transform(x, None) -> x`` on each batch, on the workers.
-        loader: What turns a column into an input, such as `image_loader`.
-        custom_objects: Custom classes and functions by name, where they cannot be found in the model.
-        on_invalid: ``"error"`` refuses rows with nulls, NaN or infinity; ``"allow"`` predicts null for rows with nulls;
-            ``"null"`` predicts null for rows with any of these, and ``"drop"`` leaves out all rows without a prediction.
+        batch_size: The number of rows in each call of the model.
+        transform: ``transform(x, None) -> x``, which the workers apply to each batch.
+        loader: A loader that converts a column into an input, such as `image_loader`.
+        custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
+            model.
+        on_invalid: ``"error"`` raises for rows with nulls, NaN or infinite values; ``"allow"`` predicts null for rows with
+            nulls; ``"null"`` predicts null for rows with any of these, and ``"drop"`` drops all rows without a prediction.
 
     Raises:
-        DataError: A column is missing, or of a type that does not fit.
-        ConfigurationError: An output column is there already, or unknown.
+        DataError: A column is missing, or its type does not fit.
+        ConfigurationError: An output column already exists, or ``output_col`` names an unknown output.
     """
     scorer = Scorer.of(
         model, batch_size=batch_size, transform=transform, custom_objects=custom_objects, on_invalid=on_invalid
@@ -204,7 +205,7 @@ def with_predictions(
     selection = ColumnMapping(features, loader=loader, fits=transform is None).select(frame, scorer.schema, labelled=False)
     cluster = cluster_of(frame.sparkSession)
     function = scorer.function(cluster, BatchesToBlocks(selection, scorer.reader))
-    # Spark may compute what is deterministic as often as it is mentioned: in a filter and behind it.
+    # Spark may compute a deterministic column each time a query uses it: in a filter, and again in the result.
     with cluster.training_workers():
         predicted = function.asNondeterministic()(*selection.columns(frame))
     if len(names) == 1:
@@ -223,8 +224,8 @@ def _drops(leaves: Sequence[Leaf]) -> bool:
     return any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in leaves)
 
 
-def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str], tells: bool = False) -> list[str]:
-    """The name of each output's column; ``tells``: whether Spark distinguishes upper from lower case."""
+def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str], case_sensitive: bool = False) -> list[str]:
+    """The column name of each output; ``case_sensitive``: whether Spark distinguishes upper from lower case."""
     ends = [output.name for output in outputs]
     if isinstance(given, Mapping):
         for name in given:
@@ -238,13 +239,13 @@ def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str]
         names = [given] if len(ends) == 1 else [f"{given}_{name}" for name in ends]
     else:
         names = list(given) if isinstance(given, (list, tuple)) else [given]
-    told = {name if tells else name.lower() for name in names if isinstance(name, str) and name}
-    if len(names) != len(ends) or len(told) != len(names):
+    distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}
+    if len(names) != len(ends) or len(distinct) != len(names):
         raise ConfigurationError(f"output_col={given!r}: expected {len(ends)} different name(s), for the output(s) {ends}.")
     for name in existing:
-        if (name if tells else name.lower()) in told:
+        if (name if case_sensitive else name.lower()) in distinct:
             raise ConfigurationError(
-                f"output_col={given!r}: the DataFrame has a column {name!r} already. Choose another name, or drop({name!r}) "
-                "first."
+                f"output_col={given!r}: the column {name!r} already exists in the DataFrame. Choose another name, or "
+                f"drop({name!r}) first."
             )
     return names

@@ -1,4 +1,4 @@
-"""Arrays of the driver on their way to the workers."""
+"""Sends arrays of the driver to the workers; `to_simple_rdd`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ R = TypeVar("R")
 
 
 def even_slices(rows: int, parts: int) -> list[slice]:
-    """``parts`` slices of consecutive rows whose lengths differ by one at most."""
+    """``parts`` slices of consecutive rows, whose lengths differ by at most one."""
     cuts = [rows * part // parts for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
 @contextmanager
 def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkDataset]:
-    """Arrays of the driver, dealt out in consecutive slices until the context ends.
+    """Distribute arrays of the driver in slices of consecutive rows, until the context ends.
 
-    Where the workers share the driver's disk, the arrays are written there once and mapped by the workers. Elsewhere each
-    slice is broadcast in pieces, and an executor fetches those of its own slices only.
+    If the workers share the driver's disk, the arrays are written to it once, and the workers memory-map them. Otherwise
+    each slice is broadcast in pieces, and an executor only fetches those of its slices.
     """
     slices = [block[part] for part in even_slices(block.rows, parts)]
     if not cluster.is_local:
@@ -70,24 +70,24 @@ def _open_all(handles: Iterable[Handle]) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class ArraysOnDisk(SparkDataset):
-    """Arrays that the driver wrote to a disk that its workers share: they are stored already."""
+    """Arrays that the driver has written to a disk that the workers share, so `stored` has nothing to write."""
 
     handle_rdd: RDD[Any]
     handles: tuple[Handle, ...]
     name: str
 
     def run(self, task: Task[R]) -> SparkResults[R]:
-        """As `Dataset.run`, over the files."""
+        """Run a task over the files; see `Dataset.run`."""
         return SparkResults(self.cluster, RddBlocks(self.handle_rdd), OpenFiles(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
-        """This dataset."""
+        """This dataset, whose rows are in files already."""
         yield StoredSparkDataset(self.cluster, self.blocks, self.handle_rdd, self.handles, self.name)
 
 
 def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], list[Broadcast[Block]]]:
-    """An RDD with one partition for each slice, and the broadcasts that it lives on."""
+    """An RDD with one partition for each slice, and the broadcasts that it reads."""
     broadcasts: list[Broadcast[Block]] = []
     rdds = []
     for part in slices:
@@ -99,7 +99,7 @@ def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], li
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Yield the blocks that were broadcast."""
+    """Yields the blocks of broadcasts."""
 
     pieces: tuple[Shared[Block], ...]
 
@@ -118,7 +118,7 @@ def rows_of(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 class ArraysRDD(PipelinedRDD):  # type: ignore[type-arg]
-    """An ordinary RDD of rows that remembers the arrays that it was made of, so that ``fit`` need not pass rows."""
+    """An RDD of rows that keeps the arrays it was made from, so that ``fit`` can send arrays instead of rows."""
 
     def __init__(self, context: SparkContext, block: Block, parts: int, x: Any, y: Any, sample_weight: Any) -> None:
         blocks, _ = send(context, [block[part] for part in even_slices(block.rows, parts)])
@@ -131,24 +131,25 @@ def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:
 
 
 def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = None, num_slices: int | None = None) -> Any:
-    """An RDD of ``(x, y)`` rows, or ``(x, y, sample_weight)`` rows, from arrays.
+    """Make an RDD of ``(x, y)`` rows, or ``(x, y, sample_weight)`` rows, from arrays.
 
-    It is an ordinary RDD to map or filter; given to ``SparkModel`` as it is, the arrays go to the workers whole.
+    The result is an ordinary RDD. If it is passed to ``SparkModel`` unchanged, the workers receive slices of the arrays,
+    which is faster than rows.
 
     Args:
         sc: The SparkContext, or a SparkSession.
         x: Features with the samples on the first axis: an array, or a tuple or dict of arrays for several inputs.
-        y: Labels, likewise.
+        y: Labels, in the same form.
         sample_weight: A weight for each sample, shape (samples,), or ``None``.
-        num_slices: How many partitions; ``None`` takes ``sc.defaultParallelism``.
+        num_slices: The number of partitions; ``None``: ``sc.defaultParallelism``.
 
     Returns:
-        An RDD with as many rows as the arrays.
+        An RDD with one row per sample.
 
     Raises:
         DataError: The arrays differ in length or are empty, or there are no labels.
-        ConfigurationError: The first argument is no SparkContext.
-        ClusterError: The SparkContext was stopped.
+        ConfigurationError: The first argument is not a SparkContext or SparkSession.
+        ClusterError: The SparkContext is stopped.
 
     Example::
 
@@ -159,12 +160,12 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
     sc = getattr(sc, "sparkContext", sc)
     if not isinstance(sc, SparkContext):
         raise ConfigurationError(
-            f"sc is {describe(sc)}; the SparkContext comes first: to_simple_rdd(sc, x, y). SparkModel takes arrays as they "
-            "are, too: fit(x, y)."
+            f"sc is {describe(sc)}; expected a SparkContext as the first argument: to_simple_rdd(sc, x, y). SparkModel can "
+            "also train on arrays directly: fit(x, y)."
         )
     check_running(sc)
     if y is None:
-        raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, SparkModel takes arrays of features.")
+        raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, pass arrays of features to SparkModel.")
     block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)

@@ -1,8 +1,8 @@
-"""Data behind Spark Connect: tasks as jobs over DataFrames, since there are no RDDs.
+"""Data on Spark Connect: tasks run as jobs over DataFrames, since Spark Connect has no RDDs.
 
-The rows of a DataFrame are written to the machines that train as elsewhere (`sparkkeras.sources.rdd`), and what Spark keeps
-is a small DataFrame of handles. What tasks share travels in their functions, or, where it is larger than those may be, in
-files beside the rows (`sparkkeras.sources.connect_values`). Large results are combined on the cluster piece by piece.
+As on classic Spark (`sparkkeras.sources.rdd`), tasks write the rows of a DataFrame to files on the workers, and Spark only
+keeps a small DataFrame of handles. Small shared values are part of the task's function; larger ones are written to files
+beside the rows (`sparkkeras.sources.connect_values`). Large results are merged on the cluster piece by piece.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ R = TypeVar("R")
 
 
 NO_DRIVER = (
-    "asynchronous and hogwild training need a driver that executors can dial, and Spark Connect has none: use "
-    'mode="synchronous", or run the script on the cluster itself (spark-submit).'
+    "asynchronous and hogwild training need a driver that executors can connect to, which Spark Connect does not provide: "
+    'use mode="synchronous", or run the script on the cluster itself (spark-submit).'
 )
 
 NO_COMMON_ROWS = (
-    "rows that all workers read go through the driver, and Spark Connect has none: give validation_split= instead of "
-    'validation_data=, train an ensemble with sampling="partition", or run the script on the cluster itself (spark-submit).'
+    "rows that all workers need pass through the driver, which Spark Connect does not provide: use validation_split= "
+    'instead of validation_data=, sampling="partition" for an ensemble, or run the script on the cluster itself '
+    "(spark-submit)."
 )
 
 PLAN_CACHE = "spark.connect.session.planCache.enabled"
-"""Off while rows are stored: the server would keep the last plans, and the values of many rounds with them."""
+"""Turned off while rows are stored: the server would cache the last plans, including the shared values of many rounds."""
 
 SWEEP_ROWS = 4096
 REPAIRS = 3
@@ -67,12 +68,12 @@ REPAIRS = 3
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """The rows of a DataFrame behind Connect.
+    """The rows of a DataFrame on Spark Connect.
 
     Attributes:
-        cluster: The session that it lives in.
-        frame: The columns that matter.
-        read: How they become blocks.
+        cluster: The cluster of its session.
+        frame: The selected columns.
+        read: Converts their batches to blocks.
     """
 
     cluster: RemoteCluster
@@ -81,13 +82,13 @@ class RemoteDataset:
 
     @classmethod
     def of(cls, cluster: RemoteCluster, block: Block, reader: Reader, num_workers: int | None) -> RemoteDataset:
-        """Arrays of this process, sent there; in their order, cut into even slices."""
+        """Send arrays of this process to the cluster, in their order and in slices of equal size."""
         import pyarrow as pa
 
         names = [f"c{number}" for number in range(len(block.arrays))]
         read = BatchesToBlocks(Selection(block.form, tuple(Leaf((name,), fits=False) for name in names)), reader)
         session = cluster.session
-        if not block.rows:  # Spark makes no DataFrame of a table without rows
+        if not block.rows:  # Spark cannot create a DataFrame from a table without rows
             return cls(cluster, session.range(0), read)
         table = pa.table([to_column(array) for array in block.arrays], names)
         if num_workers is None:
@@ -95,7 +96,7 @@ class RemoteDataset:
         sizes = [part.stop - part.start for part in even_slices(block.rows, min(num_workers, block.rows))]
         table = table.append_column("worker", pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)))
         table = table.append_column("row", pa.array(np.arange(block.rows)))
-        # A union of slices will not do: Spark makes one partition of frames that have one each.
+        # A union of one frame per slice does not work: Spark merges frames of one partition into a single partition.
         frame = session.createDataFrame(table).repartitionById(len(sizes), "worker").sortWithinPartitions("row")
         return cls(cluster, frame.select(*names), read)
 
@@ -105,21 +106,21 @@ class RemoteDataset:
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
-        """As `Dataset.share`; what is large is a file of the session."""
+        """See `Dataset.share`; large values are uploaded as files of the session."""
         return nullcontext(self.cluster.keep(value))
 
     def run(self, task: Task[R]) -> RemoteResults[R]:
-        """As `Dataset.run`, in one pass over the rows."""
+        """Run a task in one pass over the rows; see `Dataset.run`."""
         call = Pass(Deferred(task, self.cluster.carried_environment), self.cluster.task_cores)
         return RemoteResults(self.cluster, self.frame, OverBlocks(self.read, CapturesErrors(call)))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
-        """As `Dataset.stored`: one job that writes the files. They are removed when the context ends."""
+        """Write the rows to files on the workers, in one job; they are removed when the context ends."""
         name = f"sparkkeras-{uuid.uuid4().hex}"
         session = self.cluster.session
         before = session.conf.get(PLAN_CACHE, "true") or "true"
-        with suppress(Exception):  # a server may not let everybody set it
+        with suppress(Exception):  # a server may not permit setting it
             session.conf.set(PLAN_CACHE, "false")
         handles = self.stored_again(name, None).persist()
         found: tuple[Handle, ...] = ()
@@ -128,20 +129,20 @@ class RemoteDataset:
             yield StoredRemoteDataset(self, handles, found, name)
         finally:
             with suppress(Exception):  # the server may be gone
-                handles.unpersist()  # the first to ask: a server that is gone is waited for once
-                # As many tasks as there are slots, since nobody says how many parts there shall be.
+                handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
+                # Spark creates as many tasks as slots, since no number of partitions is set.
                 _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
                 session.conf.set(PLAN_CACHE, before)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
-        """The handles of some partitions, or of all; their files are written where they are computed."""
+        """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
         wanted = None if partitions is None else frozenset(partitions)
         return _results(self.frame, OverBlocks(self.read, CapturesErrors(_Only(Store(name), wanted))))
 
 
 @dataclass(frozen=True)
 class StoredRemoteDataset:
-    """Rows that lie in files where they train; see `RemoteDataset`."""
+    """Rows in files on the workers; see `RemoteDataset`."""
 
     source: RemoteDataset
     handle_frame: DataFrame
@@ -160,7 +161,7 @@ class StoredRemoteDataset:
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
-        """As `Dataset.share`; what is large lies in files beside the rows until the context ends."""
+        """See `Dataset.share`; large values are written to files beside the rows until the context ends."""
         pickled = Pickled.of(value)
         if pickled.nbytes <= INLINE_BYTES:
             yield LocalShared(value)
@@ -168,11 +169,11 @@ class StoredRemoteDataset:
         shared: StoredShared[R] = StoredShared.of(pickled, self.name)
         write_files(shared, self.source.cluster, self.handle_frame)
         yield shared
-        with suppress(Exception):  # after an error, and where this fails, they go with the rows
+        with suppress(Exception):  # if this fails, and after an error, they are removed with the rows
             remove_files(shared, self.source.cluster, self.handle_frame)
 
     def run(self, task: Task[R]) -> RemoteResults[R]:
-        """As `Dataset.run`, over the files."""
+        """Run a task over the files; see `Dataset.run`."""
         cluster = self.source.cluster
         call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
         fields = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in vars(task).values())
@@ -183,7 +184,7 @@ class StoredRemoteDataset:
     def _repaired(
         self, call: CapturesErrors, shared: Sequence[StoredShared[Any]], partitions: Sequence[int]
     ) -> list[tuple[int, Any]]:
-        """Results of partitions whose files were not found where their tasks ran, with their numbers."""
+        """Rerun partitions whose tasks did not find their files; returns ``(partition, result)`` pairs."""
         cluster = self.source.cluster
         results: list[tuple[int, Any]] = []
         for _ in range(REPAIRS):
@@ -200,8 +201,8 @@ class StoredRemoteDataset:
             if not partitions:
                 return results
         raise ClusterError(
-            f"the files of the partitions {list(partitions)} were written {REPAIRS} times, and were never where their tasks "
-            "ran: executors seem to come and go. Call fit again."
+            f"the files of the partitions {list(partitions)} were written {REPAIRS} times, but each time their tasks ran on "
+            "other machines. Executors seem to be added and removed frequently: call fit again."
         )
 
     @contextmanager
@@ -215,10 +216,10 @@ class RemoteResults(Generic[R]):
     """Results of a job over a DataFrame.
 
     Attributes:
-        cluster: Where it runs.
-        source: What it runs over.
-        call: Gives the results of a partition of that.
-        repair: Gives the numbered results of partitions whose files were missing.
+        cluster: The cluster to run on.
+        source: The DataFrame to run over.
+        call: Yields the results of a partition of ``source``.
+        repair: Returns ``(partition, result)`` pairs for partitions with missing files.
     """
 
     cluster: RemoteCluster
@@ -227,7 +228,7 @@ class RemoteResults(Generic[R]):
     repair: Callable[[Sequence[int]], list[tuple[int, Any]]] | None = None
 
     def collect(self) -> list[R]:
-        """As `Results.collect`."""
+        """See `Results.collect`."""
         found = self.cluster.collect(_results(self.source, self.call))
         repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
         results: list[R] = []
@@ -239,9 +240,11 @@ class RemoteResults(Generic[R]):
         return results
 
     def reduce(self, merging: Merging[R]) -> list[R]:
-        """Merge the results on the workers, by one shuffle in which each group has one piece of all results."""
-        pieces = self.source.mapInArrow(InPieces(self.call, merging, PIECE_BYTES), "piece int, place bigint, result binary")
-        # A lambda: Spark looks at the arguments and hints of a function's own code.
+        """Merge the results on the workers, in one shuffle in which each group has one piece of all results."""
+        pieces = self.source.mapInArrow(
+            InPieces(self.call, merging, PIECE_BYTES), "piece int, partition bigint, result binary"
+        )
+        # A lambda, since Spark inspects the arguments and type hints of the function.
         merged = pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT)
         found = self.cluster.collect(merged)
         missing = [item.partition for item in found if isinstance(item, Missing)]
@@ -249,7 +252,7 @@ class RemoteResults(Generic[R]):
         return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
-        """As `Results.from_source`."""
+        """See `Results.from_source`."""
         results: dict[int, list[R]] = {partition: [] for partition in partitions}
         if partitions:
             assert self.repair is not None
@@ -259,51 +262,51 @@ class RemoteResults(Generic[R]):
 
 
 def _results(frame: DataFrame, call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> DataFrame:
-    """What a function yields over each partition of a frame, pickled."""
+    """A frame of the pickled results of a function, which is called for each partition of a frame."""
     return frame.mapInArrow(PicklesResults(call, CELL_BYTES), RESULT)
 
 
-# What runs on the workers
+# Functions that run on the workers
 
 
 @dataclass(frozen=True)
 class OverBlocks:
-    """Gives what a function yields over the blocks of a partition."""
+    """Calls a function for the blocks of a partition."""
 
     read: BatchesToBlocks
     call: Callable[[int, Iterable[Block]], Iterable[Any]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """The results."""
+        """Yield the results."""
         partition = _partition()
         yield from self.call(partition, self.read(partition, batches))
 
 
 @dataclass(frozen=True)
 class OverHandles:
-    """Gives what a function yields over the handles of a partition."""
+    """Calls a function for each handle of a partition."""
 
     call: Callable[[int, Iterable[Handle]], Iterable[Any]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """The results."""
+        """Yield the results."""
         for handle in unpack_cells(cell for batch in batches for cell in batch.column("result").to_pylist()):
             yield from self.call(handle.partition, iter([handle]))
 
 
 @dataclass(frozen=True)
 class PicklesResults:
-    """Writes results, pickled, to the rows of a frame."""
+    """Pickles results into rows of a frame; each row has at most ``max_bytes``."""
 
     call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
-    most: int
+    max_bytes: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows, one batch each."""
+        """Yield the rows, each in its own batch."""
         import pyarrow as pa
 
         for result in self.call(batches):
-            for cell in pack_cells(result, self.most):
+            for cell in pack_cells(result, self.max_bytes):
                 yield pa.record_batch([pa.array([cell], pa.binary())], ["result"])
 
 
@@ -314,14 +317,14 @@ class Numbered:
     call: Callable[[int, Iterable[Any]], Iterable[Any]]
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
-        """The pairs; what ends a task is passed on."""
+        """Yield ``(partition, result)`` pairs; a `Failure` is passed on unchanged."""
         for result in self.call(partition, rows):
             yield result if isinstance(result, Failure) else (partition, result)
 
 
 @dataclass(frozen=True)
 class _Only:
-    """Calls a function for some partitions; the rows of others are read past."""
+    """Calls a function for some partitions; the rows of others are read and ignored."""
 
     call: Callable[[int, Iterable[Block]], Iterable[Any]]
     partitions: frozenset[int] | None
@@ -334,36 +337,36 @@ class _Only:
                 pass
 
 
-_WHOLE = -1
-"""Stands for what is no piece: that something is missing, or has failed."""
+_NOT_SPLIT = -1
+"""The index of results that are not split into pieces: `Missing` and `Failure`."""
 
 
 @dataclass(frozen=True)
 class InPieces:
-    """Cuts results where they are made, and writes the pieces to the rows of a frame.
+    """Splits results into pieces of about ``max_bytes``, and writes these to the rows of a frame.
 
-    ``place`` has them combined in the order of the partitions.
+    The column ``partition`` is the order in which they are merged.
     """
 
     call: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]
     merging: Merging[Any]
-    most: int
+    max_bytes: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows, one batch each."""
+        """Yield the rows, each in its own batch."""
         import pyarrow as pa
 
-        place = pa.array([_partition()])
+        partition = pa.array([_partition()])
         for result in self.call(batches):
-            whole = isinstance(result, (Missing, Failure))
-            pieces = [result] if whole else self.merging.split(result, self.most)
-            for number, piece in enumerate(pieces, _WHOLE if whole else 0):
+            unsplit = isinstance(result, (Missing, Failure))
+            pieces = [result] if unsplit else self.merging.split(result, self.max_bytes)
+            for index, piece in enumerate(pieces, _NOT_SPLIT if unsplit else 0):
                 cell = pa.array([pickle.dumps(piece, 5)], pa.binary())
-                yield pa.record_batch([pa.array([number], pa.int32()), place, cell], ["piece", "place", "result"])
+                yield pa.record_batch([pa.array([index], pa.int32()), partition, cell], ["piece", "partition", "result"])
 
 
 def _partition() -> int:
-    """The number of the partition that the task in this process is for."""
+    """The index of the partition of the current task."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -375,7 +378,7 @@ def _merge_piece(merging: Merging[Any], table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     index = table.column("piece")[0].as_py()
-    rows = zip(table.column("place").to_pylist(), table.column("result").to_pylist(), strict=True)
+    rows = zip(table.column("partition").to_pylist(), table.column("result").to_pylist(), strict=True)
     found = [pickle.loads(packed) for _, packed in sorted(rows, key=lambda row: row[0])]
-    results = found if index == _WHOLE else [Piece(index, merging(found))]
+    results = found if index == _NOT_SPLIT else [Piece(index, merging(found))]
     return pa.table([pa.array([pickle.dumps(result, 5) for result in results], pa.binary())], ["result"])

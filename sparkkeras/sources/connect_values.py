@@ -1,8 +1,9 @@
-"""Large values behind Spark Connect: files beside the rows of a stored dataset, on the machines that train.
+"""Large shared values on Spark Connect: files beside the rows of a stored dataset, on the workers.
 
-Connect has no broadcasts. A value that no function may carry goes to the cluster in pieces, each in the function of a small
-job over the dataset's handles, whose tasks write it to a file where the rows are. A task that Spark runs elsewhere finds no
-files; then the driver, which still has the value, has rows and pieces written there.
+Spark Connect has no broadcasts. A value that is too large for the function of a task is sent to the cluster in chunks. Each
+chunk is part of the function of a small job over the dataset's handles, whose tasks write it to a file beside the rows. If
+Spark runs a later task on a machine without these files, the driver, which keeps the value, has the rows and the chunks
+written there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Pickled:
 
     @classmethod
     def of(cls, value: object) -> Pickled:
-        """Pickle a value. It must stay as it is for as long as this is used."""
+        """Pickle a value, which must not be changed while the result is in use."""
         arrays: list[pickle.PickleBuffer] = []
         head = pickle.dumps(value, 5, buffer_callback=arrays.append)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -48,16 +49,16 @@ class Pickled:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The bytes of each part."""
+        """The size of each part in bytes."""
         return tuple(part.nbytes for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all parts."""
+        """The size of all parts in bytes."""
         return sum(self.sizes)
 
     def between(self, start: int, stop: int) -> bytes:
-        """A stretch of all parts, one after the other."""
+        """The bytes from ``start`` to ``stop`` of the concatenated parts."""
         found = []
         for part in self.parts:
             found.append(part[max(0, start) : max(0, stop)])
@@ -66,10 +67,14 @@ class Pickled:
 
 
 def read_files(paths: Sequence[Path], sizes: Sequence[int]) -> Any:
-    """The value whose parts have these sizes, and lie in these files one after the other.
+    """Read a value from files that contain its parts one after the other.
+
+    Args:
+        paths: The files, in order.
+        sizes: The size of each part in bytes.
 
     Raises:
-        FileNotFoundError: A file is not there, or not whole.
+        FileNotFoundError: A file does not exist, or is incomplete.
     """
     parts = [bytearray(size) for size in sizes]
     wanted = [memoryview(part) for part in parts if part]
@@ -80,7 +85,7 @@ def read_files(paths: Sequence[Path], sizes: Sequence[int]) -> Any:
                 if not wanted[0]:
                     del wanted[0]
     if wanted:
-        raise FileNotFoundError(f"{paths[-1]} and those before it have fewer bytes than the {sum(sizes)} of the value")
+        raise FileNotFoundError(f"{paths[-1]} and the files before it have fewer than the value's {sum(sizes)} bytes")
     head, *arrays = parts
     return pickle.loads(head, buffers=arrays)
 
@@ -90,11 +95,11 @@ class StoredShared(Generic[R]):
     """A value in files beside the rows of a stored dataset.
 
     Attributes:
-        dataset: The dataset's name, whose folder they are in.
-        token: The value's name.
-        kind: What it is; a process keeps the latest value of each kind.
-        sizes: The bytes of its parts; see `Pickled`.
-        stretch: The bytes in each file but the last.
+        dataset: The name of the dataset, whose folder contains the files.
+        token: The unique name of the value.
+        kind: The class of the value; a process caches the latest value of each kind.
+        sizes: The sizes of its parts in bytes; see `Pickled`.
+        chunk: The size of each file but the last, in bytes.
         pickled: The value itself, which only the driver has.
     """
 
@@ -102,35 +107,35 @@ class StoredShared(Generic[R]):
     token: str
     kind: str
     sizes: tuple[int, ...]
-    stretch: int
+    chunk: int
     pickled: Pickled | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, pickled: Pickled, dataset: str) -> StoredShared[Any]:
-        """A value that is not in files yet."""
+        """Describe a value that is not written to files yet."""
         return cls(dataset, f"value-{uuid.uuid4().hex}", pickled.kind, pickled.sizes, CHUNK_BYTES, pickled)
 
     def __reduce__(self) -> Any:
-        return StoredShared, (self.dataset, self.token, self.kind, self.sizes, self.stretch)
+        return StoredShared, (self.dataset, self.token, self.kind, self.sizes, self.chunk)
 
     @property
     def starts(self) -> range:
-        """Where in the value each file begins."""
-        return range(0, sum(self.sizes), self.stretch)
+        """The offset of each file in the value."""
+        return range(0, sum(self.sizes), self.chunk)
 
     def path(self, start: int) -> Path:
-        """The file that begins there, on this machine."""
+        """The path of the file with this offset, on this machine."""
         return files.home(self.dataset) / f"{self.token}-{start}"
 
     @property
     def value(self) -> R:
-        """The value, read once for each process.
+        """The value, read once per process.
 
         Raises:
-            FilesMissing: It is not on this machine.
+            FilesMissing: The files are not on this machine.
         """
         if self.token not in _latest.get(self.kind, ()):
-            _latest.pop(self.kind, None)  # first, so that the two are never in memory together
+            _latest.pop(self.kind, None)  # first, so that both are never in memory at the same time
             try:
                 _latest[self.kind] = {self.token: read_files([self.path(start) for start in self.starts], self.sizes)}
             except FileNotFoundError as error:
@@ -140,28 +145,28 @@ class StoredShared(Generic[R]):
 
 
 _latest: dict[str, dict[str, Any]] = {}
-"""The values that this process has read: the latest one of each kind, by its token."""
+"""A cache of the values that this process has read: the latest of each kind, by its token."""
 
 
 def write_files(shared: StoredShared[Any], cluster: RemoteCluster, handles: DataFrame) -> None:
-    """Write a value to the machines that have the partitions of a frame; one job for each file."""
+    """Write a value to the machines with the partitions of a frame; one job for each file."""
     assert shared.pickled is not None
     for start in shared.starts:
-        stretch = shared.pickled.between(start, start + shared.stretch)
-        cluster.collect(handles.mapInArrow(_Write(shared, start, stretch), RESULT))
+        chunk = shared.pickled.between(start, start + shared.chunk)
+        cluster.collect(handles.mapInArrow(_Write(shared, start, chunk), RESULT))
 
 
 def remove_files(shared: StoredShared[Any], cluster: RemoteCluster, handles: DataFrame) -> None:
-    """Remove it from there."""
+    """Remove a value's files from these machines."""
     cluster.collect(handles.mapInArrow(_Remove(shared), RESULT))
 
 
-# What runs on the workers
+# Functions that run on the workers
 
 
 @dataclass(frozen=True)
 class _Write:
-    """Writes a file, if no other task has done so on this machine. It gets its name when it is whole."""
+    """Writes a file, unless another task has written it on this machine. It is renamed to its path when complete."""
 
     shared: StoredShared[Any]
     start: int

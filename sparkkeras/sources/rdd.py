@@ -202,9 +202,9 @@ class StoredSparkDataset:
         if self.max_result_bytes and size > self.max_result_bytes:
             raise ConfigurationError(
                 f"all workers need {size / 1e9:.1f} GB of rows (validation_data in the asynchronous modes and for "
-                "ensembles, or the training data of ensembles). They pass through the driver, but spark.driver.maxResultSize "
-                f'is {self.max_result_bytes / 1e9:.1f} GB. Use validation_split= or sampling="partition", whose rows stay on '
-                "their workers, pass a sample of the data, or raise the limit."
+                "ensembles, or the training data of ensembles). These pass through the driver, and "
+                f"spark.driver.maxResultSize is {self.max_result_bytes / 1e9:.1f} GB. Use validation_split= or "
+                'sampling="partition", whose rows stay on their workers, pass a sample of the data, or raise the limit.'
             )
         found = self.run(Collect()).collect()
         with ExitStack() as stack:

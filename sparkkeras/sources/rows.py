@@ -1,4 +1,4 @@
-"""Rows of an RDD as blocks: gathered, checked, and dealt out evenly where another number of parts is asked for."""
+"""Converts the rows of an RDD to validated blocks, and redistributes them if another number of partitions is needed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pyspark import RDD
 
 FIRST_ROWS = 16
-"""Rows in the first block, which shows how many bytes a row takes."""
+"""The number of rows in the first block, from which the size of a row is measured."""
 
 MANY_PARTITIONS = 4
-"""With more partitions for each slot than this, rounds are mostly the starting of tasks, unless partitions are large."""
+"""With more partitions per slot than this, rounds spend most of their time starting tasks, unless partitions are large."""
 
 FEW_BATCHES = 50
-"""A partition with no more batches than this between two exchanges is small."""
+"""The maximum number of batches between two exchanges in a small partition."""
 
 
 @dataclass(frozen=True)
 class RowsToBlocks:
-    """Gather rows into checked blocks."""
+    """Collects rows into validated blocks."""
 
     reader: Reader
 
@@ -55,16 +55,16 @@ class RowsToBlocks:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """RoundRobin the rows of blocks out to ``parts`` parts, one row to each in turn.
+    """Distributes the rows of blocks to ``parts`` parts, one row to each in turn.
 
-    Yields ((part, partition, number), block), so that a part can put its blocks in order whichever came first.
+    Yields ``((part, partition, number), block)``, so that a part can sort its blocks, in whatever order they arrive.
     """
 
     parts: int
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[tuple[int, int, int], Block]]:
-        """RoundRobin a partition out."""
-        turn = partition  # so that the odd rows of all partitions do not go to the same part
+        """Distribute a partition."""
+        turn = partition  # so that the remaining rows of all partitions do not go to the same parts
         for number, block in enumerate(blocks):
             for part in range(self.parts):
                 dealt = block[slice((part - turn) % self.parts, None, self.parts)]
@@ -76,9 +76,10 @@ class RoundRobin:
 def from_rows(
     cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None, most: int | None = None
 ) -> SparkDataset:
-    """Rows of an RDD, in its partitions, or dealt out evenly to ``num_workers`` by one shuffle where it has others.
+    """Make a dataset of the rows of an RDD.
 
-    If that would be more than ``most``, neighbouring partitions are put together, without a shuffle.
+    It has the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which
+    one shuffle distributes the rows evenly. If there would be more than ``most`` partitions, they are coalesced instead, without a shuffle.
     """
     if most is not None and most < (num_workers or rows.getNumPartitions()):
         warn_of_slots(num_workers, most)
@@ -91,32 +92,32 @@ def from_rows(
 
 
 def warn_of_slots(num_workers: int | None, slots: int) -> None:
-    """Warn where more workers were asked for than can train at the same time."""
+    """Warn if more workers are requested than can train at the same time."""
     if num_workers is not None and num_workers > slots:
         warnings.warn(
             f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
-            f"{slots} will train.",
+            f"{slots} will train. Set num_workers={slots} or less.",
             stacklevel=2,
         )
 
 
 def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) -> None:
-    """Suggest ``num_workers`` where a round of synchronous training starts many tasks for few batches each.
+    """Suggest to set ``num_workers`` if a round of synchronous training starts many tasks for few batches each.
 
-    A task costs tenths of a second, whatever it trains.
+    Starting a task takes tenths of a second, however little it trains.
 
     Args:
-        workers: The partitions that train; the person has not said how many.
-        slots: How many tasks can run at the same time.
-        batches: The batches of the largest partition between two exchanges.
-        batch_size: Rows in a batch.
+        workers: The number of partitions with training rows, where the user has not set ``num_workers``.
+        slots: The number of tasks that can run at the same time.
+        batches: The number of batches of the largest partition between two exchanges.
+        batch_size: Rows in each batch.
     """
     if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
         warnings.warn(
-            f"the data has {workers} partitions with rows to train on, but Spark has {slots} slots, and a partition trains "
-            f"at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time "
-            f"may take longer than that. Give SparkModel(num_workers={slots}), which deals the rows out to as many, or "
-            "fewer partitions (coalesce).",
+            f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
+            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time may "
+            f"take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or coalesce "
+            "the data to fewer partitions.",
             stacklevel=2,
         )
 

@@ -156,12 +156,14 @@ def test_a_missing_column_is_reported(spark):
 def test_asynchronous_modes_are_rejected(spark, mode):
     trained = SparkModel(cases.model(), mode)
     for data in ((cases.frame(spark),), cases.arrays()):
-        with pytest.raises(ConfigurationError, match=r'Spark Connect has none.*mode="synchronous".*spark-submit'):
+        with pytest.raises(
+            ConfigurationError, match=r'which Spark Connect does not provide.*mode="synchronous".*spark-submit'
+        ):
             trained.fit(*data, verbose=0)
 
 
 def test_calls_that_return_rdds_are_rejected(spark):
-    with pytest.raises(ConfigurationError, match="Spark Connect has none: give a DataFrame"):
+    with pytest.raises(ConfigurationError, match="which Spark Connect does not support: pass a DataFrame"):
         SparkModel(cases.model()).predict(cases.arrays()[0], collect=False)
 
 

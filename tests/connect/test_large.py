@@ -84,7 +84,7 @@ def test_shared_values_with_missing_files_are_written_again(spark, classic, smal
 @pytest.mark.soak
 def test_shared_values_that_are_always_missing_raise_an_error(spark, small_bounds, local_dir, monkeypatch):
     monkeypatch.setattr(sparkkeras.sources.connect, "write_files", Losing(local_dir, 99))
-    with pytest.raises(ClusterError, match="were written 3 times, and were never where their tasks ran"):
+    with pytest.raises(ClusterError, match="were written 3 times, but each time their tasks ran on other machines"):
         SparkModel(cases.model()).fit(cases.frame(spark), verbose=0)
     assert not values(local_dir)
     assert not stored(local_dir)

@@ -521,7 +521,7 @@ def test_an_existing_column_is_not_replaced(spark):
     spark_model = SparkModel(regression(width=4))
     scored = spark_model.predict(table(spark))
     for name in ("prediction", "Prediction", "ID"):
-        with pytest.raises(ConfigurationError, match="the DataFrame has a column .* already"):
+        with pytest.raises(ConfigurationError, match="the column .* already exists"):
             spark_model.predict(scored, output_col=name)
     assert spark_model.predict(scored, output_col="second").columns[-2:] == ["prediction", "second"]
 

@@ -407,10 +407,10 @@ def test_every_output_has_a_column(given, outputs, expected):
         (None, "expected 2 different"),
         ({"price": "p"}, r"no column for the output\(s\) \['kind'\]"),
         ({"price": "p", "kind": "k", "kinds": "l"}, "the model has no output 'kinds'.*Did you mean 'kind'"),
-        (["p", "id"], r"the DataFrame has a column 'id' already.*drop\('id'\)"),
-        (["p", "ID"], "the DataFrame has a column 'id' already"),
-        (["p", "total"], "the DataFrame has a column 'Total' already"),
-        ({"price": "p", "kind": "Id"}, "the DataFrame has a column 'id' already"),
+        (["p", "id"], r"the column 'id' already exists.*drop\('id'\)"),
+        (["p", "ID"], "the column 'id' already exists"),
+        (["p", "total"], "the column 'Total' already exists"),
+        ({"price": "p", "kind": "Id"}, "the column 'id' already exists"),
     ],
 )
 def test_names_that_do_not_go_are_refused(given, words):

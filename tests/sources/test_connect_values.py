@@ -45,7 +45,7 @@ def shared_of(value):
 
 def write(mine):
     for start in mine.starts:
-        task = _Write(mine, start, mine.pickled.between(start, start + mine.stretch))
+        task = _Write(mine, start, mine.pickled.between(start, start + mine.chunk))
         assert not list(pickle.loads(pickle.dumps(task))(iter(())))
 
 
