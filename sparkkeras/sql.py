@@ -75,9 +75,9 @@ class _CheckedFunction:
 
     def __call__(self, *columns: Any) -> Column:
         """Return the column of predictions."""
-        wrong = self.read.argument_count_error(len(columns))
-        if wrong:
-            raise ConfigurationError(wrong)
+        error = self.read.argument_count_error(len(columns))
+        if error:
+            raise ConfigurationError(error)
         with cluster_of(self.session or active_session()).training_workers():
             return self.function(*columns)
 

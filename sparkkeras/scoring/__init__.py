@@ -1,1 +1,1 @@
-"""Trained models over data on the cluster: `evaluate`, `predict`, and predictions as a column."""
+"""Runs trained models on the cluster: `evaluate`, `predict`, and predictions as a column."""

@@ -1,4 +1,4 @@
-"""Predicting and evaluating over a dataset: what each task does, and what the driver makes of it."""
+"""`evaluate` and `predict` over a dataset: the tasks, and how the driver combines their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Verbose = Literal["auto", 0, 1, 2]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         metrics: The state of the metrics over all rows.
@@ -45,7 +45,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class EvaluateTask:
-    """Evaluates a partition's rows, or the rows in ``spans[worker]`` of its one block. No rows, no result."""
+    """Evaluates a partition's rows, or the rows in ``spans[worker]`` of its only block. Without rows it yields no result."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
@@ -53,7 +53,7 @@ class EvaluateTask:
     spans: tuple[tuple[int, int], ...] | None = None
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Evaluated]:
-        """Evaluate."""
+        """Yield the result."""
         if self.spans is not None:
             start, stop = self.spans[context.worker]
             blocks = (block[start:stop] for block in blocks)
@@ -64,7 +64,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Yields predictions, some rows at a time, in the structure that the model gives them; with ``rows``, one by one."""
+    """Yields predictions in the structure of the model's outputs, several rows at a time, or single rows if ``rows`` is set."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
@@ -73,14 +73,14 @@ class PredictTask:
     rows: bool = False
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
-        """Predict."""
+        """Yield the predictions."""
         parts = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context).in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
 
 
 @dataclass(frozen=True)
 class SeenTask:
-    """Yields what a partition's first batch looks like to the model, after the transform; or why the transform failed."""
+    """Yields the shapes and dtypes of a partition's first batch after the transform, or the message of a failed transform."""
 
     options: Shared[BatchOptions]
 
@@ -98,10 +98,10 @@ class SeenTask:
 
 
 def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
-    """What rows look like to the model, after the transform, by the first rows of each partition.
+    """The shapes and dtypes of rows after the transform, determined from the first rows of each partition.
 
     Raises:
-        ConfigurationError: The transform failed on some.
+        ConfigurationError: The transform failed in a partition.
     """
     with dataset.share(options) as how:
         found = dataset.run(SeenTask(how)).collect()
@@ -112,7 +112,7 @@ def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
 
 
 def transform_failed(error: Exception, rows: str) -> str:
-    """What to say of a transform that failed."""
+    """The error message for a failed transform."""
     reason = f"{type(error).__name__}: {error}".rstrip(".")
     return (
         f"transform failed on {rows}: {reason}. It is called as transform(x, y) with arrays that have the rows on their "
@@ -127,7 +127,7 @@ def evaluate(
     options: BatchOptions,
     spans: tuple[tuple[int, int], ...] | None = None,
 ) -> Evaluated | None:
-    """Evaluate all rows of a dataset; ``None`` where there are none."""
+    """Evaluate all rows of a dataset; ``None`` if there are none."""
     with dataset.share(options) as how:
         found = dataset.run(EvaluateTask(archive, state, how, spans)).collect()
     if not found:
@@ -153,7 +153,7 @@ def check_evaluate(
     """Check the arguments of `SparkModel.evaluate`, and data that is in this process.
 
     Returns:
-        The rows, and how they become batches.
+        The rows, with the batch size and transform.
 
     Raises:
         ModelError: The model is not compiled.
@@ -184,7 +184,7 @@ def check_predict(
     """Check the arguments of `SparkModel.predict`, and data that is in this process.
 
     Returns:
-        The rows, and how they become batches.
+        The rows, with the batch size and transform.
 
     Raises:
         ConfigurationError: An argument is out of range, or does not fit another one.
@@ -198,31 +198,31 @@ def check_predict(
 
 
 def transform_by_value(transform: Any) -> ByValue[Transform] | None:
-    """A transform as it travels to workers; ``None`` where there is none.
+    """A transform in the form in which it is sent to workers; ``None`` if there is none.
 
     Raises:
-        ConfigurationError: It is no function.
+        ConfigurationError: ``transform`` is not a function.
     """
     arguments.function("transform", transform)
     return None if transform is None else ByValue.dump(transform, "transform")
 
 
 def no_rows(purpose: str) -> DataError:
-    """The error that says that data has no rows."""
-    return DataError(f"the {purpose} has no rows: it is empty, or on_invalid='drop' or validation_col left none.")
+    """The error for data without rows."""
+    return DataError(f"the {purpose} has no rows: it is empty, or on_invalid='drop' or validation_col removed all of them.")
 
 
 def evaluate_source(
     model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
 ) -> Evaluated | None:
-    """Evaluate a model on the cluster, over all rows of a source; ``None`` where there are none.
+    """Evaluate a model on the cluster, over all rows of a source; ``None`` if there are none.
 
     Args:
         model: The model, whose current weights are evaluated.
         source: The rows.
-        archive: The model, packed.
-        options: How rows become batches.
-        num_workers: The number of parts that arrays are cut into; ``None``: as many as there are slots.
+        archive: The model as an archive.
+        options: Batch size and transform.
+        num_workers: The number of partitions for arrays; ``None``: the number of slots.
     """
     with ExitStack() as stack:
         dataset = stack.enter_context(source.dataset(None if source.block is None else num_workers))
@@ -244,7 +244,7 @@ def predict_source(
 
 
 def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions) -> Any:
-    """An RDD with one prediction a row, computed each time it is used; see `evaluate_source` for the arguments."""
+    """An RDD with one prediction per row, computed each time it is used; see `evaluate_source` for the arguments."""
     dataset, cluster, weights = source.lazy(), source.cluster, ModelWeights.take(model)
     schema = source.reader.schema
     task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True)
@@ -254,14 +254,14 @@ def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: B
 def check_data(
     model: keras.Model, spec: BlockSpec, seen: BlockSpec, ranges: Sequence[LabelRange], options: BatchOptions
 ) -> None:
-    """Refuse labelled data that a model or its loss cannot take, and create the variables of the model's metrics.
+    """Check that labelled data fits a model and its loss, and create the variables of the model's metrics.
 
     Args:
         model: The compiled model.
         spec: The shapes and dtypes of the rows.
-        seen: The same after the transform, as the model sees the rows.
+        seen: Those after the transform, which the model receives.
         ranges: The range of each array of labels.
-        options: How rows become batches.
+        options: Batch size and transform.
 
     Raises:
         DataError: The data does not fit the model or its loss.
@@ -286,14 +286,14 @@ def seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
 
 
 def seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
-    """The same for rows that only workers have, determined from a row of zeros; ``None`` where the transform fails on it."""
+    """Like `seen_on_driver`, but for rows that only workers have, from a row of zeros; ``None`` if the transform fails on it."""
     with suppress(Exception):  # the user's function may not expect zeros: the rows on the workers decide
         return transformed(spec.zeros(), options).spec
     return None
 
 
 def results(model: keras.Model, found: Evaluated | None) -> dict[str, Any]:
-    """The logs of an evaluation.
+    """The logs of an evaluation: loss and metrics by name.
 
     Raises:
         DataError: There were no rows, or the labels do not fit the loss.
@@ -305,7 +305,7 @@ def results(model: keras.Model, found: Evaluated | None) -> dict[str, Any]:
 
 
 def reported(model: keras.Model, logs: dict[str, Any], return_dict: bool, verbose: Verbose) -> Any:
-    """The logs of an evaluation as `keras.Model.evaluate` returns them, printed if asked for."""
+    """The logs of an evaluation in the format of `keras.Model.evaluate`; prints them if ``verbose`` is set."""
     if verbose:
         sys.stdout.write(f"{as_line(logs)}\n")
     return logs if return_dict else metrics.in_order(model, logs)
@@ -323,7 +323,7 @@ def _value(value: Any) -> str:
 
 
 def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0) -> Any:
-    """Predictions in parts as what ``keras.Model.predict`` returns for all rows; their number is printed if asked for."""
+    """Join predictions to what ``keras.Model.predict`` returns; prints the number of rows if ``verbose`` is set."""
     predictions = join_predictions(parts) if parts else _no_predictions(model)
     if verbose:
         sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")

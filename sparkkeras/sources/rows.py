@@ -79,7 +79,7 @@ def from_rows(
     """Make a dataset of the rows of an RDD.
 
     It has the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which
-    one shuffle distributes the rows evenly. If there would be more than ``most`` partitions, they are coalesced instead, without a shuffle.
+    one shuffle distributes the rows evenly. More than ``most`` partitions are coalesced instead, without a shuffle.
     """
     if most is not None and most < (num_workers or rows.getNumPartitions()):
         warn_of_slots(num_workers, most)
@@ -115,9 +115,9 @@ def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) 
     if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
         warnings.warn(
             f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
-            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time may "
-            f"take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or coalesce "
-            "the data to fewer partitions.",
+            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time "
+            f"may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
+            "coalesce the data to fewer partitions.",
             stacklevel=2,
         )
 
