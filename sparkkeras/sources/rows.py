@@ -115,8 +115,8 @@ def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) 
     if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
         warnings.warn(
             f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
-            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each time "
-            f"may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
+            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each "
+            f"time may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
             "coalesce the data to fewer partitions.",
             stacklevel=2,
         )
