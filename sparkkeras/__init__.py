@@ -34,6 +34,7 @@ _HOMES = {
         "to_vector",
     ],
     "ml.adapter": ["from_data_frame", "to_data_frame"],
+    "formats.tfrecord_source": ["TFRecordDataSource"],
     "formats.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
     "ensembles.ensemble": ["EnsembleModel", "load_ensemble_model"],
     "errors": [

@@ -448,10 +448,12 @@ class FeatureStats:
     where: str
 
     @classmethod
-    def of(cls, name: str, kind: int, values: Any, where: str) -> FeatureStats:
+    def of(cls, name: bytes, kind: int, values: Any, where: str) -> FeatureStats:
         """The statistics of one record."""
+        if not is_text(name):
+            raise DataError(f"{where} has a feature whose name {name!r} is not UTF-8, so it is not an Example.")
         count = len(values) if kind == BYTES else len(values) // 4 if kind == FLOATS else sum(v < 0x80 for v in values[:20])
-        return cls(name, kind, count != 1, kind != BYTES or all(map(is_text, values)), where)
+        return cls(name.decode(), kind, count != 1, kind != BYTES or all(map(is_text, values)), where)
 
     def field(self, binary: bool) -> Field:
         """The column for the feature; ``binary`` keeps byte strings binary."""
@@ -485,16 +487,12 @@ def collect_stats(records: Iterable[tuple[Features, str]]) -> dict[str, FeatureS
     Raises:
         DataError: Records hold different kinds of values for the same feature, or a name is not UTF-8.
     """
-
-    def each() -> Iterator[FeatureStats]:
-        for features, where in records:
-            for name, (kind, values) in features.items():
-                if not is_text(name):
-                    raise DataError(f"{where} has a feature whose name {name!r} is not UTF-8, so it is not an Example.")
-                if kind:
-                    yield FeatureStats.of(name.decode(), kind, values, where)
-
-    return merge_stats(each())
+    return merge_stats(
+        FeatureStats.of(name, kind, values, where)
+        for features, where in records
+        for name, (kind, values) in features.items()
+        if kind
+    )
 
 
 def is_text(value: bytes) -> bool:

@@ -7,11 +7,11 @@ A file may be compressed as a whole. Specification: https://www.tensorflow.org/t
 
 from __future__ import annotations
 
-import functools
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import IO, Any
 
 from sparkkeras.errors import ClusterError, DataError
@@ -25,8 +25,8 @@ SUFFIXES = {None: ".tfrecord", "gzip": ".tfrecord.gz", "zlib": ".tfrecord.zlib"}
 EMPTY_BYTES = 24
 """Files up to this size, compressed or not, hold no useful record: a record has 16 bytes besides its data."""
 
-_HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
+_LENGTH, _HEAD, _FOOT = "<Q", "<QI", "<I"
+_LENGTH_BYTES, _HEAD_BYTES, _FOOT_BYTES = 8, 12, 4
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 _EITHER = 47
 _CHUNK = 1 << 20
@@ -34,45 +34,48 @@ _CHUNK = 1 << 20
 
 def framed(data: bytes) -> bytes:
     """Encode one record: length, data and checksums."""
-    length = _LENGTH.pack(len(data))
-    return b"".join((length, _FOOT.pack(_checksum(length)), data, _FOOT.pack(_checksum(data))))
+    length = struct.pack(_LENGTH, len(data))
+    return b"".join((length, struct.pack(_FOOT, _checksum(length)), data, struct.pack(_FOOT, _checksum(data))))
 
 
 def compressor(compression: str | None) -> Any:
     """A streaming compressor with the methods ``compress(piece)`` and ``flush()``; ``None`` compresses nothing."""
-    return _Plain() if compression is None else zlib.compressobj(wbits=_WINDOW_BITS[compression])
+    return (
+        SimpleNamespace(compress=bytes, flush=bytes)
+        if compression is None
+        else zlib.compressobj(wbits=_WINDOW_BITS[compression])
+    )
 
 
-def read_records(file: IO[bytes], name: str) -> Iterator[bytes]:
+def read_records(file: io.BufferedReader, name: str) -> Iterator[bytes]:
     """Iterate over the records of a file. The compression is detected from the first bytes.
 
     Args:
-        file: A seekable file, at its beginning.
+        file: A buffered file, at its beginning.
         name: The name of the file in error messages.
 
     Raises:
         DataError: The file ends within a record, or a checksum does not match. The message has the file and the byte offset
             of the record in the decompressed data.
     """
-    head = file.read(_HEAD.size)
-    file.seek(0)
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     # The length of a first record can look like a gzip or zlib header, but not if its checksum matches too.
     compressed = not _is_head(head) and _looks_compressed(head)
     source = io.BufferedReader(_Inflated(file, name), _CHUNK) if compressed else file
     offset = 0
-    while head := source.read(_HEAD.size):
-        if len(head) == _HEAD.size and not _is_head(head):
+    while head := source.read(_HEAD_BYTES):
+        if len(head) == _HEAD_BYTES and not _is_head(head):
             hint = " The file does not start like a TFRecord file." if offset == 0 else ""
             raise _broken(name, offset, f"the checksum of the record's length does not match.{hint}")
-        length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
+        length = struct.unpack(_HEAD, head)[0] if len(head) == _HEAD_BYTES else 0
         data = source.read(length)
-        foot = source.read(_FOOT.size)
-        if len(head) + len(data) + len(foot) < _HEAD.size + length + _FOOT.size:
+        foot = source.read(_FOOT_BYTES)
+        if len(head) + len(data) + len(foot) < _HEAD_BYTES + length + _FOOT_BYTES:
             raise _broken(name, offset, "the file ends within a record.")
-        if _FOOT.unpack(foot)[0] != _checksum(data):
+        if struct.unpack(_FOOT, foot)[0] != _checksum(data):
             raise _broken(name, offset, "the checksum of the record's data does not match.")
         yield data
-        offset += _HEAD.size + length + _FOOT.size
+        offset += _HEAD_BYTES + length + _FOOT_BYTES
 
 
 def _broken(name: str, offset: int, what: str) -> DataError:
@@ -82,12 +85,11 @@ def _broken(name: str, offset: int, what: str) -> DataError:
 
 
 def _checksum(data: bytes) -> int:
-    crc = _crc32c()(data)
+    crc = _crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@functools.cache
-def _crc32c() -> Callable[[bytes], int]:
+def _crc32c(data: bytes) -> int:
     try:
         import google_crc32c
     except ImportError as error:
@@ -95,26 +97,15 @@ def _crc32c() -> Callable[[bytes], int]:
             f"the checksums of TFRecord files need {LIBRARY[1]}, which cannot be imported: pip install {LIBRARY[1]} on "
             f"the driver and on all workers. {type(error).__name__}: {error}"
         ) from error
-    found: Callable[[bytes], int] = google_crc32c.value
-    return found
+    return int(google_crc32c.value(data))
 
 
 def _is_head(head: bytes) -> bool:
-    return len(head) == _HEAD.size and _HEAD.unpack(head)[1] == _checksum(head[: _LENGTH.size])
+    return len(head) == _HEAD_BYTES and struct.unpack(_HEAD, head)[1] == _checksum(head[:_LENGTH_BYTES])
 
 
 def _looks_compressed(head: bytes) -> bool:
     return head[:2] == b"\x1f\x8b" or (head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0)
-
-
-class _Plain:
-    """A compressor that leaves the bytes unchanged."""
-
-    def compress(self, piece: bytes) -> bytes:
-        return piece
-
-    def flush(self) -> bytes:
-        return b""
 
 
 class _Inflated(io.RawIOBase):

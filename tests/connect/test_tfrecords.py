@@ -2,6 +2,7 @@
 
 import pytest
 
+from sparkkeras import TFRecordDataSource
 from sparkkeras.errors import DataError, StorageError
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 
@@ -32,3 +33,13 @@ def test_errors_are_reported(spark, frame, tmp_path):
     with pytest.raises(DataError, match="contains a null"):
         save_as_tfrecords(spark.sql("select array(1, null) as x"), f"{path}2")
     assert [file.name for file in tmp_path.iterdir()] == ["rows"]
+
+
+def test_the_format_is_read_and_written(spark, frame, tmp_path):
+    spark.dataSource.register(TFRecordDataSource)
+    path = str(tmp_path / "rows")
+    for mode in "append", "append", "overwrite", "append":
+        frame.write.format("tfrecord").mode(mode).option("compression", "gzip").save(path)
+    back = spark.read.format("tfrecord").schema(frame.schema).load(path)
+    assert sorted(back.collect()) == sorted(frame.collect() * 2)
+    assert spark.read.format("tfrecord").load(path).dtypes == load_tfrecords(spark, path).dtypes

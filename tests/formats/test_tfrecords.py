@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from sparkkeras import ClusterError, DataError, load_tfrecords
-from sparkkeras.formats import records, tfrecords
+from sparkkeras.formats import tfrecord_source, tfrecords
 from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, collect_stats, decode, encode, parse
 from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
@@ -33,7 +33,7 @@ def written(records, compression=None):
 
 
 def read(data, name="the file"):
-    return list(read_records(io.BytesIO(data), name))
+    return list(read_records(io.BufferedReader(io.BytesIO(data)), name))
 
 
 def example(**features):
@@ -101,7 +101,7 @@ def test_a_flipped_bit_is_reported_with_file_and_offset():
     ]:
         broken = data.copy()
         broken[place] ^= 1
-        records = read_records(io.BytesIO(bytes(broken)), "part-7")
+        records = read_records(io.BufferedReader(io.BytesIO(bytes(broken))), "part-7")
         assert next(records) == b"first"
         with pytest.raises(DataError, match=rf"part-7 is damaged.* offset {offset}: .*{message}"):
             next(records)
@@ -353,7 +353,8 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
 
     def found(session, path):
         sizes = {f"{scheme}{path}": path.stat().st_size for path in reversed(paths)}
-        return SimpleNamespace(sizes=sizes, frame=SimpleNamespace(mapInArrow=lambda task, schema: schema.names))
+        frame = SimpleNamespace(mapInArrow=lambda task, schema: [field.name for field in task.fields])
+        return SimpleNamespace(sizes=sizes, frame=frame)
 
     monkeypatch.setattr(tfrecords, "_check_workers", lambda session: None)
     monkeypatch.setattr(tfrecords.InputFiles, "of", found)
@@ -377,11 +378,11 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
     assert warned[0].filename == __file__
     write(2, "late", then=b"not a record")
     assert load("late", "label") == ["late", "label"]  # reading stops when all names are found
-    monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 2)
+    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 2)
     with pytest.warns(UserWarning, match="have no feature 'last'"):
         load("last")
     assert caplog.text == ""
-    monkeypatch.setattr(tfrecords, "_SAMPLED_RECORDS", 3)
+    monkeypatch.setattr(tfrecord_source, "SAMPLED_RECORDS", 3)
     assert load("lable") == ["lable"]  # the task that reads the file raises the error
     assert "cannot read the first records of there" in caplog.text
     scheme = "s3a:"
@@ -414,7 +415,6 @@ def test_a_probe_reports_whether_the_checksum_library_is_installed(monkeypatch):
 
 
 def test_a_worker_without_the_checksum_library_names_the_package(monkeypatch):
-    records._crc32c.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(ClusterError, match="TFRecord files need google-crc32c, .* pip install google-crc32c on the driver"):
         framed(b"data")

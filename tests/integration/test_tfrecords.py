@@ -1,10 +1,12 @@
 """Saving DataFrames as TFRecord files and loading them."""
 
-import dataclasses
 import datetime
 import decimal
 import os
 import re
+import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -12,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
-from pyarrow import fs
-from pyspark.errors import PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkkeras import ConfigurationError, DataError, StorageError, WorkerError
-from sparkkeras.formats import tfrecords
+from sparkkeras import ConfigurationError, DataError, StorageError, TFRecordDataSource, WorkerError
+from sparkkeras.formats import tfrecord_source, tfrecords
 from sparkkeras.formats.records import framed
 from sparkkeras.formats.tfrecords import load_tfrecords, save_as_tfrecords
 from tests.conftest import long
@@ -284,7 +285,7 @@ def test_damaged_files_are_reported_with_file_and_offset(spark, tmp_path):
 def store(request, monkeypatch):
     """The local file system, treated as such and as an object store."""
     if request.param == "object store":
-        monkeypatch.setattr(tfrecords, "_OBJECT_STORES", {"local"})
+        monkeypatch.setattr(tfrecord_source, "_OBJECT_STORES", {"local"})
 
 
 @pytest.mark.usefixtures("store")
@@ -337,78 +338,78 @@ def test_a_failed_job_leaves_the_old_folder_and_nothing_else(spark, tmp_path):
     assert [file for file in names(tmp_path) if file != "rows"] == ["good"]
 
 
-def test_a_folder_that_another_process_creates_meanwhile_is_not_replaced(spark, tmp_path, monkeypatch):
-    path = tmp_path / "rows"
-    prepare = tfrecords._Target.prepare
+# The format "tfrecord"
 
-    def slowly(self):
-        prepare(self)
-        write(path / "others", example(n=1))
 
-    monkeypatch.setattr(tfrecords._Target, "prepare", slowly)
-    with pytest.raises(StorageError, match="already exists"):
-        save_as_tfrecords(spark.range(3), str(path))
-    assert names(path) == ["others"]
+@pytest.fixture
+def register(spark, sc, monkeypatch):
+    """Registers the format, to be run by a Python."""
+
+    def register(python=None):
+        with monkeypatch.context() as patch:
+            if python:
+                patch.setattr(sc, "pythonExec", python)
+            spark.dataSource.register(TFRecordDataSource)
+
+    return register
+
+
+def test_the_format_appends_and_overwrites(register, frame, spark, tmp_path):
+    register()
+    path = str(tmp_path / "rows")
+    rows = frame.repartition(2, "id").write.format("tfrecord")
+    loaded = spark.read.format("tfrecord").schema(SCHEMA)
+    rows.mode("append").save(path)
+    rows.mode("append").option("compression", "GZIP").save(path)
+    assert by_id(loaded.load(path)) == by_id(frame.union(frame))
+    assert by_id(loaded.load(f"{path}/*.gz")) == by_id(frame)
+    rows.mode("overwrite").option("compression", "zlib").save(path)
+    assert {Path(name).suffix for name in names(path)} == {"", ".zlib"}
+    assert by_id(loaded.load(path).select("texts", "id")) == by_id(frame.select("texts", "id"))
+    inferred = spark.read.format("tfrecord").load(f"file:{path}").schema
+    assert inferred == load_tfrecords(spark, path).schema
     assert names(tmp_path) == ["rows"]
 
 
-def test_concurrent_attempts_do_not_interfere(tmp_path):
-    target = tfrecords._Target.of(str(tmp_path / "rows"))
-    target.prepare()
-    fields = (tfrecords.Field("n", "bigint"),)
-    task = tfrecords._Write(fields, target.files, target.partial, target.complete, target.run_id, None)
-    batch = pa.record_batch([pa.array([1, 2])], ["n"])
-
-    def stopped():
-        yield batch
-        raise KeyboardInterrupt
-
-    def slow(ends):
-        yield batch
-        list(task(iter([batch])))  # another attempt finishes in the meantime
-        if ends:
-            target.commit({result["file"][0].as_py(): result["size"][0].as_py()}, "error")
-            target.clean_up(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        list(task(stopped()))
-    assert names(target.partial) == names(target.complete) == []
-    (result,) = task(slow(ends=False))
-    assert len(names(target.complete)) == 2
-    with pytest.raises(OSError):
-        list(task(slow(ends=True)))
-    assert names(tmp_path / "rows") == ["_SUCCESS", *result["file"].to_pylist()]
+def test_a_job_of_the_format_that_fails_changes_nothing(register, spark, tmp_path):
+    register()
+    path = str(tmp_path / "rows")
+    good = spark.range(0, 10, 1, 2)
+    good.write.format("tfrecord").mode("append").save(path)
+    before = names(path)
+    bad = good.select(F.array("id", F.when(F.col("id") < 9, 0)).alias("x"))
+    for mode in "append", "overwrite":
+        with pytest.raises(PythonException, match="DataError: column 'x' holds an array that contains a null"):
+            bad.write.format("tfrecord").mode(mode).save(path)
+    for options, message in [
+        ({"compression": "snappy"}, "ConfigurationError: compression='snappy' is not known"),
+        ({"mode": "error"}, '"tfrecord" cannot be written in the "ErrorIfExists" mode'),
+    ]:
+        with pytest.raises(AnalysisException, match=message):
+            good.write.format("tfrecord").mode("append").save(path, **options)
+    assert names(path) == before
     assert names(tmp_path) == ["rows"]
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_the_old_folder_is_kept_until_the_new_one_is_renamed(tmp_path, kind):
-    class Stubborn(fs.LocalFileSystem):
-        def move(self, source, target):
-            if source.endswith("/complete"):
-                raise OSError("not now")
-            super().move(source, target)
-
-    path = tmp_path / "rows"
-    write(path / "old" if kind == "folder" else path, example(n=1))
-    target = tfrecords._Target.of(str(path))
-    for files in [Stubborn(), target.files]:
-        attempt = dataclasses.replace(target, files=files)
-        attempt.prepare()
-        if files is target.files:
-            attempt.commit({}, "overwrite")
-            attempt.clean_up(True)
-            assert names(path) == ["_SUCCESS"]
-        else:
-            with pytest.raises(OSError, match="not now"):
-                attempt.commit({}, "overwrite")
-            attempt.clean_up(False)
-            assert names(path) == ["old"] if kind == "folder" else path.is_file()
-        assert names(tmp_path) == ["rows"]
+def test_workers_that_lack_the_package_read_and_write_the_format(register, spark, tmp_path):
+    python = tmp_path / "python"
+    library = sysconfig.get_paths()["purelib"]
+    arguments = '"${@/sparkkeras.spark.daemon/pyspark.daemon}"'
+    python.write_text(f"#!/bin/bash\nPYTHONSAFEPATH=1 PYTHONPATH={library} exec {sys.executable} -S {arguments}\n")
+    python.chmod(0o755)
+    assert b"No module named" in subprocess.run([python, "-c", "import sparkkeras"], capture_output=True).stderr
+    register(str(python))
+    path = str(tmp_path / "rows")
+    spark.range(0, 10, 1, 2).write.format("tfrecord").mode("append").save(path)
+    assert sorted(row.id for row in spark.read.format("tfrecord").load(path).collect()) == list(range(10))
+    with pytest.raises(AnalysisException, match="StorageError: cannot read '.*/nowhere': the path does not exist"):
+        spark.read.format("tfrecord").load(f"{path}/nowhere")
 
 
-def test_files_that_are_not_visible_on_the_driver_are_reported(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecords._Target, "_listed", lambda self, folder: [])
-    with pytest.raises(StorageError, match=r"1 of 1 file\(s\) .* are not visible on the driver.* share"):
-        save_as_tfrecords(spark.range(0, 3, 1, 1), str(tmp_path / "rows"))
-    assert names(tmp_path) == []
+@pytest.mark.cluster
+def test_executors_read_and_write_the_format(register, spark, tmp_path):
+    register()
+    path = str(tmp_path / "rows")
+    spark.range(0, 10, 1, 2).write.format("tfrecord").mode("overwrite").save(path)
+    assert spark.read.format("tfrecord").load(path).agg(F.sum("id")).collect() == [(45,)]
+    assert len(names(path)) == 3
