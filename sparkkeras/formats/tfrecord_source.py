@@ -493,17 +493,18 @@ class Writer(DataSourceArrowWriter):
         """Check that all files of the tasks exist, and move them to the output folder."""
         with self._errors():
             written = {message.name: message.size for message in messages if message is not None}
-            found = {info.base_name: info for info in self._listed(self._complete)}
-            lost = [name for name, size in written.items() if name not in found or found[name].size != size]
+            found = self._listed(self._complete)
+            sizes = {info.base_name: info.size for info in found}
+            lost = [name for name, size in written.items() if sizes.get(name) != size]
             if lost:
                 raise StorageError(
                     f"{len(lost)} of {len(written)} file(s) that workers wrote to {self.label!r} are not visible on the "
                     f"driver, the first one {lost[0]}: use a path on a disk or file system that the driver and all workers "
                     "share."
                 )
-            if self.temporary or self.mode == "overwrite":
-                for name in found.keys() - written.keys():  # from unused task attempts, or replaced by this run
-                    self.files.delete_file(found[name].path)
+            for info in found if self.temporary or self.mode == "overwrite" else ():
+                if info.base_name not in written:  # from an unused task attempt, or replaced by this run
+                    self.files.delete_file(info.path)
             if not self.temporary:
                 self._mark(self.path)
             elif not self._exists():  # another process may have created it in the meantime

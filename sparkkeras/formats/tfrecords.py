@@ -1,7 +1,8 @@
 """Reading and writing DataFrames as TFRecord files of tf.train.Example, without a jar or TensorFlow, also on Spark Connect.
 
 Reading: Spark lists the files. Workers stream local files themselves; Spark's ``binaryFile`` source reads files of other
-file systems whole. Writing: workers use the file systems of pyarrow.
+file systems whole, with Spark's credentials. A data source of Spark's Python API could use only the file systems of pyarrow,
+as `sparkkeras.formats.tfrecord_source` does, which has the code that reads and writes files.
 """
 
 from __future__ import annotations
