@@ -1,4 +1,4 @@
-"""What `SparkModel` checks on the driver, before anything is known of Spark."""
+"""The checks of `SparkModel` on the driver, without Spark."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ def spark_model():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("batch_size", -1, r"^batch_size=-1: expected a positive whole number\.$"),
         ("num_workers", "a", "^num_workers='a': expected"),
@@ -35,9 +35,9 @@ def spark_model():
         ("epochs", 3, r"epochs is an argument of fit\."),
     ],
 )
-def test_attributes_are_checked_when_they_are_set(spark_model, name, value, words):
+def test_attributes_are_checked_when_they_are_set(spark_model, name, value, message):
     before = spark_model.get_config()
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=message):
         setattr(spark_model, name, value)
     assert spark_model.get_config() == before
 
@@ -61,7 +61,7 @@ def test_settings_may_be_set_in_any_order(spark_model):
     assert isinstance(spark_model.seed, int)
 
 
-def test_a_rule_that_was_not_given_follows_the_mode(spark_model, tmp_path):
+def test_the_default_rule_depends_on_the_mode(spark_model, tmp_path):
     assert spark_model.rule == Average()
     spark_model.mode = "asynchronous"
     assert spark_model.rule == Downpour()
@@ -74,7 +74,7 @@ def test_a_rule_that_was_not_given_follows_the_mode(spark_model, tmp_path):
         assert other.rule == Average()
 
 
-def test_a_rule_that_was_given_stays(spark_model, tmp_path):
+def test_an_explicit_rule_is_kept_when_the_mode_changes(spark_model, tmp_path):
     spark_model.rule = "average"
     spark_model.mode = "asynchronous"
     for call in (lambda: spark_model.fit(np.ones((2, 3)), np.ones(2)), lambda: spark_model.save(tmp_path / "model.keras")):
@@ -88,7 +88,7 @@ def test_a_rule_that_was_given_stays(spark_model, tmp_path):
     assert load_spark_model(tmp_path / "model.keras").get_config()["rule"] == Average()
 
 
-def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_original(spark_model):
+def test_subclasses_may_add_attributes_and_copies_keep_the_settings(spark_model):
     class Noted(SparkModel):
         def __init__(self, model, note):
             super().__init__(model, batch_size=8)
@@ -102,7 +102,7 @@ def test_subclasses_have_attributes_of_their_own_and_copies_those_of_the_origina
     assert pickle.loads(pickle.dumps(spark_model)).get_config() == spark_model.get_config()
 
 
-def test_predict_takes_verbose_as_evaluate_does(capsys):
+def test_predict_prints_the_number_of_rows_if_verbose(capsys):
     scoring = EnsembleModel([regression(), regression()], voting="average")  # in this process
     assert scoring.predict(np.ones((4, 3)), verbose=0).shape == (4, 1)
     assert capsys.readouterr().out == ""
@@ -112,13 +112,13 @@ def test_predict_takes_verbose_as_evaluate_does(capsys):
         scoring.predict(np.ones((4, 3)), verbose=3)
 
 
-def test_data_to_evaluate_on_without_rows():
+def test_evaluating_data_without_rows_raises_an_error():
     with pytest.raises(DataError, match="^the data to evaluate or validate on has no rows"):
         EnsembleModel([regression(), regression()], voting="average").evaluate(np.ones((0, 3)), np.ones(0))
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ("m.keras", r"Load a saved model with sparkkeras\.load_spark_model\('m\.keras'\)"),
         (Path("m.h5"), "load_spark_model"),
@@ -126,13 +126,13 @@ def test_data_to_evaluate_on_without_rows():
         (keras.Sequential, "Create an instance of the class Sequential"),
     ],
 )
-def test_what_stands_for_a_model_is_refused_with_how_to_get_it(given, words):
-    with pytest.raises(ModelError, match=rf"^expected a keras\.Model, received .*{words}"):
+def test_the_error_for_an_object_that_is_not_a_model_has_advice(given, message):
+    with pytest.raises(ModelError, match=rf"^expected a keras\.Model, received .*{message}"):
         SparkModel(given)
 
 
-def test_nothing_is_set_while_fit_runs(spark_model, monkeypatch):
-    """What a second call must not train, and what is trained, are those that fit began with."""
+def test_settings_cannot_be_changed_while_fit_runs(spark_model, monkeypatch):
+    """Both the lock on the model and the training use the settings with which fit started."""
 
     def during_fit(models, **given):
         for name, value in (("model", regression()), ("mode", "hogwild"), ("batch_size", 8)):

@@ -64,7 +64,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Yields predictions in the structure of the model's outputs, for several rows at a time, or with ``rows`` one by one."""
+    """Yields predictions in the structure of the model's outputs, many rows at a time, or single rows if ``rows`` is set."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
@@ -80,7 +80,7 @@ class PredictTask:
 
 @dataclass(frozen=True)
 class SeenTask:
-    """Yields the shapes and dtypes of a partition's first batch after the transform, or why the transform failed."""
+    """Yields the shapes and dtypes of a partition's first batch after the transform, or the transform's error message."""
 
     options: Shared[BatchOptions]
 
@@ -286,7 +286,7 @@ def seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
 
 
 def seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
-    """Like `seen_on_driver`, for rows that only workers have, from a row of zeros; ``None`` if the transform fails on it."""
+    """Like `seen_on_driver`, but for rows that only workers have: from a row of zeros; ``None`` if the transform fails."""
     with suppress(Exception):  # the user's function may not expect zeros: the rows on the workers decide
         return transformed(spec.zeros(), options).spec
     return None

@@ -756,15 +756,15 @@ def test_state_is_taken_and_put():
     model.fit(X, Y, epochs=2, batch_size=4, verbose=0)
     state = pickle.loads(pickle.dumps(ModelState.take(model)))
     weights = model.get_weights()
-    slots = [keras.ops.convert_to_numpy(slot) for slot in model.optimizer.variables]
+    variables = [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
     model.fit(X, Y, epochs=1, batch_size=4, verbose=0)
     assert int(model.optimizer.iterations) == 9
     assert not np.array_equal(model.get_weights()[0], weights[0])
     state.put(model)
     assert int(model.optimizer.iterations) == 6
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), weights, strict=True))
-    after = [keras.ops.convert_to_numpy(slot) for slot in model.optimizer.variables]
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after, slots, strict=True))
+    after = [keras.ops.convert_to_numpy(variable) for variable in model.optimizer.variables]
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(after, variables, strict=True))
 
 
 def test_state_is_a_copy():
@@ -877,7 +877,7 @@ def test_a_model_without_seed_generators_is_unchanged():
 def test_the_schema_of_a_model():
     schema = models.schema_of(several())
     assert schema.inputs == (InputSpec("one", (3,), True), InputSpec("two", (3,), True))
-    assert {(slot.name, slot.shape) for slot in schema.outputs} == {("size", (1,)), ("sign", (1,))}
+    assert {(spec.name, spec.shape) for spec in schema.outputs} == {("size", (1,)), ("sign", (1,))}
     assert schema.floatx == "float32"
     assert models.schema_of(recurrent()).inputs[0].shape == (None,)
     assert models.schema_of(subclassed()).inputs == ()
@@ -1262,19 +1262,19 @@ def test_direct_inputs_of_an_embedding_are_indices():
     shared = keras.layers.Embedding(7, 3)
     outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
     model = keras.Model([words, sizes], keras.layers.Dense(1)(outputs))
-    assert [slot.indices for slot in models.schema_of(model).inputs] == [7, None]
+    assert [spec.indices for spec in models.schema_of(model).inputs] == [7, None]
     later = keras.Input((4,), dtype="int32")
-    behind = keras.Model(later, keras.layers.Flatten()(shared(later % 7)))
-    assert [slot.indices for slot in models.schema_of(behind).inputs] == [None]
+    following = keras.Model(later, keras.layers.Flatten()(shared(later % 7)))
+    assert [spec.indices for spec in models.schema_of(following).inputs] == [None]
     sequential = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
-    assert [slot.indices for slot in models.schema_of(sequential).inputs] == [9]
+    assert [spec.indices for spec in models.schema_of(sequential).inputs] == [9]
 
     class Hashing(keras.layers.Embedding):
         def call(self, inputs):
             return super().call(inputs % self.input_dim)
 
     hashing = keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)])
-    assert [slot.indices for slot in models.schema_of(hashing).inputs] == [None]
+    assert [spec.indices for spec in models.schema_of(hashing).inputs] == [None]
 
 
 class Unloadable(keras.layers.Layer):
@@ -1318,7 +1318,7 @@ def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled
 
 
 class KeepsOptimizer(keras.Model):
-    """Also stores the compiled optimizer in an attribute of its own."""
+    """Also stores the compiled optimizer in another attribute."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

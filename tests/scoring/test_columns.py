@@ -1,4 +1,4 @@
-"""Scoring without Spark: a model's outputs as columns, and batches of columns through a model, row by row the same."""
+"""Scoring without Spark: the types of output columns, and predictions for batches of columns."""
 
 import datetime
 import io
@@ -58,10 +58,10 @@ def batches(x, *sizes):
     return [column[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-# What a model gives
+# Outputs
 
 
-def test_one_value_is_a_number_and_more_are_an_array():
+def test_the_column_type_of_an_output_depends_on_its_shape():
     assert outputs_of(regression()) == (Output("y", "float32", 0),)
     assert outputs_of(classifier()) == (Output("scores", "float32", 1),)
     sequence = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(1, name="steps")])
@@ -69,7 +69,7 @@ def test_one_value_is_a_number_and_more_are_an_array():
 
 
 @pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
-def test_outputs_have_their_names_in_the_models_order(order):
+def test_outputs_are_named_in_the_models_order(order):
     assert [output.name for output in outputs_of(two_by_two(order))] == list(order)
     kinds = {output.name: output.type_name for output in outputs_of(two_by_two(order))}
     assert kinds == {"price": "float", "kind": "array<float>"}
@@ -78,7 +78,7 @@ def test_outputs_have_their_names_in_the_models_order(order):
 @pytest.mark.parametrize(
     ("dtype", "name"), [("float64", "double"), ("mixed_float16", "float"), ("mixed_bfloat16", "float"), ("float16", "float")]
 )
-def test_what_is_stored_holds_what_is_predicted(dtype, name):
+def test_the_column_type_holds_the_predicted_values(dtype, name):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
     found = score(model, *batches(X, 40))
@@ -86,14 +86,14 @@ def test_what_is_stored_holds_what_is_predicted(dtype, name):
     assert found.to_pylist() == model.predict(X, verbose=0).tolist()
 
 
-def test_whole_numbers_stay_whole():
+def test_integer_outputs_give_integer_columns():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, keras.ops.argmax(keras.layers.Dense(4)(inputs), axis=-1))
     assert Scorer.of(model).type_name == "int"
     assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, verbose=0).tolist()
 
 
-class Own(keras.Model):
+class Subclassed(keras.Model):
     def __init__(self, **config):
         super().__init__(**config)
         self.dense = keras.layers.Dense(2)
@@ -102,8 +102,8 @@ class Own(keras.Model):
         return self.dense(x) * 2
 
 
-def test_a_model_that_does_not_say_what_it_gives_is_refused_and_can_be_wrapped():
-    model = Own()
+def test_a_model_with_unknown_output_shapes_raises_an_error_and_can_be_wrapped():
+    model = Subclassed()
     expected = np.asarray(model(X))
     with pytest.raises(ModelError, match=r"the shapes of its outputs.*keras\.Model\(inputs, model\(inputs\)\)"):
         Scorer.of(model)
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_say_what_it_gives_is_refused_and_can_be_wrapped()
     np.testing.assert_allclose(found.to_pylist(), expected, atol=1e-6)
 
 
-def test_a_model_without_weights_is_refused():
+def test_a_model_that_is_not_built_raises_an_error():
     with pytest.raises(ModelError, match="built"):
         Scorer.of(keras.Sequential([keras.layers.Dense(2)]))
 
@@ -122,27 +122,27 @@ def test_a_model_without_weights_is_refused():
 
 @pytest.mark.parametrize("sizes", [(40,), (7, 33), (1,) * 40, (0, 20, 0, 20)], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 8, 1024])
-def test_predictions_are_those_of_keras_however_rows_are_cut(sizes, batch_size):
+def test_predictions_equal_those_of_keras_for_any_batch_sizes(sizes, batch_size):
     model = regression()
     found = score(model, *batches(X, *sizes), batch_size=batch_size)
     assert found.type == pa.float32()
     np.testing.assert_allclose(found, model.predict(X, verbose=0).ravel(), rtol=1e-6, atol=1e-6)
 
 
-def test_of_the_same_batches_they_are_the_same_to_the_last_bit():
+def test_predictions_of_the_same_batches_are_bit_identical():
     model = classifier(width=3)
     found = score(model, *batches(X, 40), batch_size=32)
     np.testing.assert_array_equal(found.to_pylist(), model.predict(X, batch_size=32, verbose=0))
 
 
-def test_no_rows_have_no_predictions():
+def test_without_rows_there_are_no_predictions():
     assert list(task(regression())(TaskContext(0), iter([]))) == []
     assert list(task(regression())(TaskContext(0), iter(batches(X, 0, 0)))) == []
 
 
 @pytest.mark.parametrize("structure", [tuple, dict])
 @pytest.mark.parametrize("order", [("price", "kind"), ("kind", "price")])
-def test_several_outputs_are_a_struct_by_their_names(structure, order):
+def test_several_outputs_are_a_struct_with_their_names(structure, order):
     model = two_by_two(order, structure)
     columns = (pa.array(X[:, :2].tolist()), pa.array(X[:, 2]))
     found = score(model, columns)
@@ -155,7 +155,7 @@ def test_several_outputs_are_a_struct_by_their_names(structure, order):
     assert set(names) == {"price", "kind"}
 
 
-def test_outputs_of_the_dict_may_have_other_names_than_their_layers():
+def test_outputs_of_a_dict_may_have_other_names_than_their_layers():
     inputs = keras.Input((3,))
     heads = {"z": keras.layers.Dense(1, name="first")(inputs), "a": keras.layers.Dense(2, name="second")(inputs)}
     model = keras.Model(inputs, heads)
@@ -174,7 +174,7 @@ def test_sequences_are_nested_arrays():
     np.testing.assert_allclose(found.to_pylist(), np.concatenate([expected, expected]), atol=1e-6)
 
 
-def test_rows_with_nulls_get_null_and_the_others_theirs():
+def test_only_rows_with_nulls_get_null_predictions():
     model = regression()
     x = X.tolist()
     for row in (0, 3, 4, 5, 39, *range(16, 30)):
@@ -197,7 +197,7 @@ def test_rows_with_nulls_get_null_and_the_others_theirs():
     [(1, pa.nulls(3, pa.float32())), (1, pa.nulls(3, pa.int8())), (3, pa.nulls(3, pa.list_(pa.float32())))],
     ids=["float", "tinyint", "array"],
 )
-def test_rows_of_nulls_only_get_null(width, column):
+def test_the_predictions_of_a_column_of_nulls_are_null(width, column):
     for model in (regression(width), classifier(width)):
         found = score(model, column, column[:2])
         assert found.to_pylist() == [None] * 5
@@ -205,7 +205,7 @@ def test_rows_of_nulls_only_get_null(width, column):
         assert found.type == score(model, pa.array(x[:, 0] if width == 1 else x.tolist())).type
 
 
-def test_batches_of_nulls_lie_between_sequences_of_any_length():
+def test_batches_of_nulls_may_come_before_and_after_sequences():
     model = keras.Sequential([keras.Input((None, 2)), keras.layers.LSTM(1)])
     nulls = pa.nulls(2, pa.list_(pa.list_(pa.float64())))
     found = score(model, nulls, pa.array([[[0.5, 0.5], [1.0, 1.0]], None]), nulls)
@@ -223,7 +223,7 @@ def test_each_batch_gets_its_predictions():
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_struct_is_null_as_a_whole():
+def test_the_struct_of_an_invalid_row_is_null():
     columns = (pa.array([[1.0, 2.0], None, [3.0, 4.0]]), pa.array([1.0, 2.0, None]))
     found = score(two_by_two(), columns)
     assert found.is_valid().to_pylist() == [True, False, False]
@@ -241,7 +241,7 @@ def test_nulls_do_not_reach_the_model():
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ([[1.0, 2.0, 3.0], None], "argument 1.* is null, or holds a null, in row 41 of partition 0"),
         ([[1.0, 2.0, 3.0], [1.0, None, 3.0]], "is null, or holds a null, in row 41"),
@@ -249,12 +249,12 @@ def test_nulls_do_not_reach_the_model():
         ([[1.0, 2.0, float("inf")]], "holds NaN or an infinite value in row 40"),
     ],
 )
-def test_on_invalid_error_tells_the_row(rows, words):
-    with pytest.raises(DataError, match=words):
+def test_the_error_with_on_invalid_error_names_the_row(rows, message):
+    with pytest.raises(DataError, match=message):
         score(regression(), *batches(X, 40), pa.array(rows, pa.list_(pa.float32())), on_invalid="error")
 
 
-def test_nan_is_predicted_from_where_it_is_allowed():
+def test_nan_reaches_the_model_with_on_invalid_allow():
     found = score(regression(), pa.array([[1.0, 2.0, float("nan")], [1.0, 2.0, 3.0]])).to_pylist()
     assert np.isnan(found[0])
     assert np.isfinite(found[1])
@@ -272,7 +272,7 @@ def test_rows_that_are_not_finite_do_not_reach_the_model(on_invalid):
     assert score(regression(), *batches(X, 40), on_invalid=on_invalid).null_count == 0
 
 
-def test_a_transform_comes_before_the_model():
+def test_a_transform_is_applied_before_the_model():
     model = regression()
     found = score(model, pa.array(X[:, 0]), transform=lambda x, y: np.stack([x, x * 2, x * 3], axis=1))
     np.testing.assert_allclose(found, model.predict(X[:, :1] * [1, 2, 3], verbose=0).ravel(), atol=1e-6)
@@ -281,24 +281,24 @@ def test_a_transform_comes_before_the_model():
 
 
 @pytest.mark.parametrize("change", [lambda x, y: x[:-1], lambda x, y: np.concatenate([x, x])], ids=["fewer", "more"])
-def test_a_transform_must_keep_the_rows(change):
+def test_a_transform_must_keep_the_number_of_rows(change):
     with pytest.raises(DataError, match=r"transform returned \d+ rows for a batch of 8: in predict, it must return one row"):
         score(regression(), *batches(X, 20, 20), transform=change)
 
 
 def test_a_selection_reads_its_columns_in_their_order():
     model = two_by_two()
-    slots = Scorer.of(model).schema.inputs
-    leaves = (Leaf(("u", "v"), together=True, input=slots[0]), Leaf(("w",), input=slots[1]))
+    specs = Scorer.of(model).schema.inputs
+    leaves = (Leaf(("u", "v"), together=True, input=specs[0]), Leaf(("w",), input=specs[1]))
     selection = Selection(Form(Structure(2, ("a", "b"), bare=False)), leaves)
-    found = score(model, tuple(pa.array(X[:, place]) for place in range(3)), selection=selection)
+    found = score(model, tuple(pa.array(X[:, index]) for index in range(3)), selection=selection)
     expected = model.predict([X[:, :2], X[:, 2:]], verbose=0)
     np.testing.assert_allclose(found.field("price"), expected[0].ravel(), atol=1e-6)
 
 
-def test_one_input_takes_several_arguments_and_several_take_one_each():
+def test_a_single_input_accepts_several_arguments_and_several_inputs_one_each():
     model = regression()
-    found = score(model, tuple(pa.array(X[:, place]) for place in range(3)))
+    found = score(model, tuple(pa.array(X[:, index]) for index in range(3)))
     np.testing.assert_allclose(found, model.predict(X, verbose=0).ravel(), atol=1e-6)
     with pytest.raises(DataError, match=r"the function takes 2 arguments, one for each input .* \(a, b\); it received 1"):
         score(two_by_two(), (pa.array([1.0]),))
@@ -311,7 +311,7 @@ NUMBERS = pa.array([1.0, 2.0])
 
 
 @pytest.mark.parametrize(
-    ("columns", "words"),
+    ("columns", "message"),
     [
         ((), r"^f\(\) takes 3 number\(s\), or arrays or vectors that hold as many in all; it received 0 argument\(s\)\.$"),
         ((NUMBERS,) * 4, r"^f\(\) takes 3 number\(s\), .* it received 4 argument"),
@@ -328,10 +328,10 @@ NUMBERS = pa.array([1.0, 2.0])
         ),
     ],
 )
-def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
+def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(columns, message):
     scorer = Scorer.of(regression(), on_invalid="error")
     read = ArgumentsToBlocks(scorer.reader, function="f()", make="register the function again with")
-    with pytest.raises(DataError, match=words) as error:
+    with pytest.raises(DataError, match=message) as error:
         list(read.blocks(columns, "partition 0", 0))
     assert not re.search("transform=|give on_invalid|give loader|column '|dropna", str(error.value))
 
@@ -341,7 +341,7 @@ def test_wrong_arguments_of_a_function_are_told_in_its_terms(columns, words):
     [(NUMBERS, pa.nulls(2), NUMBERS), (pa.nulls(2),), (pa.nulls(2), pa.array([[1.0, 2.0]] * 2)), (pa.nulls(2),) * 3],
     ids=["a number", "an array", "beside an array", "all"],
 )
-def test_the_null_of_sql_has_no_type_and_is_a_null(columns):
+def test_an_untyped_null_of_sql_is_a_null(columns):
     made = task(regression())
     read = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="allow").reader)
     ((block, whole),) = read.blocks(columns, "partition 0", 0)
@@ -353,7 +353,7 @@ def test_the_null_of_sql_has_no_type_and_is_a_null(columns):
         assert pa.concat_arrays(list(made(TaskContext(0), iter(columns)))).to_pylist() == [None, None]
 
 
-def test_an_error_in_the_data_is_all_that_spark_says_of_it(monkeypatch):
+def test_spark_reports_a_data_error_without_a_traceback(monkeypatch):
     def task(context, batches):
         raise DataError("too short") from ValueError("inner")
         yield
@@ -367,13 +367,13 @@ def test_an_error_in_the_data_is_all_that_spark_says_of_it(monkeypatch):
         handle_worker_exception(error, stream)
     finally:
         monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
-    said = stream.getvalue()[8:].decode()
-    assert said == "sparkkeras.errors.DataError: too short\n"
-    found = translated(RuntimeError(f"An exception was thrown from the Python worker:\n{said}\n\nJVM stacktrace:\n\tat x"))
+    report = stream.getvalue()[8:].decode()
+    assert report == "sparkkeras.errors.DataError: too short\n"
+    found = translated(RuntimeError(f"An exception was thrown from the Python worker:\n{report}\n\nJVM stacktrace:\n\tat x"))
     assert (type(found), str(found)) == (DataError, "too short")
 
 
-# Names of columns
+# Names of output columns
 
 TWO = (Output("price", "float32", 0), Output("kind", "float32", 1))
 
@@ -395,7 +395,7 @@ def test_every_output_has_a_column(given, outputs, expected):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ("id_price", "'id_price_price'"),
         (["p"], r"expected 2 different name\(s\), for the output\(s\) \['price', 'kind'\]"),
@@ -413,15 +413,15 @@ def test_every_output_has_a_column(given, outputs, expected):
         ({"price": "p", "kind": "Id"}, "the column 'id' already exists"),
     ],
 )
-def test_names_that_do_not_go_are_refused(given, words):
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_names_of_output_columns_raise_an_error(given, message):
+    with pytest.raises(ConfigurationError, match=message):
         _column_names(given, TWO, ["id", "Total", "id_price_price"])
 
 
-# Models that cannot train as they are
+# Models in another state than at compile time
 
 
-def test_a_model_that_was_frozen_or_quantized_after_it_trained():
+def test_a_model_that_was_frozen_or_quantized_after_training():
     model = regression(optimizer="adam")
     model.fit(X, X[:, 0], verbose=0)
     model.layers[0].trainable = False

@@ -1,4 +1,4 @@
-"""What rows look like to the model, found out where the rows are."""
+"""Determining the shapes of transformed rows, on the driver or on the workers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from sparkkeras.worker.trainer import BatchOptions
 
 
 def picks(x, y):
-    """Looks a row up by a value that is never 0."""
+    """Requires a first value that is not 0, like a lookup by key."""
     assert (x[:, 0] > 0).all(), "no such row"
     return x[:, 1:].astype("int32"), y
 
@@ -24,14 +24,14 @@ def block(first):
     return from_arrays(np.full((6, 3), first, np.float32), np.zeros((6, 1), np.float32), None)
 
 
-def test_a_transform_that_cannot_take_zeros_is_tried_on_rows():
+def test_a_transform_that_fails_on_zeros_is_checked_on_rows():
     assert seen_on_zeros(block(1.0).spec, OPTIONS) is None
     seen = seen_on_driver(block(1.0), OPTIONS)
     assert [(leaf.shape, str(leaf.dtype)) for leaf in seen.leaves] == [((2,), "int32"), ((1,), "float32")]
     assert seen_on_workers(LocalDataset((None, block(1.0), block(2.0))), OPTIONS) == seen
 
 
-def test_a_transform_that_fails_on_rows_is_refused():
+def test_a_transform_that_fails_on_rows_raises_an_error():
     with pytest.raises(ConfigurationError, match=r"transform failed on the first 4 row\(s\): AssertionError: no such row"):
         seen_on_driver(block(0.0), OPTIONS)
     with pytest.raises(ConfigurationError, match="failed on the first rows of partition 1: AssertionError: no such row"):

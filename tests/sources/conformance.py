@@ -1,4 +1,4 @@
-"""The conformance suite of datasets: the behaviour that training strategies rely on, wherever rows come from."""
+"""The conformance suite of datasets: the behaviour that training strategies rely on, for every source of rows."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ ROWS, PARTS = 23, 3
 
 
 def numbered_block():
-    """Rows whose labels are their numbers."""
+    """Rows whose labels are their indices."""
     x = np.random.default_rng(0).random((ROWS, 4)).astype(np.float32)
     return from_arrays(x, np.arange(ROWS), None)
 
@@ -40,7 +40,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Sum:
-    """Adds vectors in their order, which decides the last bits; in three pieces."""
+    """Adds vectors in three pieces and in their order, since the order affects rounding."""
 
     def __call__(self, results):
         total = np.zeros_like(results[0])
@@ -58,13 +58,13 @@ class Sum:
 class DatasetConformance:
     """Tests of the fixture ``dataset``: `numbered_block` in `PARTS` partitions."""
 
-    def test_every_row_is_seen_once(self, dataset):
+    def test_every_row_is_processed_once(self, dataset):
         with dataset.share(100) as shift:
             results = dataset.run(Labels(shift)).collect()
         assert [worker for worker, _ in results] == list(range(PARTS))
         assert sorted(label for _, labels in results for label in labels) == list(range(100, 100 + ROWS))
 
-    def test_stored_rows_can_be_read_again_and_again(self, dataset):
+    def test_stored_rows_can_be_read_repeatedly(self, dataset):
         with dataset.stored() as stored, stored.share(0) as shift:
             first = stored.run(Labels(shift)).collect()
             assert stored.run(Labels(shift)).collect() == first
@@ -75,7 +75,7 @@ class DatasetConformance:
             assert [leaf.shape for leaf in common_spec(stored.handles).leaves] == [(4,), ()]
             assert [(found.low, found.high, found.whole) for found in all_labels(stored.handles)] == [(0, ROWS - 1, True)]
 
-    def test_merging_on_the_workers_gives_the_same_bits(self, dataset):
+    def test_merging_on_the_workers_gives_bit_identical_results(self, dataset):
         with dataset.stored() as stored:
             results = stored.run(Noise())
             (merged,) = results.reduce(Sum())
@@ -91,7 +91,7 @@ class DatasetConformance:
 
     def test_rows_keep_their_order_unless_they_are_repartitioned(self, dataset, request):
         if "repartitioned" in request.node.callspec.id:
-            pytest.skip("rows are dealt out in turn")
+            pytest.skip("rows are distributed in turn")
         with dataset.share(0) as shift:
             results = dataset.run(Labels(shift)).collect()
         assert [label for _, labels in results for label in labels] == list(range(ROWS))

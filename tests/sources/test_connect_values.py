@@ -1,4 +1,4 @@
-"""Values in files beside the rows: cut, written, read, and missing."""
+"""Values in files beside the rows: chunks, writing, reading, and missing files."""
 
 import pickle
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def some(name="some"):
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
-    """A machine whose temporary folder is this one, and a process that has read nothing yet."""
+    """A machine with this temporary folder, and a process that has not read any value."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(connect_values, "_latest", {})
     monkeypatch.setattr(connect_values, "CHUNK_BYTES", 1000)
@@ -38,7 +38,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def shared_of(value):
-    """The two ends of a shared value: the driver's, and what travels in tasks."""
+    """A shared value on the driver, and its copy in a task."""
     mine = StoredShared.of(Pickled.of(value), "dataset")
     return mine, pickle.loads(pickle.dumps(mine))
 
@@ -53,17 +53,17 @@ def same(one, other):
     return one.name == other.name and all(map(np.array_equal, one.arrays, other.arrays))
 
 
-def test_a_value_comes_as_it_was():
-    mine, travelled = shared_of(some())
+def test_a_value_survives_the_round_trip():
+    mine, received = shared_of(some())
     write(mine)
     assert len(mine.starts) > 4
-    assert same(travelled.value, some())
-    assert travelled.value is travelled.value
-    assert travelled.value.arrays[0].flags.writeable
+    assert same(received.value, some())
+    assert received.value is received.value
+    assert received.value.arrays[0].flags.writeable
 
 
 @pytest.mark.parametrize("size", [1, 7, 999, 10_000_000])
-def test_stretches_make_up_the_value(size):
+def test_the_chunks_add_up_to_the_value(size):
     pickled = Pickled.of(some())
     size = max(size, pickled.nbytes // 500)
     whole = b"".join(pickled.between(start, start + size) for start in range(0, pickled.nbytes, size))
@@ -72,25 +72,25 @@ def test_stretches_make_up_the_value(size):
     assert len(pickled.parts) == 4
 
 
-def test_the_value_itself_does_not_travel():
-    mine, travelled = shared_of(some())
-    assert travelled == mine
-    assert travelled.pickled is None
+def test_the_value_itself_is_not_pickled_with_tasks():
+    mine, received = shared_of(some())
+    assert received == mine
+    assert received.pickled is None
     assert len(pickle.dumps(mine)) < 500
 
 
-def test_files_that_are_there_are_not_written_again(machine):
-    mine, travelled = shared_of(some())
+def test_existing_files_are_not_written_again(machine):
+    mine, received = shared_of(some())
     write(mine)
     folder = machine / "dataset"
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     write(mine)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert len(before) == len(mine.starts)
-    assert same(travelled.value, some())
+    assert same(received.value, some())
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(machine, monkeypatch):
+def test_a_failed_write_leaves_no_file(machine, monkeypatch):
     def half(path, data):
         with path.open("wb") as file:
             file.write(data[: len(data) // 2])
@@ -104,23 +104,23 @@ def test_a_write_that_fails_half_way_leaves_nothing(machine, monkeypatch):
     assert not list((machine / "dataset").iterdir())
 
 
-@pytest.mark.parametrize("harm", ["nothing written", "one gone", "one short"])
-def test_what_is_missing_is_said(machine, harm):
-    mine, travelled = shared_of(some())
-    if harm != "nothing written":
+@pytest.mark.parametrize("damage", ["not written", "one removed", "one truncated"])
+def test_missing_or_incomplete_files_raise_an_error_and_can_be_written_again(machine, damage):
+    mine, received = shared_of(some())
+    if damage != "not written":
         write(mine)
         path = mine.path(mine.starts[-1])
-        path.unlink() if harm == "one gone" else path.write_bytes(path.read_bytes()[:-1])
+        path.unlink() if damage == "one removed" else path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FilesMissing):
-        _ = travelled.value
+        _ = received.value
     files.home("dataset").mkdir(exist_ok=True)
     for path in files.home("dataset").iterdir():
         path.unlink()
     write(mine)
-    assert same(travelled.value, some())
+    assert same(received.value, some())
 
 
-def test_a_process_keeps_the_latest_of_each_kind():
+def test_a_process_caches_the_latest_value_of_each_class():
     (one, of_one), (two, of_two), (third, of_third) = (
         shared_of(value) for value in (some("one"), some("two"), Other((np.ones(9),)))
     )
@@ -135,7 +135,7 @@ def test_a_process_keeps_the_latest_of_each_kind():
     }
 
 
-def test_removing_leaves_others_alone(machine):
+def test_removing_a_value_keeps_the_others(machine):
     (one, of_one), (two, of_two) = shared_of(some("one")), shared_of(some("two"))
     write(one)
     write(two)

@@ -1,6 +1,6 @@
-"""Datasets of this process and of Spark pass the conformance suite; a new one is a function here, and a name in DATASETS.
+"""Datasets in memory and on Spark pass the conformance suite; to add one, write a function and list it in DATASETS.
 
-Those of Spark Connect are in `tests.connect.test_datasets`.
+Datasets on Spark Connect are in `tests.connect.test_datasets`.
 """
 
 from contextlib import contextmanager
@@ -68,6 +68,6 @@ class Count:
         yield sum(block.rows for block in blocks)
 
 
-def test_lazy_results_run_when_they_are_used(spark):
+def test_lazy_results_are_computed_on_use(spark):
     source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
     assert sum(source.lazy().run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows

@@ -1,4 +1,4 @@
-"""What is no data is refused with a way to make data of it."""
+"""Unsupported data raises an error that explains how to convert it."""
 
 import keras
 import numpy as np
@@ -20,25 +20,25 @@ class Rows(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (sparse.csr_matrix(np.eye(3)), r"Convert sparse matrices with \.toarray\(\)"),
         ((each for each in range(3)), "Concatenate the batches to arrays"),
         (Rows(), "Concatenate the batches to arrays"),
     ],
 )
-def test_data_of_other_libraries_has_a_remedy(data, words):
-    with pytest.raises(DataError, match=f"expected a Spark DataFrame, an RDD .*{words}"):
+def test_the_error_for_data_of_other_libraries_suggests_a_conversion(data, message):
+    with pytest.raises(DataError, match=f"expected a Spark DataFrame, an RDD .*{message}"):
         as_source(data, Reader(Schema()), np.ones(3))
 
 
-def test_sparse_labels_have_a_remedy():
+def test_the_error_for_sparse_labels_suggests_a_conversion():
     with pytest.raises(DataError, match=r"^y of the arrays is .*Convert sparse matrices with \.toarray\(\)"):
         as_source(np.eye(3), Reader(Schema()), sparse.csr_matrix(np.eye(3)))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
-def test_a_tf_dataset_has_a_remedy():
+def test_the_error_for_a_tf_dataset_suggests_a_conversion():
     import tensorflow as tf
 
     dataset = tf.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones(4)))
@@ -48,18 +48,18 @@ def test_a_tf_dataset_has_a_remedy():
     assert as_source(x, Reader(Schema()), y).block.rows == 4
 
 
-def test_a_pandas_data_frame_without_labels():
+def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
-    words = "^labels are missing: pass y= with a pandas DataFrame of shape .2, 2.*spark.createDataFrame"
-    with pytest.raises(DataError, match=words):
+    message = "^labels are missing: pass y= with a pandas DataFrame of shape .2, 2.*spark.createDataFrame"
+    with pytest.raises(DataError, match=message):
         as_source(frame, Reader(Schema()))
     assert as_source(frame, Reader(Schema()), frame["b"]).block.rows == 2
-    with pytest.raises(ConfigurationError, match=r"features= is for .* a pandas DataFrame .*spark.createDataFrame"):
+    with pytest.raises(ConfigurationError, match=r"features= requires .* a pandas DataFrame .*spark.createDataFrame"):
         as_source(frame, Reader(Schema()), columns=NamedColumns(features="a"))
 
 
 @pytest.mark.parametrize("y", [(np.ones(3), None), [np.ones(3), None], {"a": np.ones(3), "b": None}])
-def test_labels_that_are_none_are_left_out(y):
+def test_labels_that_are_none_raise_an_error(y):
     schema = Schema(outputs=(InputSpec("a", (1,)), InputSpec("b", (1,))))
     with pytest.raises(DataError, match=r"^y\[.*\] is None; .* For outputs without a loss, leave the labels out"):
         as_source(np.eye(3), Reader(schema), y)
