@@ -102,7 +102,7 @@ class RemoteDataset:
 
     @property
     def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether."""
+        """The maximum total size of the results of a job, in bytes."""
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> AbstractContextManager[Shared[R]]:
@@ -156,7 +156,7 @@ class StoredRemoteDataset:
 
     @property
     def max_result_bytes(self) -> int:
-        """What the results of one job may have altogether."""
+        """The maximum total size of the results of a job, in bytes."""
         return self.source.max_result_bytes
 
     @contextmanager

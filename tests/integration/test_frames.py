@@ -147,10 +147,10 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
         ({"validation_col": "held"}, DataError, "no column 'held'"),
         ({"validation_col": "w", "validation_split": 0.1}, ConfigurationError, "pass only one of"),
         ({"features": "name"}, DataError, "column 'name' has the type string"),
-        ({"features": ["w", "id"]}, DataError, r"have 2 value\(s\) a row, but the model's input 'pixels' expects.*\(4,\)"),
+        ({"features": ["w", "id"]}, DataError, r"have 2 value\(s\) per row, but the model's input 'pixels' expects.*\(4,\)"),
         ({"features": "nothing"}, DataError, "no column 'nothing'"),
         ({"label": "name"}, DataError, "column 'name' has the type string"),
-        ({"sample_weight": np.ones(3)}, ConfigurationError, "sample_weight is an array.*give the column's name"),
+        ({"sample_weight": np.ones(3)}, ConfigurationError, "sample_weight is an array.*pass the name of the column"),
         ({"y": Y}, ConfigurationError, "y is only for arrays; for a DataFrame, name the column of labels"),
     ],
 )
