@@ -115,8 +115,8 @@ class SparkModel:
     Args:
         model: A built ``keras.Model``, which training changes in place. `fit` and `evaluate` require a compiled model;
             `predict` needs no loss, metrics or optimizer.
-        mode: ``"synchronous"``: all workers train from the same weights until the next exchange, then the driver averages
-            their weights. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
+        mode: ``"synchronous"``: all workers train from the same weights until the next exchange, then their weights are
+            averaged. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
             waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
         frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches. An epoch
             is long for asynchronous workers: start with 5 to 12 batches.
