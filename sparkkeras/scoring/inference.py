@@ -79,7 +79,7 @@ class PredictTask:
 
 
 @dataclass(frozen=True)
-class SeenTask:
+class TransformedSpecTask:
     """Yields the shapes and dtypes of a partition's first batch after the transform, or the transform's error message."""
 
     options: Shared[BatchOptions]
@@ -104,7 +104,7 @@ def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
         ConfigurationError: The transform failed in a partition.
     """
     with dataset.share(options) as how:
-        found = dataset.run(SeenTask(how)).collect()
+        found = dataset.run(TransformedSpecTask(how)).collect()
     specs = [each for each in found if isinstance(each, BlockSpec)]
     if len(specs) < len(found):
         raise ConfigurationError(next(each for each in found if isinstance(each, str)))

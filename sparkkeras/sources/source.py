@@ -72,7 +72,7 @@ class NamedColumns:
     loader: Loaders | None = None
     fits: bool = True
 
-    def refuse_beside(self, data: Any) -> None:
+    def check_unset(self, data: Any) -> None:
         """Check that no columns are set, for data that has no columns.
 
         Raises:
@@ -111,7 +111,7 @@ def as_source(
     if is_frame(data):
         return _frame_source(data, reader, y, sample_weight, columns or NamedColumns(), environment)
     if columns is not None:
-        columns.refuse_beside(data)
+        columns.check_unset(data)
     if isinstance(data, ArraysRDD):
         _refuse_beside_rdd(y, sample_weight)
         return ArraysRddSource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)

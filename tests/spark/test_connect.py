@@ -90,6 +90,6 @@ def test_a_stopped_connect_session_raises_an_error():
 
 
 @pytest.mark.parametrize("spark", [None, SimpleNamespace(parallelize=None)], ids=["None", "SparkContext"])
-def test_what_is_no_session_is_refused(spark):
+def test_an_object_that_is_not_a_session_raises_an_error(spark):
     with pytest.raises(ConfigurationError, match="^spark=.*: expected a SparkSession, such as"):
         register_keras_udf(spark, "classify", None)
