@@ -271,11 +271,11 @@ def _counting():
 
 def _store(frame, model, columns) -> None:
     """Write the rows to disk, as `fit` does before it trains."""
-    from sparkkeras.data.schema import Reader
-    from sparkkeras.modeling import archive as models
+    from sparkkeras.data.reader import Reader
+    from sparkkeras.modeling.schema import schema_of
     from sparkkeras.sources.source import NamedColumns, as_source
 
-    source = as_source(frame, Reader(models.schema_of(model), labelled=False), columns=NamedColumns(columns))
+    source = as_source(frame, Reader(schema_of(model), labelled=False), columns=NamedColumns(columns))
     with source.dataset() as dataset, dataset.stored():
         pass
 

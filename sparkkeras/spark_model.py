@@ -17,8 +17,8 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
-from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.locks import training
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
@@ -37,7 +37,7 @@ from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.rows import warn_of_partitions
 from sparkkeras.sources.source import NamedColumns
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 from sparkkeras.spark.cluster import interruptible
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
@@ -66,7 +66,7 @@ def _exclusive(fit: Callable[Concatenate[SparkModel, P], R]) -> Callable[Concate
 
 
 def _built(_: str, model: Any) -> keras.Model:
-    models.check_built(model)
+    check_built(model)
     return model
 
 
@@ -316,7 +316,7 @@ class SparkModel:
             DriverConnectionError: Workers cannot reach the parameter server.
             WorkerError: A task failed repeatedly; the message contains its traceback.
         """
-        models.check_trainable(self.model)
+        check_trainable(self.model)
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         request = check_fit(
@@ -546,7 +546,7 @@ def save_as(kind: str, spark_model: SparkModel, path: str | os.PathLike[str], ov
     _check_suffix(path)
     settings = {"kind": kind, **spark_model._settings()}
     data = persistence.pack(spark_model.model, settings, spark_model._rule_state)
-    storage.write_bytes(str(path), data, overwrite)
+    filesystem.write_bytes(str(path), data, overwrite)
 
 
 def load_saved(
@@ -560,7 +560,7 @@ def load_saved(
         ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
     """
     objects = arguments.custom_objects("custom_objects", custom_objects)
-    data = storage.read_bytes(arguments.path("path", path))
+    data = filesystem.read_bytes(arguments.path("path", path))
     try:
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
     except ModelError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, changed
-from sparkkeras.data.schema import LabelRange, label_ranges, union
+from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 

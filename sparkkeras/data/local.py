@@ -24,7 +24,7 @@ from sparkkeras.data.dataset import (
     joined,
 )
 from sparkkeras.data.files import Handle
-from sparkkeras.data.schema import label_ranges
+from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.sizes import PIECE_BYTES
 
 R = TypeVar("R")

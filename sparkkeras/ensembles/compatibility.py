@@ -13,8 +13,9 @@ from sparkkeras import arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
+from sparkkeras.modeling.schema import graph_of, schema_of
 from sparkkeras.modeling.voting import Vote
 
 VOTING = ("soft", "hard", "average")
@@ -37,7 +38,7 @@ def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
         raise ModelError("models is empty; expected at least one built Keras model.")
     for number, model in enumerate(members):
         try:
-            models.check_built(model)
+            check_built(model)
             outputs_of(model)
         except ModelError as error:
             raise type(error)(f"models[{number}]: {error}") from error
@@ -77,7 +78,7 @@ def exclusive(members: Sequence[keras.Model]) -> list[bool]:
 
 def input_order(model: keras.Model, first: keras.Model) -> list[int]:
     """The index of the matching input of ``first`` for each input of a model: by name, or by position if names differ."""
-    mine, theirs = ([spec.name for spec in models.schema_of(each).inputs] for each in (model, first))
+    mine, theirs = ([spec.name for spec in schema_of(each).inputs] for each in (model, first))
     return [theirs.index(name) for name in mine] if set(mine) == set(theirs) else list(range(len(mine)))
 
 
@@ -90,9 +91,9 @@ def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
     """Convert features from the input structure of ``first`` to that of a member."""
     inputs = list(x) if isinstance(x, tuple) else [x]
     if isinstance(x, Mapping):
-        names = [spec.name for spec in models.schema_of(first).inputs]
+        names = [spec.name for spec in schema_of(first).inputs]
         inputs = [x[name] for name in names] if set(names) <= set(x) else list(x.values())
-    structure = models.graph_of(model)._inputs_struct
+    structure = graph_of(model)._inputs_struct
     return keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, first)])
 
 
@@ -122,7 +123,7 @@ def as_one_model(
         majority: Whether members vote for a class (hard voting), instead of averaging their outputs.
         is_exclusive: For each output, whether its classes are mutually exclusive.
     """
-    first = models.graph_of(like)
+    first = graph_of(like)
     inputs = [
         keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
     ]
@@ -131,9 +132,9 @@ def as_one_model(
         order = input_order(member, like)
         member.name = f"ensemble_member_{number}"
         member.trainable = False  # otherwise their regularization penalties would be part of the ensemble's loss
-        given = keras.tree.pack_sequence_as(models.graph_of(member)._inputs_struct, [inputs[index] for index in order])
+        given = keras.tree.pack_sequence_as(graph_of(member)._inputs_struct, [inputs[index] for index in order])
         predictions.append(keras.tree.flatten(member(given)))
-    names = [spec.name for spec in models.schema_of(like).outputs]
+    names = [spec.name for spec in schema_of(like).outputs]
     outputs = [
         Vote(shares, majority, each, name=name)(list(several))
         for name, each, several in zip(names, is_exclusive, zip(*predictions, strict=True), strict=True)
@@ -146,7 +147,7 @@ def as_one_model(
 
 
 def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
-    mine, theirs = models.schema_of(model), models.schema_of(first)
+    mine, theirs = schema_of(model), schema_of(first)
     same = len(mine.inputs) == len(theirs.inputs) and all(
         _alike(spec, theirs.inputs[index]) for spec, index in zip(mine.inputs, input_order(model, first), strict=True)
     )

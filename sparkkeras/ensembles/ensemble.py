@@ -16,25 +16,21 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, label_ranges
+from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import (
-    ModelArchive,
-    compile_arguments,
-    compile_to_judge,
-    copy_of,
-    custom_objects_of,
-    schema_of,
-)
+from sparkkeras.modeling.archive import ModelArchive, copy_of, custom_objects_of
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_judge
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import ArraySource, NamedColumns
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
 from sparkkeras.weights import Array
@@ -311,7 +307,7 @@ class EnsembleModel:
                 "or save the ensemble as a single model: ensemble.model.save(path)."
             )
         settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
-        storage.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
+        filesystem.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
 
 _BATCH_SIZE = 32
@@ -345,7 +341,7 @@ def load_ensemble_model(
         ConfigurationError: ``path`` is not a path, or ``custom_objects`` contains plain values.
     """
     objects = arguments.custom_objects("custom_objects", custom_objects)
-    data = storage.read_bytes(arguments.path("path", path))
+    data = filesystem.read_bytes(arguments.path("path", path))
     try:
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)

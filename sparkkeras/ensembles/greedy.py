@@ -12,14 +12,15 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import Block
-from sparkkeras.data.schema import Reader, label_ranges
+from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.reader import Reader
 from sparkkeras.ensembles import compatibility
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.ensembles.selection import Score, forward_selection
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.outputs import losses_of
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.voting import ballot, decided
 from sparkkeras.sources.source import as_source
 from sparkkeras.weights import Array

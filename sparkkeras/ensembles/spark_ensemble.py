@@ -20,8 +20,10 @@ from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.modeling.archive import ModelArchive, check_trainable, schema_of
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.inference import Verbose, as_line
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.spark.cluster import interruptible

@@ -23,7 +23,7 @@ from sparkkeras.arguments import integer, one_of
 from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.spark.storage import has_scheme
+from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from sparkkeras.formats.examples import (
     parse,
 )
 from sparkkeras.formats.records import EMPTY_BYTES, SUFFIXES, compressor, framed, read_records
-from sparkkeras.spark.storage import has_scheme
+from sparkkeras.spark.filesystem import has_scheme
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +59,7 @@ class _PickledByValue(ABCMeta):
     """The type of classes that are pickled with the code that they use, instead of as the name of a module."""
 
 
-_PICKLED = ("arguments", "errors", "formats.examples", "formats.records", "formats.tfrecord_source", "spark.storage")
+_PICKLED = ("arguments", "errors", "formats.examples", "formats.records", "formats.tfrecord_source", "spark.filesystem")
 """The modules of this package with code that the data source uses."""
 
 _pickling = threading.Lock()

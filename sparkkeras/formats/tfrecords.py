@@ -39,7 +39,7 @@ from sparkkeras.formats.tfrecord_source import (
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.cluster import translated
 from sparkkeras.spark.connect import check_slots_for, cluster_of
-from sparkkeras.spark.storage import has_scheme
+from sparkkeras.spark.filesystem import has_scheme
 
 if TYPE_CHECKING:
     import pyarrow as pa

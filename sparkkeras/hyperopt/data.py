@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import concatenate, describe
-from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
 from sparkkeras.sources.frame import ColumnMapping, is_frame
-from sparkkeras.sources.rdd import Collect
 from sparkkeras.sources.source import NamedColumns, as_source, is_distributed
+from sparkkeras.sources.tasks import Collect
 from sparkkeras.worker.device import Environment
 
 FIT_KEYS = ("x", "y", "sample_weight", "validation_data")

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, ranked
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 
 _FORMAT = 1
 _SEARCH, _LOCK = "search.json", "search.lock"
@@ -74,7 +74,7 @@ class Journal:
                 "folder of a search to resume."
             )
         for name in ("", "/trials", "/models"):
-            storage.make_folder(self.folder + name)
+            filesystem.make_folder(self.folder + name)
         with _locked(self.folder):
             self._check(settings)
             trials = [self._read(name, params) for name in self._trials()]
@@ -83,7 +83,7 @@ class Journal:
 
     def settings(self) -> dict[str, Any]:
         """The settings of the search in this folder; empty if there is none."""
-        return self._json(_SEARCH) if _SEARCH in storage.names_in(self.folder) else {}
+        return self._json(_SEARCH) if _SEARCH in filesystem.names_in(self.folder) else {}
 
     def wants(self, value: float) -> bool:
         """Whether the model of a trial with this value may be among those to keep; ties keep the earlier trial."""
@@ -102,7 +102,7 @@ class Journal:
     def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
         """Keep the model of a trial; once the trial is written, `drop_surplus` can remove a worse one in exchange."""
         name = f"{number:05d}.{suffix}"
-        storage.put_file(f"{self.folder}/models/{name}", draft)
+        filesystem.put_file(f"{self.folder}/models/{name}", draft)
         self._kept[number], self._files[number] = self._sign * value, name
 
     def drop_surplus(self) -> None:
@@ -117,17 +117,17 @@ class Journal:
 
     def model_file(self, number: int) -> tuple[str, bytes]:
         """The file name and the bytes of a trial's model."""
-        return self._files[number], storage.read_bytes(f"{self.folder}/models/{self._files[number]}")
+        return self._files[number], filesystem.read_bytes(f"{self.folder}/models/{self._files[number]}")
 
     def write(self, trial: Trial) -> None:
         """Write a trial that has ended."""
         fields = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
         fields["params"] = repr(trial.params)  # only for readers: a resumed search computes them from the chosen values
-        storage.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
+        filesystem.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
         self._written.add(trial.number)
 
     def _trials(self) -> list[str]:
-        return [name for name in storage.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
+        return [name for name in filesystem.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
 
     def _foreign_files(self) -> list[str]:
         """The files in the folder, and in its subfolders of trials and models, that no search has written."""
@@ -136,7 +136,7 @@ class Journal:
         return [
             subfolder + name
             for subfolder, pattern in patterns.items()
-            for name in storage.names_in(f"{self.folder}/{subfolder}")
+            for name in filesystem.names_in(f"{self.folder}/{subfolder}")
             if not name.startswith(".") and not pattern.fullmatch(name)
         ]
 
@@ -144,7 +144,7 @@ class Journal:
         given = {"format": _FORMAT, **settings}
         saved = self.settings()
         if not saved or not self._trials():  # without trials there is nothing to resume
-            storage.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(given, indent=1).encode())
+            filesystem.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(given, indent=1).encode())
             return
         if saved.get("format", 0) > _FORMAT:
             raise ConfigurationError(
@@ -170,7 +170,7 @@ class Journal:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            saved = json.loads(storage.read_bytes(f"{self.folder}/{name}"))
+            saved = json.loads(filesystem.read_bytes(f"{self.folder}/{name}"))
         except ValueError as error:
             raise self._damaged(name, str(error)) from error
         if not isinstance(saved, dict):
@@ -184,19 +184,19 @@ class Journal:
         """Index the models in the folder, and remove those that are not of the best trials."""
         self._written = {trial.number for trial in trials}
         values = {trial.number: trial.value for trial in ranked(trials, self._sign)[: self._keep]}
-        for name in storage.names_in(f"{self.folder}/models"):
+        for name in filesystem.names_in(f"{self.folder}/models"):
             match = _MODEL.fullmatch(name)
             if match is None:  # not written by a search
                 continue
             number = int(match[1])
             value = None if name.startswith(".") else values.get(number)
             if value is None:
-                storage.remove(f"{self.folder}/models/{name}")
+                filesystem.remove(f"{self.folder}/models/{name}")
             else:
                 self._kept[number], self._files[number] = self._sign * value, name
 
     def _drop(self, number: int) -> None:
-        storage.remove(f"{self.folder}/models/{self._files.pop(number)}")
+        filesystem.remove(f"{self.folder}/models/{self._files.pop(number)}")
         del self._kept[number]
 
 
@@ -218,7 +218,7 @@ def _difference(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """Hold the lock of a folder on a local path; the operating system releases it if this process dies."""
-    if storage.has_scheme(folder):
+    if filesystem.has_scheme(folder):
         yield
         return
     with (Path(folder) / _LOCK).open("wb") as file:

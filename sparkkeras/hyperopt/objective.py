@@ -14,16 +14,18 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.schema import label_ranges
+from sparkkeras.data.label_range import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
-from sparkkeras.modeling.archive import check_trainable, save_bytes, schema_of
+from sparkkeras.modeling.archive import save_bytes
+from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import batch_hooks

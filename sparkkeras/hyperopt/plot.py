@@ -21,7 +21,7 @@ from sparkkeras.hyperopt.parameters import Parameter, format_number, make_distin
 from sparkkeras.hyperopt.progress import format_duration
 from sparkkeras.hyperopt.space import is_finite
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def plot_search(
     figure = draw_search(trials, metric=metric, sign=sign, parameters=parameters)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI)
-    storage.write_bytes(target, picture.getvalue())
+    filesystem.write_bytes(target, picture.getvalue())
 
 
 def draw_search(trials: Sequence[Trial], *, metric: str, sign: float, parameters: Sequence[Parameter]) -> Figure:

@@ -16,8 +16,9 @@ from sparkkeras.hyperopt.ledger import TrialLedger
 from sparkkeras.hyperopt.objective import build_model, unpack_weights
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, Trial, ranked
-from sparkkeras.modeling.archive import load_bytes, optimizer_variables
+from sparkkeras.modeling.archive import load_bytes
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.state import optimizer_variables
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sparkkeras.data.local import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import data
 from sparkkeras.sources.frame import ColumnMapping
-from sparkkeras.sources.rdd import without_rows
+from sparkkeras.sources.spark_dataset import without_rows
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.worker import device
 

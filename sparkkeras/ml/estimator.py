@@ -19,8 +19,10 @@ from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, result_schema
 from sparkkeras.ml.values import Names
-from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_trainable
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.scoring.columns import BATCH_SIZE
@@ -207,7 +209,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         model: keras.Model | None = self.getOrDefault("model")
         if model is None:
             raise ModelError("this KerasEstimator has no model: pass a compiled one, KerasEstimator(model=...).")
-        models.check_trainable(model)
+        check_trainable(model)
         return model
 
     def _copy_of(self, original: keras.Model) -> keras.Model:
@@ -217,7 +219,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             ModelState.take(original).put(model)  # an archive may have older ones
         rate = self.getOrDefault("learning_rate")
         if rate is not None:
-            if not models.has_settable_rate(model):
+            if not model_state.has_settable_rate(model):
                 raise ConfigurationError(
                     f"learning_rate={rate!r} cannot be set: the model's optimizer uses a learning rate schedule. Compile "
                     "the model with a number as the learning rate, or leave learning_rate out."

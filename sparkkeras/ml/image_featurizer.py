@@ -20,7 +20,7 @@ from sparkkeras.ml import values
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer
-from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.compilation import check_built
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -164,7 +164,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             raise ModelError("this ImageFeaturizer has no model: pass a Keras model or a name, ImageFeaturizer(model=...).")
         if isinstance(given, str):
             return self._application(given)
-        models.check_built(given)
+        check_built(given)
         model: keras.Model = given
         return model
 

@@ -33,7 +33,7 @@ from sparkkeras.errors import CustomObjectError, ModelError, StorageError
 from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 from sparkkeras.training import persistence
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class KerasWriter(MLWriter):
         extra = {"class": _saved_name(kind), _METADATA_KEY: content.notes}
         with _replacement(session, str(path), self.shouldOverwrite) as folder:
             if content.model is not None:
-                storage.write_bytes(f"{folder}/{_MODEL}", content.model)
+                filesystem.write_bytes(f"{folder}/{_MODEL}", content.model)
             DefaultParamsWriter.saveMetadata(self.instance, folder, session, extra, content.params)
 
 
@@ -334,7 +334,7 @@ def _read(session: SparkSession, path: str) -> bytes:
     if _is_remote(session):
         row = session.read.format("binaryFile").load(path).select("content").first()
         return bytes(row[0])  # type: ignore[index]
-    return storage.read_bytes(qualified(session, path))
+    return filesystem.read_bytes(qualified(session, path))
 
 
 def _model_of(data: bytes, objects: Mapping[str, Any], path: str) -> keras.Model:

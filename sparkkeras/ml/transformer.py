@@ -15,14 +15,15 @@ from pyspark.ml import Model
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
-from sparkkeras.data.schema import InvalidPolicy
+from sparkkeras.data.reader import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of
 from sparkkeras.ml.params import InferenceParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.values import Names
-from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.compilation import check_built
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_case_sensitive, is_frame
 from sparkkeras.spark_model import SparkModel
@@ -142,7 +143,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
                 "this KerasTransformer has no model: pass one, KerasTransformer(model=...), or use the result of "
                 "KerasEstimator.fit."
             )
-        models.check_built(self._model)
+        check_built(self._model)
         return self._model
 
     def transformSchema(self, schema: StructType) -> StructType:  # noqa: N802 - Spark's name
@@ -256,7 +257,7 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
-    named.select(frame, models.schema_of(model), labelled)
+    named.select(frame, schema_of(model), labelled)
     return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
 
 

@@ -20,7 +20,7 @@ from sparkkeras.mllib.conversions import (
     to_matrix,
     to_vector,
 )
-from sparkkeras.modeling import archive as models
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats
@@ -339,7 +339,7 @@ class SparkMLlibModel:
                 f"nb_classes={nb_classes!r} requires categorical=True, which converts labels to one-hot rows: pass both or "
                 "neither."
             )
-        outputs = models.schema_of(self.model).outputs
+        outputs = schema_of(self.model).outputs
         width = outputs[0].shape[-1] if len(outputs) == 1 and outputs[0].shape else None
         classes = width if nb_classes is None else nb_classes
         if categorical and transform is None and width is not None and (width == 1 or classes != width):
@@ -351,7 +351,7 @@ class SparkMLlibModel:
         return lp_to_simple_rdd(lp_rdd, categorical, classes if categorical else None)
 
     def _check_output(self) -> None:
-        outputs = models.schema_of(self.model).outputs
+        outputs = schema_of(self.model).outputs
         if len(outputs) > 1 or any(spec.shape is None or len(spec.shape) != 1 for spec in outputs):
             received = ", ".join(f"{spec.name!r} with rows of shape {spec.shape}" for spec in outputs)
             raise ModelError(

@@ -11,19 +11,16 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
 import threading
-import types
 import warnings
 import zipfile
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,386 +28,26 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.errors import CustomObjectError, ModelError, nearest_name
+from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage
+from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.state import layout, optimizer_of, optimizer_variables, weight_variables
 from sparkkeras.modeling.voting import Vote
-from sparkkeras.weights import Array, Flat, Layout
+from sparkkeras.weights import Array
 
 KEPT_MODELS = int(os.environ.get("SPARKKERAS_KEPT_MODELS", "2"))
 """The number of unpacked models, with their compiled functions, that a worker process caches."""
 
+
 KEPT_ARCHIVES = 4
 """The number of archives that a process caches: a model may have one for training and one for prediction."""
 
+
 FULL_BYTES = 1024 * 1024
 """Archives up to this size, in bytes, keep their weights: sending them is cheap, and zeroing them means saving again."""
-
-
-def check_built(model: Any) -> None:
-    """Reject a model that cannot predict.
-
-    Raises:
-        ModelError: It is not a Keras model, or not built.
-    """
-    if not isinstance(model, keras.Model):
-        raise ModelError(f"expected a keras.Model, received {_kind(model)}")
-    if not model.built:
-        raise ModelError(
-            f"the model {model.name!r} is not built, so it has no weights yet: define it with keras.Input(shape), or call "
-            "it once on a batch."
-        )
-
-
-def check_compiled(model: Any) -> None:
-    """Reject a model that cannot be evaluated on the workers.
-
-    Raises:
-        ModelError: It is not a Keras model, not built, not compiled, compiled with unknown names, or compiled in a way that
-            Keras does not restore when it loads the model.
-    """
-    check_built(model)
-    if not model.compiled:
-        raise ModelError(
-            f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first. Only predict "
-            "works without compiling."
-        )
-    loss_weights = _compiled_with(model).get("loss_weights")
-    if any(isinstance(weight, str) for weight in keras.tree.flatten(loss_weights)):
-        raise ModelError(
-            f"the model {model.name!r} is compiled with loss_weights={loss_weights!r}; expected numbers. The third "
-            "positional argument of compile is loss_weights: for metrics, write compile(optimizer, loss, "
-            f"metrics={loss_weights!r})."
-        )
-    _check_names(model)
-    kind = type(model)
-    if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
-        raise ModelError(
-            f"the class {kind.__name__} of the model {model.name!r} overrides compile, so Keras cannot compile the workers' "
-            "copies of the model: also override get_compile_config (returns the arguments of compile as a dict) and "
-            "compile_from_config (calls compile with them). Only predict works without them."
-        )
-
-
-def _check_names(model: keras.Model) -> None:
-    """Reject unknown names of losses and metrics, which Keras would report only with the first batch."""
-    overridden = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
-    if next(overridden, None) is not None:  # the subclass may interpret the names itself
-        return
-    for argument, module, by_labels in (
-        ("loss", keras.losses, ("crossentropy", "ce")),
-        ("metrics", keras.metrics, ("accuracy", "acc")),
-        ("weighted_metrics", keras.metrics, ("accuracy", "acc")),
-    ):
-        given = _compiled_with(model).get(argument)
-        for name in _names_in(given):
-            if name.lower() in by_labels:
-                continue
-            try:
-                module.get(name)
-            except Exception as error:
-                known = [each for each in (*dir(module), *by_labels) if not each.startswith("_")]
-                where = module.__name__.rpartition(".")[2]
-                raise ModelError(
-                    f"the model {model.name!r} is compiled with {argument}={given!r}: {error}.{nearest_name(name, known)} "
-                    f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or a custom "
-                    "function or object."
-                ) from error
-
-
-_USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_metrics")
-
-
-def _names_in(given: Any) -> Iterator[str]:
-    """The strings among losses or metrics, which may be nested as ``compile`` accepts them."""
-    if isinstance(given, str):
-        yield given
-    elif isinstance(given, (list, tuple)) or (isinstance(given, Mapping) and "class_name" not in given):
-        for each in given.values() if isinstance(given, Mapping) else given:
-            yield from _names_in(each)
-
-
-def check_trainable(model: Any) -> None:
-    """Reject a model that cannot be trained.
-
-    Raises:
-        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, several optimizers, or an optimizer that
-            was built for other weights.
-    """
-    if isinstance(model, keras.Model):
-        _check_one_optimizer(model)
-    check_compiled(model)
-    if not model.weights:
-        raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
-    if optimizer_of(model) is None:
-        raise ModelError(
-            f"the model {model.name!r} was compiled without an optimizer, so it cannot be trained: call "
-            "model.compile(optimizer=..., loss=...)."
-        )
-    if not _optimizer_fits(model):
-        if not inner_optimizer(model)._trainable_variables:
-            raise ModelError(
-                f"the optimizer of the model {model.name!r} knows none of the weights, as after "
-                "keras.saving.load_model of an HDF5 file (.h5): load it with sparkkeras.load_spark_model, or call "
-                "model.compile(...) again."
-            )
-        raise ModelError(
-            f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
-            "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
-        )
-
-
-def _check_one_optimizer(model: keras.Model) -> None:
-    """Reject optimizers other than ``model.optimizer``, because their variables would not be sent to the workers."""
-    compiled = (optimizer_of(model), inner_optimizer(model))
-    others = {
-        name
-        for name, value in vars(model).items()
-        for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(each, keras.Optimizer)
-        and not any(each is one for one in compiled)
-        and not name.startswith("_self_")  # TensorFlow's lists of tracked objects
-    }
-    if others:
-        raise ModelError(
-            f"the model {model.name!r} has additional optimizers, {', '.join(sorted(others))}: SparkModel.fit supports only "
-            "one optimizer, which keras.Model.compile(optimizer=...) stores as model.optimizer. Train "
-            "the model with keras.Model.fit; SparkModel.predict works."
-        )
-
-
-def _optimizer_fits(model: keras.Model) -> bool:
-    """Whether the optimizer was built for the weights that are trainable now, or is not built yet."""
-    optimizer = inner_optimizer(model)
-    if optimizer is None or not optimizer.built:
-        return True
-    return [id(each) for each in optimizer._trainable_variables] == [id(each) for each in model.trainable_variables]
-
-
-def _compiled_with(model: keras.Model) -> dict[str, Any]:
-    """The arguments that ``keras.Model.compile`` was called with."""
-    compiled = getattr(model, "_compile_config", None)
-    return {} if compiled is None else dict(compiled.config)
-
-
-def _kind(given: object) -> str:
-    advice = ""
-    if isinstance(getattr(given, "model", None), keras.Model):
-        advice = " Pass its attribute model."
-    elif isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
-        advice = f" Load a saved model with sparkkeras.load_spark_model({str(given)!r}) or keras.saving.load_model."
-    elif isinstance(given, types.FunctionType):
-        advice = f" Call the function that builds the model: {given.__name__}()."
-    elif isinstance(given, type) and issubclass(given, keras.Model):
-        advice = f" Create an instance of the class {given.__name__}."
-    return f"{type(given).__module__}.{type(given).__qualname__}.{advice}"
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """A snapshot of a model's weights and optimizer variables."""
-
-    weights: Flat
-    optimizer: Flat
-
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes."""
-        return self.weights.nbytes + self.optimizer.nbytes
-
-    @classmethod
-    @locks_state
-    def take(cls, model: keras.Model) -> ModelState:
-        """Copy the state from a model."""
-        return cls(take_weights(model), _take(optimizer_variables(model)))
-
-    @locks_state
-    def put(self, model: keras.Model) -> None:
-        """Copy the state into a model with the same variable shapes and dtypes."""
-        put_weights(self.weights, model)
-        _put(self.optimizer, optimizer_variables(model))
-
-
-@dataclass(frozen=True)
-class ModelWeights:
-    """A snapshot of a model's weights without the optimizer, for prediction."""
-
-    weights: Flat
-
-    @classmethod
-    def take(cls, model: keras.Model) -> ModelWeights:
-        """Copy the weights from a model."""
-        return cls(take_weights(model))
-
-    def put(self, model: keras.Model) -> None:
-        """Copy the weights into a model with the same variable shapes and dtypes."""
-        put_weights(self.weights, model)
-
-
-def floatx() -> str:
-    """Keras's ``floatx``, or float32 if NumPy does not support it (bfloat16)."""
-    name = str(keras.backend.floatx())
-    return name if name in {"float16", "float32", "float64"} else "float32"
-
-
-def weight_variables(model: keras.Model) -> list[Any]:
-    """The weights: trainable ones first, then non-trainable ones."""
-    return [*model.trainable_weights, *model.non_trainable_weights]
-
-
-def optimizer_variables(model: keras.Model) -> list[Any]:
-    """All variables of the optimizer, with iterations and learning rate. Builds the optimizer if necessary."""
-    optimizer = optimizer_of(model)
-    if optimizer is None:
-        return []
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return list(optimizer.variables)
-
-
-def trainable_size(model: keras.Model) -> int:
-    """The number of trainable values, which come first in the weight vector."""
-    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
-
-
-@locks_state
-def take_weights(model: keras.Model) -> Flat:
-    """Copy the weights from a model."""
-    return _take(weight_variables(model))
-
-
-@locks_state
-def put_weights(weights: Flat, model: keras.Model) -> None:
-    """Copy weights into a model with the same variable shapes and dtypes."""
-    _put(weights, weight_variables(model))
-
-
-def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: float | None = None) -> ModelState:
-    """The state of a worker that takes over after another one. ``model`` is left in this state.
-
-    Args:
-        state: Current weights, and the optimizer variables from the start of training.
-        model: A model with the same variable shapes and dtypes.
-        steps: The steps made since the start; the optimizer's iterations, and so its schedules, continue after them.
-        learning_rate: The learning rate, if it was changed since the start.
-    """
-    state.put(model)
-    if steps:
-        set_iterations(model, iterations(model) + steps)
-        optimizer = inner_optimizer(model)
-        if getattr(optimizer, "use_ema", False):  # restart the moving averages from the current weights
-            for average, weight in zip(optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
-                average.assign(weight)
-    if learning_rate is not None and has_settable_rate(model):
-        model.optimizer.learning_rate = learning_rate
-    return ModelState.take(model)
-
-
-def iterations(model: keras.Model) -> int:
-    """The optimizer's number of iterations; 0 without an optimizer."""
-    return 0 if optimizer_of(model) is None else int(keras.ops.convert_to_numpy(inner_optimizer(model)._iterations))
-
-
-def set_iterations(model: keras.Model, number: int) -> None:
-    """Set the optimizer's number of iterations."""
-    for optimizer in {id(each): each for each in (model.optimizer, inner_optimizer(model))}.values():
-        if optimizer is not None:
-            optimizer._iterations.assign(number)
-
-
-def learning_rate(model: keras.Model) -> float:
-    """The optimizer's learning rate at its current iteration; 0 without an optimizer."""
-    return 0.0 if model.optimizer is None else float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
-
-
-def has_settable_rate(model: keras.Model) -> bool:
-    """Whether the optimizer's learning rate is a variable that can be set, and not a schedule or a function."""
-    return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), keras.Variable)
-
-
-def inner_optimizer(model: keras.Model) -> Any:
-    """The optimizer that updates the weights: the inner one of a ``LossScaleOptimizer`` (mixed precision)."""
-    optimizer = optimizer_of(model)
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def optimizer_of(model: keras.Model) -> Any:
-    """The optimizer that the model was compiled with, or ``None``."""
-    return getattr(model, "optimizer", None)
-
-
-def reseed(model: keras.Model, seed: Sequence[int]) -> None:
-    """Reset all seed generators of a model (dropout, augmentation layers) from ``seed``."""
-    states = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
-    for number, state in enumerate(states):
-        drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))
-        state.assign((drawn & 0x7FFFFFFF).astype(keras.backend.standardize_dtype(state.dtype)).reshape(state.shape))
-
-
-def _take(variables: Sequence[Any]) -> Flat:
-    return _layout(variables).pack([keras.ops.convert_to_numpy(variable) for variable in variables])
-
-
-def _put(flat: Flat, variables: Sequence[Any]) -> None:
-    for variable, value in zip(variables, _layout(variables).unpack(flat), strict=True):
-        variable.assign(value)
-
-
-def _layout(variables: Sequence[Any]) -> Layout:
-    shapes = tuple(tuple(int(size) for size in variable.shape) for variable in variables)
-    return Layout(shapes, tuple(keras.backend.standardize_dtype(variable.dtype) for variable in variables))
-
-
-def schema_of(model: keras.Model) -> Schema:
-    """The inputs and outputs of a model, as far as they are known."""
-    tensors = list(getattr(model, "inputs", None) or ())
-    entries = _entries(model)
-    inputs = tuple(
-        replace(spec, indices=entries.get(id(tensor))) for spec, tensor in zip(_specs(tensors), tensors, strict=True)
-    )
-    outputs = _specs(getattr(model, "outputs", None))
-    names = _output_names(model)
-    if len(names) == len(outputs):
-        outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
-    named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
-    return Schema(inputs, outputs, floatx(), named)
-
-
-def _output_names(model: keras.Model) -> list[str]:
-    """Keras's names of the outputs: the keys of a dict of outputs, else the names of the output layers, with a numeric
-    suffix if one layer has several outputs.
-    """
-    functional = graph_of(model)
-    structure = getattr(functional, "_outputs_struct", None)
-    if isinstance(structure, dict):
-        return sorted(structure)
-    given = list(getattr(functional, "output_names", None) or ())
-    before = [given[:index].count(name) for index, name in enumerate(given)]
-    return [f"{name}_{number}" if number else name for name, number in zip(given, before, strict=True)]
-
-
-def graph_of(model: keras.Model) -> Any:
-    """The functional model that holds the structure of inputs and outputs: a ``Sequential``'s inner one, or the model."""
-    return getattr(model, "_functional", None) or model
-
-
-def _entries(model: keras.Model) -> dict[int, int]:
-    """The smallest ``input_dim`` of the ``Embedding`` layers that take a tensor, by the tensor's id."""
-    found: dict[int, int] = {}
-    for layer in getattr(graph_of(model), "layers", ()):
-        if isinstance(layer, keras.layers.Embedding) and type(layer).call is keras.layers.Embedding.call:
-            for tensor in (tensor for node in layer._inbound_nodes for tensor in node.input_tensors):
-                found[id(tensor)] = min(layer.input_dim, found.get(id(tensor), layer.input_dim))
-    return found
-
-
-def _specs(tensors: Iterable[Any] | None) -> tuple[InputSpec, ...]:
-    return tuple(
-        InputSpec(str(tensor.name), tuple(tensor.shape[1:]), "float" in keras.backend.standardize_dtype(tensor.dtype))
-        for tensor in tensors or ()
-    )
 
 
 @dataclass(frozen=True)
@@ -589,7 +226,11 @@ def _uncompiled(model: keras.Model) -> keras.Model:
 
 
 _packing = threading.RLock()
+
+
 _packed: OrderedDict[str, _Packed] = OrderedDict()
+
+
 _kept: OrderedDict[tuple[str, str | None], keras.Model] = OrderedDict()
 
 
@@ -631,34 +272,6 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
     """
     bare = _uncompiled(model)
     return _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
-
-
-def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
-    """The losses and metrics that a model was compiled with, in serialized form; ``None`` if it is not compiled."""
-    config = model.get_compile_config() if model.compiled else None
-    return None if config is None else {name: config.get(name) for name in _JUDGING}
-
-
-def compile_to_judge(
-    model: keras.Model, given: Mapping[str, Any] | None, custom_objects: Mapping[str, Any], *, safe_mode: bool
-) -> None:
-    """Compile a model for evaluation only, with the `compile_arguments` of another model.
-
-    Raises:
-        ModelError: Custom code is missing, or ``safe_mode`` is set and there is a Python lambda.
-    """
-    handled = sys.exception()
-    try:
-        arguments = keras.saving.deserialize_keras_object(
-            dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
-        )
-    except Exception as error:
-        translated = _load_error(error, handled)
-        raise translated from translated.__cause__
-    model.compile("sgd", **arguments)  # Keras cannot load a model that was compiled and saved without an optimizer
-
-
-_JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
@@ -705,82 +318,8 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> 
             objects = {**_OURS, **custom_objects}
             return keras.saving.load_model(path, objects, safe_mode=safe_mode)
     except Exception as error:
-        translated = _load_error(error, handled)
+        translated = load_error(error, handled)
         raise translated from translated.__cause__
-
-
-def _load_error(error: Exception, handled: BaseException | None) -> ModelError:
-    """Translate an error of Keras on loading a model. Keras wraps errors several times; the innermost one is the cause.
-
-    Args:
-        error: The exception that Keras raised.
-        handled: The exception that the caller was handling when it called Keras, which is not the cause.
-    """
-    text = str(error)
-    if "Could not locate" in text:
-        what = text.split("Could not locate", 1)[1].split(". Make sure", 1)[0].strip()
-        return CustomObjectError(
-            f"the model needs the custom {what}, which was not found: import the module that defines it first, or pass "
-            "custom_objects={name: object}."
-        )
-    if "unsafe deserialization" in text or "safe_mode" in text:
-        return ModelError(
-            "the model holds Python code (a lambda in a Lambda layer), which is not loaded in safe mode: "
-            "pass safe_mode=False if you trust the source of the file."
-        )
-    origin: BaseException = error
-    while (deeper := _raised_from(origin)) is not None and deeper is not handled:
-        origin = deeper
-    if isinstance(origin, (zipfile.BadZipFile, zlib.error)):
-        damaged = ModelError(f"the saved model is damaged ({origin}): copy the file again, or save the model again.")
-        damaged.__cause__ = origin
-        return damaged
-    kinds = re.findall(r"<class '([\w.<>]+)'> could not be deserialized|deserializing class '(\w+)'", text)
-    place = f" in the class {''.join(kinds[-1]).rpartition('.')[2]}" if kinds else ""
-    reason = " ".join(_innermost(text).split())[:_LONGEST_REASON].rstrip(".")
-    translated = ModelError(
-        f"the model cannot be loaded from its saved form{place}: {type(origin).__name__}: {reason}. {_load_advice(reason)}"
-    )
-    translated.__cause__ = origin
-    return translated
-
-
-def _raised_from(error: BaseException) -> BaseException | None:
-    """The exception that a traceback shows before this one: its cause or context."""
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-_LONGEST_REASON = 600
-"""The maximum length, in characters, of Keras's message inside ours."""
-
-_OF_KERAS = ("name", "trainable", "dtype")
-"""The keys that every layer's configuration has."""
-
-
-def _innermost(text: str) -> str:
-    """The reason in a message of Keras, without the configurations that it prints first."""
-    reason = re.split(r"(?:Exception encountered|Error encountered during deserialization): ", text)[-1]
-    return reason.split("\n\nArguments received by", 1)[0].removeprefix("''").removesuffix("''").strip()
-
-
-def _load_advice(reason: str) -> str:
-    """How to fix a custom class that does not load."""
-    unexpected = re.search(r"unexpected keyword argument '(\w+)'", reason)
-    if unexpected and unexpected[1] in _OF_KERAS:
-        return (
-            "Keras calls the constructor with what get_config returns, which includes name, trainable and dtype. Write def "
-            "__init__(self, units, **kwargs) with super().__init__(**kwargs), and def get_config(self) that returns "
-            '{**super().get_config(), "units": self.units}, with your arguments in place of units.'
-        )
-    if unexpected or "required positional argument" in reason or "required keyword-only argument" in reason:
-        return (
-            "Keras calls the constructor with what get_config returns: its keys must be the names of the constructor's "
-            'arguments, {**super().get_config(), "units": self.units} for def __init__(self, units, **kwargs).'
-        )
-    return (
-        "A custom layer needs a get_config that returns its constructor's arguments; a Lambda layer's function may only "
-        "use its arguments, or must be defined with def."
-    )
 
 
 def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
@@ -788,8 +327,8 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
     _verify_weights(model, loaded)
     if (
         loaded.compiled
-        and _optimizer_fits(model)
-        and _layout(optimizer_variables(model)) != _layout(optimizer_variables(loaded))
+        and optimizer_fits(model)
+        and layout(optimizer_variables(model)) != layout(optimizer_variables(loaded))
     ):
         raise ModelError(
             f"the optimizer of the model {model.name!r} has other variables after saving and loading: the "
@@ -900,7 +439,7 @@ def _custom_objects(
 
 def _bare_names(model: keras.Model) -> set[str]:
     """The losses and metrics that were passed to ``compile`` as strings."""
-    given = _compiled_with(model)
+    given = compiled_with(model)
     sides = [given.get(side) for side in ("loss", "metrics", "weighted_metrics")]
     return {leaf for leaf in keras.tree.flatten(sides) if isinstance(leaf, str)}
 

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec
-from sparkkeras.data.schema import LabelRange
+from sparkkeras.data.label_range import LabelRange
 from sparkkeras.errors import ConfigurationError, DataError, known_names
-from sparkkeras.modeling.archive import schema_of
 from sparkkeras.modeling.outputs import known_loss, losses_of
+from sparkkeras.modeling.schema import schema_of
 
 
 def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRange]) -> None:

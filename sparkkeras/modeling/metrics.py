@@ -16,8 +16,10 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
-from sparkkeras.modeling.archive import compile_arguments, compile_to_judge, custom_objects_of, graph_of
+from sparkkeras.modeling.archive import custom_objects_of
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_judge
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.schema import graph_of
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkkeras.data.columns import stored_as, to_column, type_name
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.modeling.archive import schema_of
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

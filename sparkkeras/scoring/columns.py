@@ -17,12 +17,15 @@ from sparkkeras import arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
-from sparkkeras.data.schema import InvalidPolicy, Reader, Schema
+from sparkkeras.data.reader import InvalidPolicy, Reader
+from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.archive import ModelArchive, ModelWeights
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.outputs import Output, outputs_of
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.sources.frame import (
     ArgumentsToBlocks,
     BatchesToBlocks,
@@ -35,7 +38,7 @@ from sparkkeras.sources.frame import (
     is_case_sensitive,
     quoted,
 )
-from sparkkeras.sources.rdd import Deferred
+from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.weights import Array
 from sparkkeras.worker.predictor import Predictor
@@ -81,14 +84,14 @@ class Scorer:
         on_invalid: InvalidPolicy = "allow",
     ) -> Scorer:
         """Create a scorer for a built model, compiled or not."""
-        models.check_built(model)
+        check_built(model)
         arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
             BatchOptions(batch_size, by_value),
-            models.schema_of(model),
+            schema_of(model),
             outputs_of(model),
             on_invalid,
         )

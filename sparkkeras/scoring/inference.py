@@ -14,13 +14,18 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import Dataset, Shared, TaskContext
-from sparkkeras.data.schema import LabelRange, OnInvalid, OnInvalidToPredict, Reader, Schema, label_ranges, union
+from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelWeights, check_compiled, schema_of
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_compiled
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.sources.source import NamedColumns, Source, as_source
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, transformed

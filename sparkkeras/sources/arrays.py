@@ -23,7 +23,8 @@ from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.sources.rdd import Deferred, OpenFiles, RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
+from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
+from sparkkeras.sources.tasks import Deferred, OpenFiles
 from sparkkeras.spark.cluster import Cluster, check_running, quietly
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Data on Spark Connect: tasks run as jobs over DataFrames, since Spark Connect has no RDDs.
 
-As on classic Spark (`sparkkeras.sources.rdd`), tasks write the rows of a DataFrame to files on the workers, and Spark only
-keeps a small DataFrame of handles. Small shared values are part of the task's function; larger ones are written to files
-beside the rows (`sparkkeras.sources.connect_values`). Large results are merged on the cluster piece by piece.
+As on classic Spark (`sparkkeras.sources.spark_dataset`), tasks write the rows of a DataFrame to files on the workers, and
+Spark only keeps a small DataFrame of handles. Small shared values are part of the task's function; larger ones are written
+to files beside the rows (`sparkkeras.sources.connect_values`). Large results are merged on the cluster piece by piece.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sparkkeras.data.columns import Leaf, to_column
 from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local import LocalShared
-from sparkkeras.data.schema import Reader
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import BatchesToBlocks, Selection
-from sparkkeras.sources.rdd import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
+from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
 from sparkkeras.spark.connect import (
     CELL_BYTES,
     INLINE_BYTES,

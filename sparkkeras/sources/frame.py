@@ -16,10 +16,11 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.schema import ColumnValues, InputSpec, Reader, Schema, Terms
+from sparkkeras.data.reader import ColumnValues, Reader, Terms
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
-from sparkkeras.sources.rdd import task_context
+from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.cluster import Cluster, translated
 from sparkkeras.weights import Array
 
@@ -263,7 +264,7 @@ class ArgumentsToBlocks:
 
 @dataclass(frozen=True)
 class FrameBlocks:
-    """The blocks of a DataFrame, over which tasks run as over an RDD; implements `sparkkeras.sources.rdd.Blocks`."""
+    """The blocks of a DataFrame, over which tasks run as over an RDD; a `sparkkeras.sources.spark_dataset.Blocks`."""
 
     frame: DataFrame
     read: BatchesToBlocks
@@ -274,7 +275,7 @@ class FrameBlocks:
         return self.frame.rdd.getNumPartitions()
 
     def map(self, cluster: Cluster, call: Callable[[int, Iterable[Block]], Iterable[R]], training: bool) -> RDD[R]:
-        """See `sparkkeras.sources.rdd.Blocks.map`. Runs the shuffles of the frame's plan immediately."""
+        """See `sparkkeras.sources.spark_dataset.Blocks.map`. Runs the shuffles of the frame's plan immediately."""
         from pyspark import RDD
 
         with cluster.training_workers() if training else nullcontext():

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import Block, Form, piece_rows
-from sparkkeras.data.schema import Reader
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import BLOCK_BYTES
-from sparkkeras.sources.rdd import RddBlocks, SparkDataset
+from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 
 if TYPE_CHECKING:

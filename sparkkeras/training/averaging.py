@@ -19,8 +19,9 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, trainable_size
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.state import ModelState, ModelWeights, trainable_size
 from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks

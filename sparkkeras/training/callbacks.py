@@ -13,7 +13,7 @@ import keras
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import has_settable_rate, inner_optimizer
+from sparkkeras.modeling.state import has_settable_rate, inner_optimizer
 from sparkkeras.scoring.inference import as_line
 from sparkkeras.worker.trainer import batch_hooks, overrides
 

@@ -17,7 +17,8 @@ import numpy as np
 from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_COMMON_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job

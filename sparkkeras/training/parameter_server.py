@@ -35,11 +35,12 @@ from sparkkeras.data.dataset import (
     driver_dataset,
 )
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, DriverConnectionError
-from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
@@ -279,7 +280,7 @@ class _Run:
         self._exchange = WorkerExchange(task.plan, client, set_before)
         self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
         if resumed.steps or rate is not None:
-            self.state = models.advanced(self.state, self._trainer.archive.cached(), resumed.steps, rate)
+            self.state = model_state.advanced(self.state, self._trainer.archive.cached(), resumed.steps, rate)
 
     def train(self) -> None:
         """Go on from where the partition stands."""
@@ -344,8 +345,8 @@ class _Training:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
         self._num_concurrent = max(1, min(job.num_workers, dataset.slots))
         self._state = ModelState.take(job.model)
-        self._trainable = models.trainable_size(job.model)
-        self._learning_rate = models.learning_rate(job.model)
+        self._trainable = model_state.trainable_size(job.model)
+        self._learning_rate = model_state.learning_rate(job.model)
         options = job.server.options
         self._store = Store(
             self._state.weights, self._trainable, job.rule, job.rule_state, self._num_concurrent, locked=locked
@@ -364,7 +365,7 @@ class _Training:
         self._payload_format = PayloadFormat.of(self._state.weights, metrics.take(job.model))
         self._service = ParameterService(self._store, self._ledger, self._payload_format)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
-        self._iterations, self._steps = models.iterations(job.model), Counter[int]()
+        self._iterations, self._steps = model_state.iterations(job.model), Counter[int]()
         self._pace = _Pace()
         self._warned = False
         self._epoch = epochs.start
@@ -467,10 +468,10 @@ class _Training:
                     "your own: apply must change center in place (center += ..., not center = center + ...).",
                     stacklevel=2,
                 )
-            models.put_weights(snapshot.weights, model)
+            model_state.put_weights(snapshot.weights, model)
         for report in end.reports:
             self._steps[report.worker] += report.steps
-        models.set_iterations(model, self._iterations + max(self._steps.values()))
+        model_state.set_iterations(model, self._iterations + max(self._steps.values()))
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         note_workers(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
@@ -498,8 +499,8 @@ class _Training:
 
     def _tell_learning_rate(self) -> None:
         """Pass on a learning rate that a callback has set."""
-        value = models.learning_rate(self._job.model)
-        if value != self._learning_rate and models.has_settable_rate(self._job.model):
+        value = model_state.learning_rate(self._job.model)
+        if value != self._learning_rate and model_state.has_settable_rate(self._job.model):
             self._learning_rate = value
             self._ledger.set_learning_rate(value)
 
@@ -509,8 +510,8 @@ class _Training:
     def _keep_slots(self, optimizer: Flat) -> None:
         """Give the master's optimizer the workers' mean; a learning rate that a callback set stays."""
         model = self._job.model
-        ModelState(models.take_weights(model), optimizer).put(model)
-        if models.has_settable_rate(model):
+        ModelState(model_state.take_weights(model), optimizer).put(model)
+        if model_state.has_settable_rate(model):
             model.optimizer.learning_rate = self._learning_rate
         if model.optimizer is not None:
             model.optimizer.finalize_variable_values(model.trainable_weights)

@@ -15,11 +15,14 @@ import keras
 from sparkkeras import arguments
 from sparkkeras.data.block import BlockSpec, describe
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
-from sparkkeras.data.schema import LabelRange, OnInvalid, Reader, label_ranges
+from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError
-from sparkkeras.modeling.archive import ModelArchive, schema_of
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_class_weight
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders

@@ -13,8 +13,9 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import DataError
-from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import BatchOptions, pieces_of
 
@@ -84,7 +85,7 @@ class Predictor:
             self._schema.check_features(spec)
             self._model = device.to_predict(self._archive.cached())
             self._state.put(self._model)
-            models.reseed(self._model, (self._context.worker,))
+            model_state.reseed(self._model, (self._context.worker,))
             self._spec = spec
 
 

@@ -19,15 +19,17 @@ import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, Form, Structure
 from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.order import RowOrder
-from sparkkeras.data.schema import LabelRange, label_ranges, union
 from sparkkeras.data.sizes import BLOCK_BYTES
-from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
@@ -208,7 +210,7 @@ class LocalTrainer:
         model = self._model(spec.zeros())
         _choose_steps(model, any(map(batch_hooks, _flatten(callbacks))), None if exchange is None else exchange.every)
         state.put(model)
-        models.reseed(model, seed)
+        model_state.reseed(model, seed)
         _seed_globals(seed)
         end = _end_of_epoch(model)
         coupled = [] if exchange is None else [_exchanging(exchange, batch_range, last, options.batch_size, started)]
@@ -232,7 +234,7 @@ class LocalTrainer:
             rows=min(rows, steps * options.batch_size),
             steps=steps,
             seconds=time.perf_counter() - started,
-            learning_rate=models.learning_rate(model),
+            learning_rate=model_state.learning_rate(model),
             state=end.state,
             metrics=metrics.take(model) if held_out is None else (),
             logs={name: values[-1] for name, values in history.history.items()},
@@ -263,10 +265,10 @@ class LocalTrainer:
         first = next(pieces, None)
         if first is None:
             return None
-        models.schema_of(self.archive.cached()).check_features(first.spec)
+        schema_of(self.archive.cached()).check_features(first.spec)
         model = self._model(first.spec.zeros())
         state.put(model)
-        models.reseed(model, (self.context.worker,))
+        model_state.reseed(model, (self.context.worker,))
         with device.feed(first.spec, options.batch_size, lambda: chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
@@ -347,7 +349,7 @@ def transformed(piece: Block, options: BatchOptions) -> Block:
     if options.transform is None:
         return piece
     copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
-    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(models.floatx())
+    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(model_state.floatx())
     return Block(made.form, tuple(np.array(array) for array in made.arrays))
 
 
@@ -358,7 +360,7 @@ def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
     labels = piece.arrays[piece.form.span("y")][0]
     classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else np.round(labels.reshape(len(labels)))
     found, places = np.unique(classes, return_inverse=True)
-    weights = np.array([class_weight.get(int(number), 1.0) for number in found], models.floatx())
+    weights = np.array([class_weight.get(int(number), 1.0) for number in found], model_state.floatx())
     return Block(Form(piece.form.x, piece.form.y, Structure()), (*piece.arrays, weights[places]))
 
 
@@ -419,14 +421,14 @@ def _exchanging(exchange: Exchange, batch_range: BatchRange, last: int, batch_si
                 batch=self._done,
                 steps=self._done - self._exchanged,
                 rows=min(self._done * batch_size, batch_range.rows) - self._exchanged * batch_size,
-                learning_rate=models.learning_rate(model),
+                learning_rate=model_state.learning_rate(model),
                 seconds=time.perf_counter() - started,
                 metrics=metrics.take(model),
                 logs=logs,
             )
-            result = exchange(models.take_weights(model), point)
+            result = exchange(model_state.take_weights(model), point)
             self._exchanged = self._done
-            models.put_weights(result.weights, model)
+            model_state.put_weights(result.weights, model)
             if result.learning_rate is not None:
                 model.optimizer.learning_rate = result.learning_rate
             if result.stop:

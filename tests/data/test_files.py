@@ -11,7 +11,7 @@ import pytest
 from sparkkeras.data import files
 from sparkkeras.data.block import concatenate, from_arrays
 from sparkkeras.data.files import Handle
-from sparkkeras.data.schema import LabelRange
+from sparkkeras.data.label_range import LabelRange
 from sparkkeras.errors import DataError
 
 

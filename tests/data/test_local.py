@@ -8,8 +8,8 @@ import pytest
 
 from sparkkeras.data.block import Block, from_arrays
 from sparkkeras.data.dataset import TaskContext, all_labels, common_spec
+from sparkkeras.data.label_range import LabelRange
 from sparkkeras.data.local import LocalDataset
-from sparkkeras.data.schema import LabelRange
 from sparkkeras.errors import DataError
 from tests.sources.conformance import Sum
 

@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
-from sparkkeras.data.schema import ColumnValues, InputSpec, LabelRange, Reader, Schema, label_ranges, union
+from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.reader import ColumnValues, Reader
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
 
 ONE = Schema((InputSpec("inputs", (3,)),), (InputSpec("out", (1,)),))

@@ -20,7 +20,8 @@ from PIL import Image
 from sparkkeras import ClusterError, ConfigurationError, CustomObjectError, DataError, StorageError
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
-from sparkkeras.data.schema import InputSpec, Reader, Schema
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.formats.images import image_loader
 from sparkkeras.sources.frame import BatchesToBlocks, Selection
 

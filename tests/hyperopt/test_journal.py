@@ -12,7 +12,7 @@ import pytest
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, STOPPED, Trial, ranked
-from sparkkeras.spark import storage
+from sparkkeras.spark import filesystem
 
 SETTINGS = {"space": "abc", "metric": "val_loss", "mode": "min", "seed": 7}
 
@@ -49,7 +49,7 @@ def keep(journal, number, value, data=b"weights"):
 
 
 def models(journal):
-    return storage.names_in(f"{journal.folder}/models")
+    return filesystem.names_in(f"{journal.folder}/models")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 from sparkkeras import DriverConnectionError
-from sparkkeras.sources import rdd as spark_data
+from sparkkeras.sources import spark_dataset
 from sparkkeras.training import parameter_server
 from tests.integration.faults import (
     BATCHES,
@@ -181,7 +181,7 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
     """The partition is read again immediately, while the other worker continues training."""
     lease_seconds = PATIENT if transport == "socket" else 6.0
     repairs = []
-    from_source = spark_data.SparkResults.from_source
+    from_source = spark_dataset.SparkResults.from_source
 
     def noted(results, partitions):
         if partitions:
@@ -189,7 +189,7 @@ def test_missing_files_of_a_restarted_worker_are_read_again(sc, tmp_path, witnes
             (tmp_path / "repaired").touch()
         return from_source(results, partitions)
 
-    monkeypatch.setattr(spark_data.SparkResults, "from_source", noted)
+    monkeypatch.setattr(spark_dataset.SparkResults, "from_source", noted)
     trained = spark_model(transport, 5, lease_seconds=lease_seconds)
     kill = KillWithoutFiles(tmp_path, {0: ("batch_end", 1, 3)})
     wait = WaitForMark(LAST, tmp_path / "repaired")  # no worker ends its last epoch before the partition is read again

@@ -44,16 +44,16 @@ def worker_folder(sc):
 
 def spy_on_names(monkeypatch):
     """Record the names of the folders that datasets store their files in."""
-    from sparkkeras.sources import rdd
+    from sparkkeras.sources import spark_dataset
 
     names = []
-    store = rdd.Store
+    store = spark_dataset.Store
 
     def noted(name):
         names.append(name)
         return store(name)
 
-    monkeypatch.setattr(rdd, "Store", noted)
+    monkeypatch.setattr(spark_dataset, "Store", noted)
     return names
 
 

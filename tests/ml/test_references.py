@@ -84,7 +84,11 @@ def test_only_dataclasses_are_created_from_a_file():
 
 @pytest.mark.parametrize(
     "location",
-    ["sparkkeras.modeling.custom_code:ByValue", "sparkkeras.sources.rdd:Sweep", "_pytest.config:Config.InvocationParams"],
+    [
+        "sparkkeras.modeling.custom_code:ByValue",
+        "sparkkeras.sources.tasks:Sweep",
+        "_pytest.config:Config.InvocationParams",
+    ],
 )
 def test_dataclasses_of_installed_packages_and_pickles_are_not_created_from_a_file(location):
     with pytest.raises(CustomObjectError, match="A saved file may not create it"):
@@ -123,7 +127,8 @@ def test_keras_subclasses_and_user_functions_are_accepted_as_custom_code():
     "location",
     [
         "pydoc:pipepager", "posix:system", "builtins:exec", "subprocess:Popen", "numpy:load", f"{parts.__name__}:Stateful",
-        "_pytest.outcomes:importorskip", "keras.src.layers.core.lambda_layer:Lambda", "sparkkeras.spark.storage:write_bytes",
+        "_pytest.outcomes:importorskip", "keras.src.layers.core.lambda_layer:Lambda",
+        "sparkkeras.spark.filesystem:write_bytes",
     ],
 )  # fmt: skip
 def test_other_objects_are_rejected_as_custom_code(location):

@@ -18,7 +18,11 @@ from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState, ModelWeights, check_compiled, check_trainable, reseed
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_judge
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
@@ -779,7 +783,7 @@ def test_trainable_weights_come_first():
     model = dense(keras.layers.BatchNormalization())
     model.fit(X, Y, verbose=0)
     vector = ModelState.take(model).weights.vector
-    size = models.trainable_size(model)
+    size = model_state.trainable_size(model)
     assert size == sum(weight.numpy().size for weight in model.trainable_weights) == 4 * 4 + 4 + 4 + 5
     assert np.array_equal(vector[:size], np.concatenate([weight.numpy().ravel() for weight in model.trainable_weights]))
     assert np.array_equal(vector[size:], np.concatenate([w.numpy().ravel() for w in model.non_trainable_weights]))
@@ -790,7 +794,7 @@ def test_state_contains_the_learning_rate_and_its_size():
     state = ModelState.take(model)
     assert state.optimizer.vector.tolist() == [0.5]
     assert state.nbytes == 4 * (16 + 5) + 4 + state.optimizer.integer_variables[0].nbytes
-    assert models.learning_rate(model) == 0.5
+    assert model_state.learning_rate(model) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -810,14 +814,14 @@ def test_state_of_other_dtypes(policy, vector):
     model.set_weights([0 * weight for weight in before])
     state.put(model)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(model.get_weights(), before, strict=True))
-    assert models.trainable_size(model) == 21
+    assert model_state.trainable_size(model) == 21
 
 
 def test_the_learning_rate_of_a_schedule_is_that_of_the_current_step():
     model = dense(optimizer=keras.optimizers.SGD(Falling(0.5)))
-    assert models.learning_rate(model) == 0.5
+    assert model_state.learning_rate(model) == 0.5
     model.fit(X, Y, batch_size=12, epochs=4, verbose=0)
-    assert models.learning_rate(model) == pytest.approx(0.1)
+    assert model_state.learning_rate(model) == pytest.approx(0.1)
 
 
 # Seeds
@@ -875,12 +879,12 @@ def test_a_model_without_seed_generators_is_unchanged():
 
 
 def test_the_schema_of_a_model():
-    schema = models.schema_of(several())
+    schema = schema_of(several())
     assert schema.inputs == (InputSpec("one", (3,), True), InputSpec("two", (3,), True))
     assert {(spec.name, spec.shape) for spec in schema.outputs} == {("size", (1,)), ("sign", (1,))}
     assert schema.floatx == "float32"
-    assert models.schema_of(recurrent()).inputs[0].shape == (None,)
-    assert models.schema_of(subclassed()).inputs == ()
+    assert schema_of(recurrent()).inputs[0].shape == (None,)
+    assert schema_of(subclassed()).inputs == ()
 
 
 # From bytes
@@ -907,15 +911,15 @@ def test_whether_the_learning_rate_can_be_set(wrapped, settable):
     optimizer = keras.optimizers.SGD(rate)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if wrapped else optimizer, "mse")
-    assert models.has_settable_rate(model) == settable
+    assert model_state.has_settable_rate(model) == settable
 
 
 def test_a_worker_that_takes_over_counts_all_steps_and_restarts_averages():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1, use_ema=True), "mse")
     begun = ModelState.take(model)
-    state = models.advanced(begun, model, 7, 0.025)
-    assert models.iterations(model) == 7
+    state = model_state.advanced(begun, model, 7, 0.025)
+    assert model_state.iterations(model) == 7
     assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
     for average, weight in zip(model.optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(np.asarray(average), np.asarray(weight))
@@ -1164,9 +1168,9 @@ def test_the_error_explains_why_a_custom_class_does_not_load(build, reason):
 def test_a_worker_that_takes_over_in_a_later_fit_continues_the_count():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    models.set_iterations(model, 5)
-    models.advanced(ModelState.take(model), model, 7)
-    assert models.iterations(model) == 12
+    model_state.set_iterations(model, 5)
+    model_state.advanced(ModelState.take(model), model, 7)
+    assert model_state.iterations(model) == 12
 
 
 def test_run_eagerly_and_jit_compile_of_an_uncompiled_model_are_packed(monkeypatch):
@@ -1262,19 +1266,19 @@ def test_direct_inputs_of_an_embedding_are_indices():
     shared = keras.layers.Embedding(7, 3)
     outputs = keras.layers.Concatenate()([keras.layers.Flatten()(shared(words)), sizes])
     model = keras.Model([words, sizes], keras.layers.Dense(1)(outputs))
-    assert [spec.indices for spec in models.schema_of(model).inputs] == [7, None]
+    assert [spec.indices for spec in schema_of(model).inputs] == [7, None]
     later = keras.Input((4,), dtype="int32")
     following = keras.Model(later, keras.layers.Flatten()(shared(later % 7)))
-    assert [spec.indices for spec in models.schema_of(following).inputs] == [None]
+    assert [spec.indices for spec in schema_of(following).inputs] == [None]
     sequential = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(9, 3), keras.layers.Flatten()])
-    assert [spec.indices for spec in models.schema_of(sequential).inputs] == [9]
+    assert [spec.indices for spec in schema_of(sequential).inputs] == [9]
 
     class Hashing(keras.layers.Embedding):
         def call(self, inputs):
             return super().call(inputs % self.input_dim)
 
     hashing = keras.Sequential([keras.Input((4,), dtype="int32"), Hashing(9, 3)])
-    assert [spec.indices for spec in models.schema_of(hashing).inputs] == [None]
+    assert [spec.indices for spec in schema_of(hashing).inputs] == [None]
 
 
 class Unloadable(keras.layers.Layer):
@@ -1310,7 +1314,7 @@ def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled
     loss = {"loss": keras.saving.serialize_keras_object(Unloadable())}
     for call in (
         lambda: models.load_bytes(data, {"Unloadable": Unloadable}, safe_mode=True),
-        lambda: models.compile_to_judge(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
+        lambda: compile_to_judge(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
     ):
         with pytest.raises(ModelError, match=r"class Unloadable: OverflowError: too much\.") as caught:
             call_while_handling(handled, call)

@@ -16,7 +16,7 @@ import pytest
 
 import sparkkeras
 from sparkkeras.errors import CustomObjectError
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import (
     ByValue,
     already_loaded,
@@ -27,6 +27,7 @@ from sparkkeras.modeling.custom_code import (
     is_own,
     lookup_names,
 )
+from sparkkeras.modeling.state import ModelState
 
 FACTOR = 3
 

@@ -8,8 +8,9 @@ import pytest
 
 from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
 from sparkkeras.modeling import archive as models
-from sparkkeras.modeling.archive import ModelState, copy_of
+from sparkkeras.modeling.archive import copy_of
 from sparkkeras.modeling.locks import locks_state, training
+from sparkkeras.modeling.state import ModelState
 from tests.models import regression
 
 X = np.zeros((8, 3), np.float32)

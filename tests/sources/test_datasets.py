@@ -10,7 +10,8 @@ import pytest
 from sparkkeras import to_data_frame
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.local import LocalDataset
-from sparkkeras.data.schema import Reader, Schema
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import Schema
 from sparkkeras.sources.arrays import even_slices, rows_of
 from sparkkeras.sources.source import as_source
 from tests.sources.conformance import PARTS, DatasetConformance, numbered_block

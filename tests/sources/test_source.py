@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from sparkkeras.data.schema import InputSpec, Reader, Schema
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.source import NamedColumns, as_source
 

@@ -18,9 +18,9 @@ from sparkkeras import (
     to_simple_rdd,
 )
 from sparkkeras.hyperopt import HyperParamModel
-from sparkkeras.modeling.archive import ModelState
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import InPieces, PicklesResults
-from sparkkeras.sources.rdd import Missing
+from sparkkeras.sources.tasks import Missing
 from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
 from sparkkeras.training.averaging import Mean, merge
 from sparkkeras.weights import Flat

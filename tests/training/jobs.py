@@ -6,7 +6,8 @@ import numpy as np
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.independent import IndependentStrategy

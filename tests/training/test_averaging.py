@@ -9,7 +9,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
-from sparkkeras.modeling.archive import ModelState
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import gather
 from sparkkeras.training.averaging import Mean, Report, merge

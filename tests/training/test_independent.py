@@ -9,8 +9,9 @@ from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalDataset, LocalRows, LocalShared
 from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
 from sparkkeras.training.job import Job, TrainValidationSplit, Validation

@@ -17,8 +17,8 @@ import pytest
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
-from sparkkeras.modeling.archive import ModelState
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess

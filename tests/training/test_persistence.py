@@ -15,7 +15,8 @@ import pytest
 from sparkkeras import EnsembleModel, SparkModel, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, ModelError
 from sparkkeras.ml import KerasTransformer
-from sparkkeras.modeling.archive import ModelArchive, check_trainable
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.training import persistence
 from tests.models import regression
 

@@ -7,7 +7,7 @@ import pytest
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelState
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.training.job import TrainValidationSplit
 from sparkkeras.training.strategy import MODES
 from tests.conftest import long

@@ -7,13 +7,14 @@ import pytest
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.schema import label_ranges
+from sparkkeras.data.label_range import label_ranges
 from sparkkeras.errors import DataError
-from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.archive import ModelArchive, ModelState
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
 from tests.conftest import long
@@ -48,7 +49,7 @@ class Model:
         return self.trainer(worker).fit(state or self.state, copied(block), batch_range, options)
 
     def predictor(self, options):
-        return Predictor(self.archive, self.state, options, models.schema_of(self.model), TaskContext(0))
+        return Predictor(self.archive, self.state, options, schema_of(self.model), TaskContext(0))
 
     def evaluate(self, blocks, options, worker=0):
         return self.trainer(worker).evaluate(self.state, map(copied, blocks), options)

@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from sparkkeras.errors import StorageError
-from sparkkeras.spark import storage
-from sparkkeras.spark.storage import has_scheme, read_bytes, write_bytes
+from sparkkeras.spark import filesystem
+from sparkkeras.spark.filesystem import has_scheme, read_bytes, write_bytes
 
 
 def names(folder):
@@ -56,7 +56,7 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, overwrit
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.os, "fsync", full)
+    monkeypatch.setattr(filesystem.os, "fsync", full)
     with pytest.raises(StorageError, match=r"cannot write '.*model\.keras': No space left on device"):
         write_bytes(str(path), b"new", overwrite)
     assert names(tmp_path) == (["model.keras"] if overwrite else [])
@@ -70,7 +70,7 @@ def test_a_failed_rename_leaves_only_the_old_file(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(storage.Path, "replace", refuse)
+    monkeypatch.setattr(filesystem.Path, "replace", refuse)
     with pytest.raises(StorageError, match="Permission denied"):
         write_bytes(str(path), b"new")
     assert names(tmp_path) == ["model.keras"]
@@ -84,7 +84,7 @@ def test_an_interrupted_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage.os, "fsync", interrupt)
+    monkeypatch.setattr(filesystem.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_bytes(str(path), b"new")
     assert names(tmp_path) == ["model.keras"]
@@ -104,7 +104,7 @@ def test_the_target_is_never_partially_written(tmp_path, monkeypatch):
         drafts = [entry for entry in tmp_path.iterdir() if entry != path]
         seen.append([draft.read_bytes() for draft in drafts])
 
-    monkeypatch.setattr(storage.os, "fsync", look)
+    monkeypatch.setattr(filesystem.os, "fsync", look)
     write_bytes(str(path), b"new")
     assert seen == [b"old", [b"new"]]
     assert path.read_bytes() == b"new"
@@ -127,7 +127,7 @@ def test_without_overwrite_the_first_of_two_writers_wins(tmp_path, monkeypatch):
         fsync(file)
         path.write_bytes(b"theirs")
 
-    monkeypatch.setattr(storage.os, "fsync", other_writer)
+    monkeypatch.setattr(filesystem.os, "fsync", other_writer)
     with pytest.raises(StorageError, match="already exists"):
         write_bytes(str(path), b"ours", overwrite=False)
     assert path.read_bytes() == b"theirs"

@@ -1,0 +1,39 @@
+"""The range of the labels of a set of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkkeras.data.block import Block
+from sparkkeras.weights import Array
+
+
+@dataclass(frozen=True)
+class LabelRange:
+    """The smallest and the largest value of an array of labels, and whether all values are integers."""
+
+    low: float
+    high: float
+    whole: bool
+
+    @classmethod
+    def of(cls, labels: Array) -> LabelRange:
+        """The range of a non-empty array."""
+        return cls(float(labels.min()), float(labels.max()), labels.dtype.kind in "iub" or bool((labels % 1 == 0).all()))
+
+    def union(self, other: LabelRange) -> LabelRange:
+        """The smallest range that contains both."""
+        return LabelRange(min(self.low, other.low), max(self.high, other.high), self.whole and other.whole)
+
+
+def label_ranges(block: Block) -> tuple[LabelRange, ...]:
+    """The range of each array of labels of a block; empty without labels or rows."""
+    labels = block.arrays[block.form.span("y")]
+    return tuple(LabelRange.of(array) for array in labels) if all(array.size for array in labels) else ()
+
+
+def union(ranges: tuple[LabelRange, ...], others: tuple[LabelRange, ...]) -> tuple[LabelRange, ...]:
+    """The label ranges of the union of two sets of rows; an empty tuple stands for no rows."""
+    if not ranges or not others:
+        return ranges or others
+    return tuple(mine.union(other) for mine, other in zip(ranges, others, strict=True))

@@ -1,0 +1,202 @@
+"""What a model is compiled with, and what it must be to predict, to be evaluated, and to be trained."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+from sparkkeras.errors import ModelError, nearest_name
+from sparkkeras.modeling.load_errors import load_error
+from sparkkeras.modeling.state import inner_optimizer, optimizer_of
+
+
+def check_built(model: Any) -> None:
+    """Reject a model that cannot predict.
+
+    Raises:
+        ModelError: It is not a Keras model, or not built.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"expected a keras.Model, received {_kind(model)}")
+    if not model.built:
+        raise ModelError(
+            f"the model {model.name!r} is not built, so it has no weights yet: define it with keras.Input(shape), or call "
+            "it once on a batch."
+        )
+
+
+def check_compiled(model: Any) -> None:
+    """Reject a model that cannot be evaluated on the workers.
+
+    Raises:
+        ModelError: It is not a Keras model, not built, not compiled, compiled with unknown names, or compiled in a way that
+            Keras does not restore when it loads the model.
+    """
+    check_built(model)
+    if not model.compiled:
+        raise ModelError(
+            f"the model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first. Only predict "
+            "works without compiling."
+        )
+    loss_weights = compiled_with(model).get("loss_weights")
+    if any(isinstance(weight, str) for weight in keras.tree.flatten(loss_weights)):
+        raise ModelError(
+            f"the model {model.name!r} is compiled with loss_weights={loss_weights!r}; expected numbers. The third "
+            "positional argument of compile is loss_weights: for metrics, write compile(optimizer, loss, "
+            f"metrics={loss_weights!r})."
+        )
+    _check_names(model)
+    kind = type(model)
+    if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
+        raise ModelError(
+            f"the class {kind.__name__} of the model {model.name!r} overrides compile, so Keras cannot compile the workers' "
+            "copies of the model: also override get_compile_config (returns the arguments of compile as a dict) and "
+            "compile_from_config (calls compile with them). Only predict works without them."
+        )
+
+
+def _check_names(model: keras.Model) -> None:
+    """Reject unknown names of losses and metrics, which Keras would report only with the first batch."""
+    overridden = (name for name in _USE_COMPILED if getattr(type(model), name) is not getattr(keras.Model, name))
+    if next(overridden, None) is not None:  # the subclass may interpret the names itself
+        return
+    for argument, module, by_labels in (
+        ("loss", keras.losses, ("crossentropy", "ce")),
+        ("metrics", keras.metrics, ("accuracy", "acc")),
+        ("weighted_metrics", keras.metrics, ("accuracy", "acc")),
+    ):
+        given = compiled_with(model).get(argument)
+        for name in _names_in(given):
+            if name.lower() in by_labels:
+                continue
+            try:
+                module.get(name)
+            except Exception as error:
+                known = [each for each in (*dir(module), *by_labels) if not each.startswith("_")]
+                where = module.__name__.rpartition(".")[2]
+                raise ModelError(
+                    f"the model {model.name!r} is compiled with {argument}={given!r}: {error}.{nearest_name(name, known)} "
+                    f"Call model.compile(...) again, with a name, a function or an object of keras.{where}, or a custom "
+                    "function or object."
+                ) from error
+
+
+_USE_COMPILED = ("compile", "train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def _names_in(given: Any) -> Iterator[str]:
+    """The strings among losses or metrics, which may be nested as ``compile`` accepts them."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, (list, tuple)) or (isinstance(given, Mapping) and "class_name" not in given):
+        for each in given.values() if isinstance(given, Mapping) else given:
+            yield from _names_in(each)
+
+
+def check_trainable(model: Any) -> None:
+    """Reject a model that cannot be trained.
+
+    Raises:
+        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, several optimizers, or an optimizer that
+            was built for other weights.
+    """
+    if isinstance(model, keras.Model):
+        _check_one_optimizer(model)
+    check_compiled(model)
+    if not model.weights:
+        raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
+    if optimizer_of(model) is None:
+        raise ModelError(
+            f"the model {model.name!r} was compiled without an optimizer, so it cannot be trained: call "
+            "model.compile(optimizer=..., loss=...)."
+        )
+    if not optimizer_fits(model):
+        if not inner_optimizer(model)._trainable_variables:
+            raise ModelError(
+                f"the optimizer of the model {model.name!r} knows none of the weights, as after "
+                "keras.saving.load_model of an HDF5 file (.h5): load it with sparkkeras.load_spark_model, or call "
+                "model.compile(...) again."
+            )
+        raise ModelError(
+            f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
+            "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
+        )
+
+
+def _check_one_optimizer(model: keras.Model) -> None:
+    """Reject optimizers other than ``model.optimizer``, because their variables would not be sent to the workers."""
+    compiled = (optimizer_of(model), inner_optimizer(model))
+    others = {
+        name
+        for name, value in vars(model).items()
+        for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(each, keras.Optimizer)
+        and not any(each is one for one in compiled)
+        and not name.startswith("_self_")  # TensorFlow's lists of tracked objects
+    }
+    if others:
+        raise ModelError(
+            f"the model {model.name!r} has additional optimizers, {', '.join(sorted(others))}: SparkModel.fit supports only "
+            "one optimizer, which keras.Model.compile(optimizer=...) stores as model.optimizer. Train "
+            "the model with keras.Model.fit; SparkModel.predict works."
+        )
+
+
+def optimizer_fits(model: keras.Model) -> bool:
+    """Whether the optimizer was built for the weights that are trainable now, or is not built yet."""
+    optimizer = inner_optimizer(model)
+    if optimizer is None or not optimizer.built:
+        return True
+    return [id(each) for each in optimizer._trainable_variables] == [id(each) for each in model.trainable_variables]
+
+
+def compiled_with(model: keras.Model) -> dict[str, Any]:
+    """The arguments that ``keras.Model.compile`` was called with."""
+    compiled = getattr(model, "_compile_config", None)
+    return {} if compiled is None else dict(compiled.config)
+
+
+def _kind(given: object) -> str:
+    advice = ""
+    if isinstance(getattr(given, "model", None), keras.Model):
+        advice = " Pass its attribute model."
+    elif isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
+        advice = f" Load a saved model with sparkkeras.load_spark_model({str(given)!r}) or keras.saving.load_model."
+    elif isinstance(given, types.FunctionType):
+        advice = f" Call the function that builds the model: {given.__name__}()."
+    elif isinstance(given, type) and issubclass(given, keras.Model):
+        advice = f" Create an instance of the class {given.__name__}."
+    return f"{type(given).__module__}.{type(given).__qualname__}.{advice}"
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
+    """The losses and metrics that a model was compiled with, in serialized form; ``None`` if it is not compiled."""
+    config = model.get_compile_config() if model.compiled else None
+    return None if config is None else {name: config.get(name) for name in _JUDGING}
+
+
+def compile_to_judge(
+    model: keras.Model, given: Mapping[str, Any] | None, custom_objects: Mapping[str, Any], *, safe_mode: bool
+) -> None:
+    """Compile a model for evaluation only, with the `compile_arguments` of another model.
+
+    Raises:
+        ModelError: Custom code is missing, or ``safe_mode`` is set and there is a Python lambda.
+    """
+    handled = sys.exception()
+    try:
+        arguments = keras.saving.deserialize_keras_object(
+            dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
+        )
+    except Exception as error:
+        translated = load_error(error, handled)
+        raise translated from translated.__cause__
+    model.compile("sgd", **arguments)  # Keras cannot load a model that was compiled and saved without an optimizer
+
+
+_JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")

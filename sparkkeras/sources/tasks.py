@@ -1,0 +1,241 @@
+"""What runs on the workers: tasks over blocks, writing partitions to files and opening them, and merging results.
+
+The same on RDDs and on Spark Connect.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from sparkkeras.data import files
+from sparkkeras.data.block import Block
+from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Task, TaskContext
+from sparkkeras.data.files import Handle
+from sparkkeras.data.sizes import PIECE_BYTES
+from sparkkeras.errors import DataError
+from sparkkeras.modeling import garbage
+from sparkkeras.worker import device
+
+R = TypeVar("R")
+
+SWEEP_SECONDS = 0.1
+"""How long each task that removes files waits, so that Spark gives every executor one of them."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Yields the rows themselves, in new arrays."""
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The blocks."""
+        return (Block(block.form, tuple(np.array(array) for array in block.arrays)) for block in blocks)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The result of a task that did not find the files of its partition."""
+
+    partition: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error message about invalid rows, sent to the driver."""
+
+    message: str
+
+
+def checked(found: Sequence[Handle | Problem]) -> list[Handle]:
+    """The handles.
+
+    Raises:
+        DataError: A task found invalid rows.
+    """
+    problems = [item for item in found if isinstance(item, Problem)]
+    if problems:
+        raise DataError(problems[0].message)
+    return [item for item in found if isinstance(item, Handle)]
+
+
+def task_context(partition: int | None = None, cores: int | None = None) -> TaskContext:
+    """The context of the current Spark task; Spark supplies the values that are not passed."""
+    from pyspark import TaskContext as SparkTask
+
+    task = SparkTask.get()
+    if task is None:
+        return TaskContext(partition or 0, cores=cores or 1)
+    partition = task.partitionId() if partition is None else partition
+    cores = task.cpus() if cores is None else cores
+    gpus = task.resources().get("gpu")
+    return TaskContext(partition, task.taskAttemptId(), cores, tuple(gpus.addresses) if gpus else ())
+
+
+class Deferred(Generic[R]):
+    """A task that is unpickled on the worker after the process is set up, since it may import Keras.
+
+    Args:
+        task: The task.
+        environment: Environment variables to set in the process, if Spark does not.
+    """
+
+    def __init__(
+        self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._task = task
+        self._environment = dict(environment or {})
+        self._payload = b""
+
+    def __getstate__(self) -> tuple[bytes, dict[str, str]]:
+        return pickle.dumps(self._task), self._environment
+
+    def __setstate__(self, state: tuple[bytes, dict[str, str]]) -> None:
+        self._payload, self._environment = state
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
+        """Set up this process, and run the task."""
+        started = time.perf_counter()
+        device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
+        garbage.spare_survivors()
+        task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
+        return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Run a task over a stream of blocks."""
+
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+        """Yield the task's results; reads all blocks."""
+        stream = iter(blocks)
+        yield from self.task(task_context(partition, self.cores), stream)
+        for _ in stream:  # Spark cannot reuse the worker process of a task that leaves rows unread
+            pass
+
+
+@dataclass(frozen=True)
+class Store:
+    """Write a partition's blocks to files and yield the handle."""
+
+    name: str
+
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle | Problem]:
+        """Yield the handle, or the `Problem` of invalid rows."""
+        stream = iter(blocks)
+        try:
+            yield files.write(stream, partition, files.home(self.name))
+        except DataError as error:
+            for _ in stream:
+                pass
+            yield Problem(str(error))
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """Run a task over a partition's files."""
+
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, handles: Iterable[Handle]) -> Iterator[Any]:
+        """Yield the task's results, or `Missing`."""
+        for handle in handles:
+            try:
+                yield from self.task(task_context(partition, self.cores), _opened(handle))
+            except FilesMissing:
+                yield Missing(partition)
+
+
+def _opened(handle: Handle) -> Iterator[Block]:
+    try:
+        block = handle.open()
+    except FileNotFoundError as error:
+        raise FilesMissing(str(error)) from error
+    if block is not None:
+        yield block
+
+
+@dataclass(frozen=True)
+class StoreAndRun:
+    """Write a partition's files on this machine, then run a task over them."""
+
+    name: str
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Any]:
+        """The results of the task."""
+        handle = files.write(blocks, partition, files.home(self.name))
+        yield from OpenFiles(self.task, self.cores)(partition, iter([handle]))
+
+
+@dataclass(frozen=True)
+class KeyByPartition:
+    """Pair results with their partition."""
+
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """The pairs of partition and result."""
+        return ((partition, result) for result in self.call(partition, rows))
+
+
+@dataclass(frozen=True)
+class KeyedPieces:
+    """Split results into pieces, keyed by their index, with the partition as the order in which they are merged."""
+
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+    merging: Merging[Any]
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[int, tuple[int, Any]]]:
+        """The pairs of a piece's index, and its partition and value."""
+        for result in self.call(partition, rows):
+            pieces = [result] if isinstance(result, Missing) else self.merging.split(result, PIECE_BYTES)
+            yield from ((index, (partition, piece)) for index, piece in enumerate(pieces))
+
+
+@dataclass(frozen=True)
+class MergePieces:
+    """Merge the pieces of each index in the order of their partitions; pass `Missing` on."""
+
+    merging: Merging[Any]
+
+    def __call__(self, keyed: Iterable[tuple[int, tuple[int, Any]]]) -> Iterator[Piece | Missing]:
+        """The merged pieces, and `Missing` ones."""
+        pieces: dict[int, list[tuple[int, Any]]] = {}
+        for index, (partition, piece) in keyed:
+            if isinstance(piece, Missing):
+                yield piece
+            else:
+                pieces.setdefault(index, []).append((partition, piece))
+        for index, numbered in pieces.items():
+            yield Piece(index, self.merging([piece for _, piece in sorted(numbered, key=lambda pair: pair[0])]))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Remove a dataset's files from this executor."""
+
+    name: str
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Read all rows, wait, and remove the files."""
+        for _ in rows:
+            pass
+        time.sleep(SWEEP_SECONDS)
+        shutil.rmtree(files.home(self.name), ignore_errors=True)
+        return iter(())
+
+
+def by_index(index: int) -> int:
+    """The partitioner of pieces: Spark takes it modulo the number of partitions."""
+    return index
