@@ -247,7 +247,7 @@ def test_column_arguments_with_arrays_are_reported(spark_model, arrays):
 
 
 def test_labels_with_an_rdd_are_reported(sc, spark_model, rows, arrays):
-    with pytest.raises(ConfigurationError, match="go with arrays"):
+    with pytest.raises(ConfigurationError, match="are only for arrays"):
         spark_model.fit(sc.parallelize(rows, 2), arrays[1])
 
 
