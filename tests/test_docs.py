@@ -8,6 +8,7 @@ from tests.processes import clean_environment
 from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHER_PAGES = ["CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"]
 
 
 def snippets(page):
@@ -44,7 +45,7 @@ def test_snippets_run(page, failures):
     assert failures[page] == ""
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in OTHER_PAGES)], ids=lambda p: p.name)
 def test_relative_links_point_to_existing_files(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
