@@ -39,6 +39,12 @@ SHARDS = {
 }
 """The pytest arguments of each shard; only tests marked ``soak`` run."""
 
+LOWEST = ["-m", "not programs and not cluster and not connect", "-n", "2", "--dist", "loadfile", "-W", "default"]
+"""The pytest arguments of the shard with the lowest versions: the default suite. Old libraries warn beside newer ones."""
+
+NOT_SOAK = {"lowest", "mutants"}
+"""The shards that run the default suite, without the soak tests."""
+
 
 def sources(root: Path = ROOT) -> str:
     """A digest of everything that test results depend on: the package, the tests, their settings and the backend."""
@@ -53,16 +59,29 @@ def command(shard: str, finished: Path) -> list[str]:
     """The Python arguments that run a shard; ``finished`` is the file that records passed tests."""
     if shard == "mutants":
         return ["-m", "tests.mutants.run", "--resume", str(finished)]
+    if shard == "lowest":
+        return ["-m", "pytest", "--finished", str(finished), *LOWEST]
     return ["-m", "pytest", "-m", "soak", "-s", "--timeout=1800", "--finished", str(finished), *SHARDS[shard]]
+
+
+def lowest_environment(folder: Path) -> str:
+    """The Python of a new environment with the lowest versions of the dependencies that pyproject.toml allows.
+
+    The dependencies of these are the latest ones: they are not ours to bound.
+    """
+    uv, python = [sys.executable, "-m", "uv", "--quiet"], folder / "bin" / "python"
+    subprocess.run([*uv, "venv", "--clear", "--python", sys.executable, folder], check=True)
+    install = [*uv, "pip", "install", "--python", python, "--resolution", "lowest-direct"]
+    subprocess.run([*install, "--editable", f"{ROOT}[test]"], check=True)
+    return str(python)
 
 
 def run(shard: str, folder: Path, extra: list[str]) -> bool:
     """Run the remaining tests of a shard, print the outcome, and return whether they passed."""
     started = time.monotonic()
-    arguments = [sys.executable, *command(shard, folder / shard), *extra]
-    # The default suite must detect mutants, without the soak tests.
-    environment = os.environ | ({} if shard == "mutants" else {"SPARKKERAS_SOAK": "1"})
-    code = subprocess.run(arguments, cwd=ROOT, env=environment).returncode
+    python = lowest_environment(DONE / "environment") if shard == "lowest" else sys.executable
+    environment = os.environ | ({} if shard in NOT_SOAK else {"SPARKKERAS_SOAK": "1"})
+    code = subprocess.run([python, *command(shard, folder / shard), *extra], cwd=ROOT, env=environment).returncode
     passed = code in (0, NO_TESTS_COLLECTED)
     outcome = "passed" if passed else f"failed (exit status {code})"
     sys.stderr.write(f"\nsoak: {shard} {outcome} after {(time.monotonic() - started) / 60:.1f} minutes\n\n")
@@ -76,7 +95,7 @@ NO_TESTS_COLLECTED = 5
 
 
 def main() -> int:
-    names = [*SHARDS, "mutants"]
+    names = [*SHARDS, "lowest", "mutants"]
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run the soak tests in shards.")
     parser.add_argument("shards", nargs="*", metavar="shard", help=f"shards to run (default: all): {', '.join(names)}")
     parser.add_argument("--list", action="store_true", help="list the shards and whether they have passed")
