@@ -91,6 +91,7 @@ class _Acceptor:
             async with asyncio.timeout(FIRST_SECONDS):
                 first = await _receive_first(connection, self._length)
             connection.setblocking(True)
+            keep_alive(connection)
             arguments = (connection, address, first)
             thread = threading.Thread(target=self._run, args=arguments, name="sparkkeras-serve", daemon=True)
             thread.start()
@@ -119,6 +120,14 @@ class _Acceptor:
                 thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             _log.warning("the server on the driver has stopped while a call is still being handled")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the operating system detect within two minutes that the other machine is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # not every system has them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _max_connections() -> int:

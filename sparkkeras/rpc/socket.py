@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sparkkeras.rpc.acceptor import keep_alive
 from sparkkeras.rpc.transport import (
     Address,
     Call,
@@ -209,7 +210,7 @@ class _Server:
                 return None
             self._authenticated.add(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_alive(connection)
+        keep_alive(connection)
         connection.settimeout(self._endpoint.timeout)
         connection.sendall(answer)
         return session
@@ -278,14 +279,6 @@ def _header(connection: socket.socket, session: Session, length: int) -> Header:
     sealed = bytearray(length)
     read_exactly(connection.recv_into, memoryview(sealed))
     return session.open(sealed)
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Have the operating system detect within two minutes that the other machine is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, name):  # not every system has them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _read_until(connection: socket.socket, view: memoryview, deadline: float) -> None:

@@ -1203,7 +1203,8 @@ def test_closed_connections_leave_nothing_behind_on_a_running_server(name):
 def test_http_limits_the_number_of_simultaneous_calls():
     """Further calls wait, and an unauthenticated client is rejected meanwhile."""
     handler = RecordingHandler()
-    with serving("http", handler, expected_sessions=2) as address, ThreadPoolExecutor(9) as pool, contextlib.ExitStack() as stack:
+    served = serving("http", handler, expected_sessions=2)
+    with served as address, ThreadPoolExecutor(9) as pool, contextlib.ExitStack() as stack:
         callers = [stack.enter_context(calling(address)) for _ in range(9)]
         waiting = [pool.submit(caller.call, "wait", {}) for caller in callers]
         assert eventually(lambda: len(handler.calls) == 8)
