@@ -34,7 +34,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.worker import device
 
 HEARTBEAT_SECONDS = 1.0
-"""The interval of heartbeats, whose replies tell a worker whether to continue; reports of a trial replace them."""
+"""The interval of heartbeats, whose replies say whether the worker should continue; reports of a trial replace them."""
 
 TICK_SECONDS = 0.1
 """The interval at which the driver checks whether the job has ended."""

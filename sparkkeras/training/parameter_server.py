@@ -1,11 +1,11 @@
 """Asynchronous and hogwild training: one Spark job whose tasks train all epochs and exchange with a server on the driver.
 
-The driver serves the weights, and meanwhile drives callbacks and progress from what workers report. An epoch has ended when
-all workers have reported it; the weights at that moment are kept, and are what callbacks see, what is saved, and what the
-workers evaluate on their validation rows when they come to the end of an epoch themselves (a second Spark job would wait
-for their slots). The model has the weights of the last epoch that ended.
+The driver serves the weights, and runs callbacks and progress from the reports of the workers. An epoch ends when all
+workers have reported it. The driver keeps a snapshot of the weights at that moment, for callbacks and for the model. Workers
+evaluate the snapshot on their validation rows at the end of an epoch of their own, since a second Spark job would wait for
+their slots.
 
-Optimizer slots live in the worker for the whole run. Their mean, by rows, is what the master's optimizer gets at the end.
+Optimizer variables stay in the worker for the whole run. At the end, the driver's optimizer gets their mean, by rows.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ from sparkkeras.worker.trainer import (
 )
 
 PROGRESS_SECONDS = 0.25
-"""How often the driver looks after progress while nothing happens."""
+"""The interval at which the driver updates the progress bar."""
 
 LEAVE_SECONDS = 2.0
-"""How long workers may take to leave by themselves before Spark ends their tasks, and their processes with them."""
+"""How long workers may take to end by themselves, before Spark cancels their tasks and ends their processes."""
 
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """Which rows each worker evaluates: some of its own, or some that every worker can open."""
+    """The rows that each worker evaluates: some of its partition, or some that every worker can open."""
 
     options: BatchOptions
     spans: tuple[tuple[int, int], ...] | None
     rows: tuple[tuple[Rows, ...], ...]
 
     def blocks(self, worker: int, block: Block) -> Iterator[Block]:
-        """A worker's rows to evaluate."""
+        """The rows that a worker evaluates."""
         if self.spans is not None:
             start, stop = self.spans[worker]
             return iter((block[start:stop],) if stop > start else ())
@@ -89,19 +89,19 @@ class ValidationPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all tasks of a run know.
+    """The settings that all tasks of a run share.
 
     Attributes:
-        epochs: The epochs to go through.
-        rows: How many rows each worker trains on.
-        batches: How many batches each worker has in an epoch.
-        every: How many batches lie between exchanges; ``None``: an epoch.
-        rule: What is exchanged.
-        num_workers: How many workers there are.
-        trainable: How many values at the head of the weight vector are trained.
+        epochs: The epochs to train.
+        rows: The number of training rows of each worker.
+        batches: The number of batches of each worker in an epoch.
+        every: The number of batches between exchanges; ``None``: an epoch.
+        rule: The update rule.
+        num_workers: The number of workers that train at the same time.
+        trainable: The number of trainable values, which come first in the weight vector.
         payload_format: The format of weights and metric states.
-        address: Where the server is.
-        renew_seconds: How often a lease is renewed.
+        address: The address of the server.
+        renew_seconds: The interval at which leases are renewed.
     """
 
     epochs: range
@@ -118,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class OptimizerVariables:
-    """The optimizer of a worker at the end, or the mean of several."""
+    """The optimizer variables of a worker at the end, or the mean of several workers."""
 
     rows: int
     optimizer: Flat
@@ -169,11 +169,11 @@ class WorkerExchange:
 
     @property
     def stopped(self) -> bool:
-        """As `Exchange.stopped`: the thread that renews the lease may have heard of it."""
+        """Whether the server has asked the worker to stop, possibly in a reply to the thread that renews the lease."""
         return self._client.stopped
 
     def __call__(self, weights: Flat, point: ExchangePoint) -> ExchangeResult:
-        """As `Exchange`."""
+        """Exchange weights with the server; see `Exchange`."""
         plan = self._plan
         trained = slice(None, plan.trainable)
         center = self._client.pull()
@@ -186,7 +186,7 @@ class WorkerExchange:
         self._base[plan.trainable :] = theirs + (statistics - theirs) / plan.num_workers
         point = dataclasses.replace(point, metrics=self._metrics(point.metrics))
         directive = self._client.push((sent, statistics), weights.integer_variables, self._version, point)
-        # What this worker goes on from holds its own update, which the server applies behind what was pulled.
+        # The worker continues from weights with its own update, which the server applies after the version that was pulled.
         self._version = center.version + 1
         self.directive = self._client.proceed() if directive.wait else directive
         return ExchangeResult(Flat(self._base, weights.integer_variables), self._learning_rate(), self.directive.stop)
@@ -210,10 +210,10 @@ class WorkerExchange:
         vectors = given if isinstance(given, tuple) else ()
         shape = (self._plan.trainable,)
         if len(vectors) != 2 or not all(isinstance(each, np.ndarray) and each.shape == shape for each in vectors):
-            told = ", ".join(map(describe, vectors)) or describe(given)
+            received = ", ".join(map(describe, vectors)) or describe(given)
             raise ConfigurationError(
-                f"exchange of the rule {self._rule!r} must return two vectors of shape {shape}, what to send and what to go "
-                f"on from; it returned {told}."
+                f"exchange of the rule {self._rule!r} must return two vectors of shape {shape}: the update to send, and the "
+                f"weights to continue from. It returned {received}."
             )
         sent, onward = (each.astype(self._base.dtype, copy=False) for each in vectors)
         return sent, onward
@@ -221,7 +221,7 @@ class WorkerExchange:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """A worker's part of a run: all of its epochs."""
+    """Trains all epochs of a worker."""
 
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
@@ -230,7 +230,7 @@ class TrainTask:
     validation: ValidationPlan | None
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[OptimizerVariables]:
-        """Train as far as nobody has yet; yields the optimizer at the end, or nothing where others did all there was."""
+        """Train what other attempts have not trained; yield the optimizer variables, if there was anything to train."""
         if not self.plan.batches[context.worker]:
             return
         with ParameterClient(self.plan.address, self.plan.payload_format, context.worker, context.attempt) as client:
@@ -246,26 +246,26 @@ class TrainTask:
                     run.train()
                     if resumed.epoch < self.plan.epochs.stop:
                         yield OptimizerVariables(self.plan.rows[context.worker], run.state.optimizer)
-                # A copy of this task that waits must not end before the slots are on their way. Nobody renews any more: a
-                # renewal behind it would be refused. The lease is long enough for this one call.
+                # A waiting copy of this task must not end before the optimizer variables are sent. The lease is no longer
+                # renewed, since a renewal after this call would be rejected; it is long enough for this one call.
                 client.finish()
             except DriverConnectionError:
-                raise  # who cannot be reached, or has given the partition to another, need not get the report
+                raise  # the server is gone, or has leased the partition to another attempt
             except FilesMissing:
-                client.release(missing=True)  # the driver has the rows read again, and another task goes on
+                client.release(missing=True)  # the driver has the rows read again by another task
             except BaseException:
                 client.release()
                 raise
 
 
 _FEWER = (
-    "partition {worker} has fewer rows than when it was first read: its source gives others each time. Cache it, or write "
-    "it down first."
+    "partition {worker} has fewer rows than when it was first read: its source returns different rows each time. Cache the "
+    "data, or write it to files first."
 )
 
 
 class _Run:
-    """One attempt at a worker's epochs."""
+    """One attempt to train the epochs of a worker."""
 
     def __init__(
         self, task: TrainTask, context: TaskContext, client: ParameterClient, block: Block, resumed: ResumePoint
@@ -283,9 +283,9 @@ class _Run:
             self.state = model_state.advanced(self.state, self._trainer.archive.cached(), resumed.steps, rate)
 
     def train(self) -> None:
-        """Go on from where the partition stands."""
+        """Train from the progress of earlier attempts to the end."""
         plan, batch, before = self._plan, self._resumed.batch, self._resumed.metrics
-        # A source that is not deterministic may give fewer rows when a lost partition is read again.
+        # A nondeterministic source may return fewer rows when a lost partition is read again.
         rows = min(plan.rows[self._worker], self._block.rows)
         callbacks = lasting(self._options.callbacks.fresh() if self._options.callbacks else ())
         for number in range(self._resumed.epoch, plan.epochs.stop):
@@ -307,7 +307,7 @@ class _Run:
             self._evaluate(directive)
 
     def _evaluate(self, directive: Directive) -> None:
-        """Evaluate what the server asks for."""
+        """Evaluate the snapshots that the server asks for."""
         if self._validation is None:
             return
         while directive.evaluate and not directive.stop:
@@ -319,17 +319,17 @@ class _Run:
 
 
 class ParameterServerStrategy:
-    """See the module's words.
+    """Trains with a parameter server on the driver; see the module docstring.
 
     Args:
-        locked: Whether updates are applied one after the other (asynchronous), or all at once (hogwild).
+        locked: Whether updates are applied one after the other (asynchronous), or at the same time (hogwild).
     """
 
     def __init__(self, locked: bool) -> None:
         self._locked = locked
 
     def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
-        """As `Strategy.fit`."""
+        """Train; see `Strategy.fit`."""
         callbacks.on_train_begin()
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
         if epochs:
@@ -339,7 +339,7 @@ class ParameterServerStrategy:
 
 
 class _Training:
-    """The driver's half of one run."""
+    """The driver's side of one run."""
 
     def __init__(self, job: Job, dataset: DriverDataset, callbacks: DriverCallbacks, epochs: range, locked: bool) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
@@ -392,12 +392,12 @@ class _Training:
                 self._plan(address),
                 validation,
             )
-            slots = self._supervise(dataset.run(task))
-        if slots:
-            self._keep_slots(merge(slots).optimizer)
+            optimizers = self._supervise(dataset.run(task))
+        if optimizers:
+            self._put_optimizer(merge(optimizers).optimizer)
 
     def _supervise(self, results: Results[OptimizerVariables]) -> list[OptimizerVariables]:
-        """Run the job while callbacks and progress go on here; what the workers yield at the end."""
+        """Run the job in the background, and callbacks and progress here; return the results of the workers."""
         size, bound = self._state.optimizer.nbytes, self._dataset.max_result_bytes
         workers = self._job.num_workers
 
@@ -413,13 +413,13 @@ class _Training:
             while not stopped:
                 for each in running:
                     if each.done:
-                        each.result()  # what has failed must not wait for the others
+                        each.result()  # raise an error at once
                 with holding_slots(self._num_concurrent):
                     stopped = self._stopped(running)
                 for worker in self._ledger.pop_missing():
                     running.append(self._dataset.background(_Repair(results, worker, self._ledger)))
                     stopped = stopped and self._job.model.stop_training
-            return [slots for each in running for slots in each.result()]
+            return [variables for each in running for variables in each.result()]
         except BaseException:
             self._ledger.stop()
             self._ledger.drain(LEAVE_SECONDS)
@@ -433,13 +433,13 @@ class _Training:
             raise
 
     def _stopped(self, running: Sequence[Running[Any]]) -> bool:
-        """Wait for something to happen, and deal with it; whether that was the end."""
-        over = all(each.done for each in running)  # asked first: what comes to an end now is dealt with below
+        """Wait for the next event and handle it. Returns whether training has ended."""
+        over = all(each.done for each in running)  # checked first: an epoch that ends now is handled below
         end = self._ledger.wait(0.0 if over else PROGRESS_SECONDS)
         if self._service.failure is not None:
             raise self._service.failure
         if end is None:
-            self._tell_progress()
+            self._report_progress()
             return over
         self._end_epoch(end)
         if self._job.model.stop_training:
@@ -448,7 +448,7 @@ class _Training:
         return False
 
     def _keep_epoch(self, epoch: int) -> Snapshot:
-        """The last worker has reported an epoch: keep its weights, and what the server has done so far."""
+        """Keep the weights and the statistics of the server when the last worker has reported an epoch."""
         self._kept[epoch] = (self._service.stats(""), self._store.rule_state())
         return self._store.snapshot()
 
@@ -458,14 +458,14 @@ class _Training:
         with snapshot:
             if not np.isfinite(snapshot.weights.vector).all():
                 raise DivergenceError(
-                    f"the rule {job.rule!r} made weights that are not finite in epoch {end.epoch + 1}. The model keeps "
-                    "those of the epoch before. Try a smaller learning rate, or another rule."
+                    f"the rule {job.rule!r} produced weights that are not finite in epoch {end.epoch + 1}. The model keeps "
+                    "those of the previous epoch. Try a smaller learning rate, or another rule."
                 )
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and self._learning_rate > 0 and unmoved:
                 warnings.warn(
-                    f"{snapshot.version} updates were applied, and the weights did not change. If the rule {job.rule!r} is "
-                    "your own: apply must change center in place (center += ..., not center = center + ...).",
+                    f"{snapshot.version} updates were applied, but the weights did not change. If the rule {job.rule!r} is "
+                    "a custom one: apply must change center in place (center += ..., not center = center + ...).",
                     stacklevel=2,
                 )
             model_state.put_weights(snapshot.weights, model)
@@ -482,8 +482,8 @@ class _Training:
         if end.num_absent and not self._warned:
             self._warned = True
             warnings.warn(
-                f"from epoch {end.epoch + 1} on validation leaves out the rows of {end.num_absent} workers that have ended "
-                "already: their callbacks ended them, or others began late (too few slots) or began again (a lost worker).",
+                f"from epoch {end.epoch + 1} on, validation omits the rows of {end.num_absent} workers that have ended: "
+                "their callbacks stopped them, or other workers started late (too few slots) or again (a lost worker).",
                 stacklevel=2,
             )
         if end.validation:
@@ -495,20 +495,20 @@ class _Training:
         if not model.stop_training and end.epoch + 1 < self._epochs.stop:
             self._callbacks.on_epoch_begin(end.epoch + 1)
             self._epoch = end.epoch + 1
-        self._tell_learning_rate()
+        self._send_learning_rate()
 
-    def _tell_learning_rate(self) -> None:
-        """Pass on a learning rate that a callback has set."""
+    def _send_learning_rate(self) -> None:
+        """Send a learning rate that a callback has set to the workers."""
         value = model_state.learning_rate(self._job.model)
         if value != self._learning_rate and model_state.has_settable_rate(self._job.model):
             self._learning_rate = value
             self._ledger.set_learning_rate(value)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         self._callbacks.on_round_end(self._pace.rows_since(self._ledger.rows), self._ledger.progress(self._epoch))
 
-    def _keep_slots(self, optimizer: Flat) -> None:
-        """Give the master's optimizer the workers' mean; a learning rate that a callback set stays."""
+    def _put_optimizer(self, optimizer: Flat) -> None:
+        """Set the driver's optimizer to the mean of the workers, except for a learning rate that a callback has set."""
         model = self._job.model
         ModelState(model_state.take_weights(model), optimizer).put(model)
         if model_state.has_settable_rate(model):
@@ -517,7 +517,7 @@ class _Training:
             model.optimizer.finalize_variable_values(model.trainable_weights)
 
     def _end(self) -> None:
-        """Whatever has happened: let go of snapshots, and write down what the server did."""
+        """Release snapshots and keep the statistics of the server, also after an error."""
         for end in self._ledger.undelivered():
             end.snapshot.release()
         self._job.server.stats = self._service.stats(self._job.server.transport)
@@ -563,7 +563,7 @@ class _Training:
 
 @dataclass(frozen=True)
 class _Repair:
-    """Train a partition whose rows have to be read again."""
+    """Trains a partition whose rows have to be read again."""
 
     results: Results[OptimizerVariables]
     worker: int
@@ -577,26 +577,24 @@ class _Repair:
 
 
 class _Pace:
-    """How fast it goes."""
+    """The speed of training, for the progress bar."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._last: ParameterServerStats | None = None
 
     def rows_since(self, rows: int) -> int:
-        """The rows since this was last asked."""
+        """The rows since the last call."""
         new, self._rows = rows - self._rows, rows
         return new
 
     def of_epoch(self, stats: ParameterServerStats, rows: int, trained: float) -> tuple[int, float, str, float]:
-        """The rows of an epoch, the seconds since the one before ended, its updates in words, and the seconds of start-up.
-
-        Start-up is what lies before the first epoch.
+        """The rows of an epoch, its seconds, a description of its updates, and the seconds before the first epoch.
 
         Args:
-            stats: What the server had done when the epoch ended.
+            stats: The statistics of the server at the end of the epoch.
             rows: The rows of the epoch.
-            trained: How long the slowest worker trained in it.
+            trained: The training time of the slowest worker.
         """
         startup = max(0.0, stats.seconds - trained) if self._last is None else 0.0
         last = self._last or ParameterServerStats(seconds=startup)
@@ -608,8 +606,8 @@ class _Pace:
             staleness=dict(+counts),
         )
         self._last = stats
-        told = (
+        description = (
             f"{recent.updates_per_second:,.0f} updates/s - staleness {recent.mean_staleness:.1f} mean, "
             f"{recent.max_staleness} max"
         )
-        return rows, recent.seconds, told, startup
+        return rows, recent.seconds, description, startup
