@@ -605,7 +605,7 @@ class Sending(Downpour):
     ("what", "words"), [("nothing", "It returned NoneType"), ("short", r"It returned an array of shape \(2,\)")]
 )
 def test_a_rule_that_sends_an_invalid_update_is_reported(linear, what, words):
-    with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\), .*{words}"):
+    with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\): .*{words}"):
         train(linear, partitions(8), rule=Sending(what))
 
 
