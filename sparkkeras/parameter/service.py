@@ -134,9 +134,10 @@ class PayloadFormat:
         """The size of a body with an update, in bytes."""
         return self.weights_bytes + self.metrics.nbytes
 
-    def vector(self, body: memoryview) -> Array:
-        """The vector at the start of a body; it shares the body's memory."""
-        return np.frombuffer(body[: self.vector_bytes], self.dtype)
+    def weights(self, body: memoryview) -> Flat:
+        """The weights at the start of a body; the vector shares the body's memory."""
+        vector = np.frombuffer(body[: self.vector_bytes], self.dtype)
+        return Flat(vector, self.integer_variables.unpack(body[self.vector_bytes :]))
 
 
 @dataclass(frozen=True)
@@ -299,12 +300,10 @@ class ParameterService(Service):
         worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
         base = int(call.fields["base"])
         point = ExchangePoint.unpack(call.fields, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
-        integers = payload_format.integer_variables.unpack(
-            call.body[payload_format.vector_bytes : payload_format.weights_bytes]
-        )
+        update = payload_format.weights(call.body)
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self._apply(worker, base, point, payload_format.vector(call.body), integers)
+                self._apply(worker, base, point, update)
                 self._ledger.pushed(worker, point)
         return self._directive(call)
 
@@ -326,12 +325,12 @@ class ParameterService(Service):
         directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
-    def _apply(self, worker: int, base: int, point: ExchangePoint, sent: Array, integers: tuple[Array, ...]) -> None:
+    def _apply(self, worker: int, base: int, point: ExchangePoint, update: Flat) -> None:
         if base > self._store.version:
             raise ValueError(f"the update's base is version {base}, but the newest version is {self._store.version}")
-        self._check_finite(worker, point, sent)
+        self._check_finite(worker, point, update.vector)
         try:
-            applied = self._store.apply(sent, integers, base, point)
+            applied = self._store.apply(update, base, point)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             message = (
@@ -464,14 +463,14 @@ class ParameterClient(Client):
         known = None if self._pulled is None else self._pulled.version
         reply, body = self._weights({"newer_than": known})
         if self._pulled is None or not reply.get("unchanged"):
-            self._pulled = PulledWeights(int(reply["version"]), self._flat(body))
+            self._pulled = PulledWeights(int(reply["version"]), self._payload_format.weights(body))
         return self._pulled
 
     def snapshot(self, epoch: int) -> Flat:
         """The weights at the end of an epoch that is being evaluated."""
         self._pulled = None  # its weights share the buffer
         _, body = self._weights({"epoch": epoch})
-        return self._flat(body)
+        return self._payload_format.weights(body)
 
     def push(self, parts: Sequence[Array], integers: Sequence[Array], base: int, point: ExchangePoint) -> Directive:
         """Push an update. It is applied exactly once, however often it is sent.
@@ -531,12 +530,6 @@ class ParameterClient(Client):
         if not len(self._buffer):
             self._buffer = memoryview(bytearray(self._payload_format.weights_bytes))
         return self._call("parameters", fields, (), self._buffer)
-
-    def _flat(self, body: memoryview) -> Flat:
-        return Flat(
-            self._payload_format.vector(body),
-            self._payload_format.integer_variables.unpack(body[self._payload_format.vector_bytes :]),
-        )
 
 
 def _directive(fields: Mapping[str, Any]) -> Directive:

@@ -133,12 +133,12 @@ class Store:
         copy.readers += 1
         return Snapshot(version, copy, integers, self._release)
 
-    def apply(self, sent: Array, integers: tuple[Array, ...], base: int, point: ExchangePoint) -> ApplyResult:
+    def apply(self, sent: Flat, base: int, point: ExchangePoint) -> ApplyResult:
         """Apply an update of a worker.
 
         Args:
-            sent: The result of the rule's exchange for the trainable values, followed by the worker's statistics.
-            integers: The worker's integer variables. The store keeps the largest of each.
+            sent: The result of the rule's exchange for the trainable values, followed by the worker's statistics; and the
+                worker's integer variables, of which the store keeps the largest.
             base: The version that the worker trained from.
             point: The worker's progress.
 
@@ -149,24 +149,24 @@ class Store:
             ConfigurationError: The rule does not work in place.
         """
         update = WorkerUpdate(
-            sent=sent[: self._trainable],
+            sent=sent.vector[: self._trainable],
             steps=point.steps,
             rows=point.rows,
             learning_rate=point.learning_rate,
             num_workers=self._num_workers,
         )
-        statistics = sent[self._trainable :]
+        statistics = sent.vector[self._trainable :]
         if self._locked:
             with self._lock:
                 staleness = self._version - base
                 self._apply_update(self._writable(), update, statistics, staleness)
-                self._advance(integers)
+                self._advance(sent.integer_variables)
                 return ApplyResult(self._version, staleness)
         with self._lock:
             staleness = self._version - base
         self._apply_update(self._current.values, update, statistics, staleness)
         with self._lock:  # only now: a reader of half the update must see a newer version at its next pull
-            self._advance(integers)
+            self._advance(sent.integer_variables)
             return ApplyResult(self._version, staleness)
 
     def _apply_update(self, center: Array, update: WorkerUpdate, statistics: Array, staleness: int) -> None:

@@ -154,8 +154,8 @@ def test_the_sizes_of_bodies():
 
 
 def test_a_vector_shares_the_memory_of_the_body():
-    body = memoryview(bytearray(VECTOR.tobytes() + b"and more"))
-    found = PAYLOAD_FORMAT.vector(body)
+    body = memoryview(bytearray(VECTOR.tobytes() + bytes(16) + b"metrics"))
+    found = PAYLOAD_FORMAT.weights(body).vector
     assert same([found], [VECTOR])
     assert np.shares_memory(found, np.frombuffer(body, np.uint8))
 

@@ -61,7 +61,7 @@ def a_store(values=(1.0, 2.0), integer_variables=(), *, trainable=None, rule=Non
 def apply(store, sent, base=None, integer_variables=(), **fields):
     fields = {"epoch": 0, "batch": 1, "steps": 1, "rows": 4, "learning_rate": 0.1, "seconds": 1.0} | fields
     base = store.version if base is None else base
-    return store.apply(np.asarray(sent, np.float32), integer_variables, base, ExchangePoint(**fields))
+    return store.apply(Flat(np.asarray(sent, np.float32), integer_variables), base, ExchangePoint(**fields))
 
 
 def values(store):
@@ -263,7 +263,7 @@ def test_the_largest_of_each_counter_is_kept(locked):
 
 def test_float64_weights_stay_float64(locked):
     store = Store(Flat(np.full(3, 1.0)), 2, Downpour(), {}, 1, locked=locked)
-    store.apply(np.full(3, 2.0**-40), (), 0, ExchangePoint(0, 1, 1, 1, 0.1, 1.0))
+    store.apply(Flat(np.full(3, 2.0**-40)), 0, ExchangePoint(0, 1, 1, 1, 0.1, 1.0))
     assert values(store) == [1 + 2.0**-40, 1 + 2.0**-40, 2.0**-40]
 
 
