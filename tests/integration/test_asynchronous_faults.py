@@ -281,7 +281,7 @@ def test_a_server_that_does_not_respond_is_reported(sc, tmp_path, witness, monke
         ending(training)
 
     monkeypatch.setattr(parameter_server._Training, "_end", noted)
-    with pytest.raises(DriverConnectionError, match=r"no answer from the parameter server at .* for 3 seconds"):
+    with pytest.raises(DriverConnectionError, match=r"received no reply from the driver at .* for 3 seconds"):
         trained.fit(data, epochs=4, verbose=0, callbacks=[end], worker_callbacks=[WaitForMark(1, mark)])
     report(transport, fault, f"{failed[0] - end.at:.1f} s for two attempts, {time.monotonic() - failed[0]:.1f} s to tidy up")
     assert failed[0] - end.at < 2 * (timeout + 5) + 120  # each task has two attempts, the second in a new process
