@@ -19,7 +19,7 @@ from sparkkeras.arguments import (
     optional_integer,
     port,
 )
-from sparkkeras.data import schema
+from sparkkeras.data import reader, schema
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
 
 
@@ -246,7 +246,7 @@ def predict_accepts(value):
 
 
 def test_the_type_of_on_invalid_lists_the_accepted_values():
-    to_predict = [value for value in get_args(schema.InvalidPolicy) if predict_accepts(value)]
+    to_predict = [value for value in get_args(reader.InvalidPolicy) if predict_accepts(value)]
     functions = {
         ("error", "drop", "allow"): (SparkModel.fit, SparkModel.evaluate, SparkEnsemble.fit, EnsembleModel.evaluate)
         + (SparkMLlibModel.fit, SparkMLlibModel.evaluate),
