@@ -194,6 +194,7 @@ def _of_keras(
     (labels,) = keras.tree.flatten(rows.y)
 
     def measure(predicted: Array) -> float:
+        evaluator.reset_metrics()  # Keras 3.12 accumulates over calls
         logs = evaluator.test_on_batch(predicted, labels, rows.sample_weight, return_dict=True)
         value = logs["loss"] if is_loss else next(each for name, each in logs.items() if name != "loss")
         return float(np.asarray(value))
