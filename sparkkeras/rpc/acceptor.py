@@ -23,7 +23,10 @@ MAX_FIRST_BYTES = 128 * 1024
 """The largest first message."""
 
 MAX_CONNECTIONS = 4096
-"""The largest number of connections; at most half of the files that this process may open."""
+"""The largest number of connections; at most half of the files that this process may open.
+
+For one more, the server closes the oldest connection whose first message has not arrived, or the new one if there is none.
+"""
 
 BACKLOG = 1024
 """The number of connections that the operating system holds until they are accepted."""
@@ -63,7 +66,7 @@ class _Acceptor:
 
     async def accept(self) -> None:
         """Accept connections until this is cancelled."""
-        loop, waiting = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop, waiting = asyncio.get_running_loop(), dict[asyncio.Task[None], None]()  # the oldest first
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         with suppress(asyncio.CancelledError), self._listener:
@@ -77,10 +80,14 @@ class _Acceptor:
                 # Only finished threads go: one that removed itself could still be running when the server has stopped.
                 self._threads = {thread: its for thread, its in self._threads.items() if thread.is_alive()}
                 if len(waiting) + len(self._threads) >= _max_connections():
-                    connection.close()
-                    continue
-                waiting.add(task := loop.create_task(self._start(connection, address)))
-                task.add_done_callback(waiting.discard)
+                    if not waiting:
+                        connection.close()
+                        continue
+                    oldest = next(iter(waiting))
+                    oldest.cancel()
+                    del waiting[oldest]
+                waiting[task := loop.create_task(self._start(connection, address))] = None
+                task.add_done_callback(lambda ended: waiting.pop(ended, None))
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

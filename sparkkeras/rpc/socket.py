@@ -7,15 +7,15 @@ buffer for each connection.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from sparkkeras.rpc.acceptor import keep_alive
+from sparkkeras.rpc.acceptor import FIRST_SECONDS, accepting
 from sparkkeras.rpc.transport import (
     Address,
     Call,
@@ -47,18 +47,6 @@ from sparkkeras.rpc.wire import (
     WireError,
 )
 
-HANDSHAKE_SECONDS = 5.0
-"""An unauthenticated client has this long to complete the handshake."""
-
-MAX_UNAUTHENTICATED = 64
-"""The largest number of unauthenticated connections. One more, and the server closes the oldest of them."""
-
-ACCEPT_SECONDS = 0.5
-"""How often the server checks whether it is closing, on systems where closing the listener does not wake `accept`."""
-
-CLOSE_SECONDS = 5.0
-"""How long closing waits for calls in progress."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -68,11 +56,11 @@ class SocketTransport:
     @contextmanager
     def serve(self, handler: Handler, endpoint: Endpoint, secret: Secret) -> Iterator[Address]:
         """See `Transport.serve`."""
+        listener = open_listener(endpoint)
+        port = int(listener.getsockname()[1])
         server = _Server(handler, endpoint, Acceptor(secret, endpoint.encrypt))
-        try:
-            yield Address("socket", endpoint.host, server.port, secret, endpoint.encrypt, endpoint.timeout)
-        finally:
-            server.close()
+        with accepting(listener, lambda data: HELLO_BYTES, server.handle):
+            yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
     def connect(self, address: Address) -> SocketCaller:
         """See `Transport.connect`."""
@@ -122,110 +110,39 @@ class SocketCaller:
 
 
 class _Server:
-    """The server's end: a thread that accepts connections, and one thread for each connection."""
+    """Handles the connections of clients."""
 
     def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:
-        self._handler, self._endpoint, self._acceptor = handler, endpoint, acceptor
-        self._lock = threading.Lock()
-        self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
-        self._authenticated: set[socket.socket] = set()  # connections with a session
-        self._threads: set[threading.Thread] = set()
-        self._closing = False
-        self._listener = open_listener(endpoint)
-        self._listener.settimeout(ACCEPT_SECONDS)
-        self.port = int(self._listener.getsockname()[1])
-        self._accepting = threading.Thread(target=self._accept, name="sparkkeras-accept", daemon=True)
-        self._accepting.start()
+        self._handler, self._timeout, self._acceptor = handler, endpoint.timeout, acceptor
+        self._free_sessions = threading.Semaphore(4 * endpoint.expected_sessions)
 
-    def close(self) -> None:
-        """Close all connections and wait for their threads to end."""
-        with self._lock:
-            self._closing = True
-            connections = [*self._unauthenticated, *self._authenticated]
-            threads = [*self._threads]
-        _shut_down(self._listener)
-        self._accepting.join()
-        for connection in connections:
-            _shut_down(connection)
-        self._listener.close()
-        for thread in threads:
-            thread.join(timeout=CLOSE_SECONDS)  # a call in progress may take a moment
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:  # closing the listener does not wake `accept` on every system
-                if self._closing:
-                    break
-                continue
-            except OSError as error:
-                if self._closing:
-                    break
-                _log.warning("the server on the driver could not accept a connection: %s", error)
-                time.sleep(0.1)  # the process is out of file descriptors, perhaps for a moment
-                continue
-            with self._lock:
-                if self._closing:
-                    connection.close()
-                    break
-                self._unauthenticated[connection] = None
-                if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
-                    oldest = next(iter(self._unauthenticated))
-                    del self._unauthenticated[oldest]
-                    _shut_down(oldest)
-                thread = threading.Thread(target=self._serve, args=(connection,), name="sparkkeras-serve", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # the process has too many threads
-                    _log.warning("the server on the driver could not accept a connection: %s", error)
-                    del self._unauthenticated[connection]
-                    connection.close()
-                else:
-                    # Only finished threads go: one that removed itself could still be running when the server has closed.
-                    self._threads = {each for each in self._threads if each.is_alive()} | {thread}
-
-    def _serve(self, connection: socket.socket) -> None:
+    def handle(self, connection: socket.socket, _: Any, hello: bytes) -> None:
+        """Handle the calls of a connection, given the client's first message."""
         try:
-            session = self._handshake(connection)
-            if session is not None:
+            answer, session = self._acceptor.accept(hello)
+            if not self._free_sessions.acquire(blocking=False):
+                return
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(self._timeout)
+                connection.sendall(answer)
                 self._handle_calls(connection, session)
-        except (OSError, WireError) as error:
-            if not self._closing:
-                _log.debug("a connection to the server on the driver ended: %s", error)
-        finally:
-            with self._lock:
-                self._unauthenticated.pop(connection, None)
-                self._authenticated.discard(connection)
-            connection.close()
-
-    def _handshake(self, connection: socket.socket) -> Session | None:
-        """Do the handshake. Returns the session, or ``None`` if there are too many sessions already."""
-        hello = bytearray(HELLO_BYTES)
-        _read_until(connection, memoryview(hello), time.monotonic() + HANDSHAKE_SECONDS)
-        answer, session = self._acceptor.accept(bytes(hello))
-        with self._lock:
-            self._unauthenticated.pop(connection, None)
-            if self._closing or len(self._authenticated) >= 4 * self._endpoint.expected_sessions:
-                return None
-            self._authenticated.add(connection)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection)
-        connection.settimeout(self._endpoint.timeout)
-        connection.sendall(answer)
-        return session
+            finally:
+                self._free_sessions.release()
+        except WireError as error:
+            _log.debug("a connection to the server on the driver ended: %s", error)
 
     def _handle_calls(self, connection: socket.socket, session: Session) -> None:
         peer = object()
         buffer = memoryview(bytearray(0))
         # The first call follows the handshake at once. Later a peer may be silent for as long as an epoch takes.
-        silence: float | None = HANDSHAKE_SECONDS
+        silence: float | None = FIRST_SECONDS
         try:
             while True:
                 connection.settimeout(silence)
                 length = _length(connection)
                 silence = None
-                connection.settimeout(self._endpoint.timeout)
+                connection.settimeout(self._timeout)
                 header = _header(connection, session, length)
                 try:
                     check_size(self._handler, header)
@@ -289,12 +206,6 @@ def _read_until(connection: socket.socket, view: memoryview, deadline: float) ->
         return connection.recv_into(rest)
 
     read_exactly(readinto, view)
-
-
-def _shut_down(connection: socket.socket) -> None:
-    """Shut down a connection that another thread waits on; that thread closes it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 TRANSPORT = SocketTransport()

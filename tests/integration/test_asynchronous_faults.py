@@ -1,5 +1,6 @@
 """Asynchronous training with failures of workers, executors, files, the server and the driver: each step counts once."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -232,13 +233,14 @@ class CutOff(keras.callbacks.Callback):
         self.mark, self.at = mark, 0.0
 
     def on_epoch_end(self, epoch, logs=None):
-        from sparkkeras.rpc.socket import _Server
+        from sparkkeras.rpc.acceptor import _Acceptor
 
-        (server,) = [each for each in gc.get_objects() if isinstance(each, _Server) and not each._closing]
-        with server._lock:
-            for connection in (server._listener, *server._unauthenticated, *server._authenticated):
-                connection.shutdown(socket.SHUT_RDWR)
+        acceptors = [each for each in gc.get_objects() if isinstance(each, _Acceptor)]
+        (server,) = [each for each in acceptors if each._listener.fileno() != -1]
         server._listener.close()
+        for connection in server._threads.values():
+            with contextlib.suppress(OSError):  # it has ended already
+                connection.shutdown(socket.SHUT_RDWR)
         self.at = time.monotonic()
         self.mark.touch()
 

@@ -86,9 +86,13 @@ def test_the_number_of_connections_is_limited(monkeypatch):
             valid.sendall(GREETING)
             assert valid.recv(100) == GREETING
             with socket.create_connection(address, 10) as late:
-                assert is_closed(late)
-            silent.sendall(GREETING)
-            assert silent.recv(100) == GREETING
+                assert is_closed(silent), "the oldest that has sent nothing"
+                late.sendall(GREETING)
+                assert late.recv(100) == GREETING
+                with socket.create_connection(address, 10) as one_more:
+                    assert is_closed(one_more), "no other connection is silent"
+                valid.sendall(b"next")
+                assert valid.recv(100) == b"next"
         assert eventually(lambda: not serving_threads())
         with socket.create_connection(address, 10) as next_one:
             next_one.sendall(GREETING)
