@@ -35,10 +35,10 @@ from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.rows import warn_of_partitions
 from sparkkeras.sources.source import NamedColumns
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.cluster import interruptible
+from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import Coordination, Server

@@ -79,7 +79,7 @@ def test_known_names_are_sorted_and_the_closest_is_suggested():
 
 
 def test_a_missing_module_on_workers_is_reported_by_name():
-    from sparkkeras.spark.cluster import translated
+    from sparkkeras.spark.job_errors import translated
 
     lines = [
         "Traceback (most recent call last):",
@@ -118,7 +118,7 @@ class Context:
 
 
 def test_the_death_of_a_worker_process_is_reported_with_remedies():
-    from sparkkeras.spark.cluster import translated
+    from sparkkeras.spark.job_errors import translated
 
     for master, attempts, words, absent in (
         ("local[2]", 1, ["attempts at the task: 1", "'local[2]' has, such as local[1])", "local[N,4]"], "memoryOverhead"),
@@ -144,7 +144,7 @@ def test_the_death_of_a_worker_process_is_reported_with_remedies():
 
 
 def test_a_workers_traceback_takes_precedence_over_its_death():
-    from sparkkeras.spark.cluster import translated
+    from sparkkeras.spark.job_errors import translated
 
     lines = [
         "Traceback (most recent call last):",
@@ -156,7 +156,7 @@ def test_a_workers_traceback_takes_precedence_over_its_death():
 
 @pytest.mark.parametrize("lead", ["", "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "])
 def test_an_error_of_sparkkeras_without_a_traceback_keeps_its_type(lead):
-    from sparkkeras.spark.cluster import translated
+    from sparkkeras.spark.job_errors import translated
 
     found = translated(
         RuntimeError(f"An exception was thrown:\n{lead}sparkkeras.errors.DataError: x is null.\n SQLSTATE: 38000")

@@ -26,7 +26,7 @@ from sparkkeras.modeling.locks import training
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.inference import Verbose, as_line
 from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.spark.cluster import interruptible
+from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit

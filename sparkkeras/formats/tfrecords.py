@@ -37,9 +37,9 @@ from sparkkeras.formats.tfrecord_source import (
     sampled_files,
 )
 from sparkkeras.sources.frame import is_frame
-from sparkkeras.spark.cluster import translated
 from sparkkeras.spark.connect import check_slots_for, cluster_of
 from sparkkeras.spark.filesystem import has_scheme
+from sparkkeras.spark.job_errors import translated
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,8 @@ from sparkkeras.arguments import integer, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
-from sparkkeras.spark.cluster import check_running, check_slots
+from sparkkeras.spark.cluster import check_running
+from sparkkeras.spark.slots import check_slots
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

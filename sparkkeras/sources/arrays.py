@@ -25,7 +25,8 @@ from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, OpenFiles
-from sparkkeras.spark.cluster import Cluster, check_running, quietly
+from sparkkeras.spark.cluster import Cluster, check_running
+from sparkkeras.spark.job_errors import quietly
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast

@@ -21,7 +21,8 @@ from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.cluster import Cluster, translated
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.job_errors import translated
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:

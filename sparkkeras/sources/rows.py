@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,13 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.slots import warn_of_slots
 
 if TYPE_CHECKING:
     from pyspark import RDD
 
 FIRST_ROWS = 16
 """The number of rows in the first block, from which the size of a row is measured."""
-
-MANY_PARTITIONS = 4
-"""With more partitions per slot than this, rounds spend most of their time starting tasks, unless partitions are large."""
-
-FEW_BATCHES = 50
-"""The maximum number of batches between two exchanges in a small partition."""
 
 
 @dataclass(frozen=True)
@@ -89,37 +83,6 @@ def from_rows(
         dealt = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
         blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
     return SparkDataset(cluster, RddBlocks(blocks))
-
-
-def warn_of_slots(num_workers: int | None, slots: int) -> None:
-    """Warn if more workers are requested than can train at the same time."""
-    if num_workers is not None and num_workers > slots:
-        warnings.warn(
-            f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
-            f"{slots} will train. Set num_workers={slots} or less.",
-            stacklevel=2,
-        )
-
-
-def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) -> None:
-    """Suggest to set ``num_workers`` if a round of synchronous training starts many tasks for few batches each.
-
-    Starting a task takes tenths of a second, however little it trains.
-
-    Args:
-        workers: The number of partitions with training rows, where the user has not set ``num_workers``.
-        slots: The number of tasks that can run at the same time.
-        batches: The number of batches of the largest partition between two exchanges.
-        batch_size: Rows in each batch.
-    """
-    if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
-        warnings.warn(
-            f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
-            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each "
-            f"time may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
-            "coalesce the data to fewer partitions.",
-            stacklevel=2,
-        )
 
 
 def _part(key: tuple[int, int, int]) -> int:

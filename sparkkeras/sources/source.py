@@ -15,10 +15,11 @@ from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
 from sparkkeras.sources.frame import BatchesToBlocks, ColumnMapping, Columns, FrameBlocks, Loaders, is_frame, split_by
-from sparkkeras.sources.rows import from_rows, warn_of_slots
+from sparkkeras.sources.rows import from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, cluster_of, is_remote
+from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:

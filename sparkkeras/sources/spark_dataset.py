@@ -31,7 +31,8 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError
-from sparkkeras.spark.cluster import Cluster, quietly
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.job_errors import quietly
 
 if TYPE_CHECKING:
     from pyspark import RDD

@@ -1,4 +1,4 @@
-"""The SparkContext: checks it, sets up its workers, runs jobs, and translates errors.
+"""The SparkContext: checks it, sets up its workers, and runs jobs.
 
 Training runs in separate Python workers: Spark has a pool of Python workers for each set of environment variables, and the
 one for training is not shared with the user's functions. So the number of processes that import the backend is at most the
@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import pickle
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,19 +19,18 @@ import time
 import uuid
 import warnings
 import weakref
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkkeras import errors
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local import LocalRunning, LocalShared
-from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError, WorkerError
+from sparkkeras.errors import ClusterError
 from sparkkeras.spark import probe
-from sparkkeras.spark.slots import held_slots
+from sparkkeras.spark.job_errors import interruptible, quietly, translated
+from sparkkeras.spark.slots import check_slots, slots_of
+from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -45,13 +43,11 @@ equipping = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
-PACKAGE = Path(__file__).parent.parent
-"""The folder of this package, which is sent to workers that lack it."""
-
 _DEFAULT_RESULT_SIZE = "1g"
 _INLINE_BYTES = 64 * 1024
 _PROBED_SLOTS = 64
-_LOOKS, _LOOK_SECONDS = 20, 0.05
+_LOOKS = 20
+_LOOK_SECONDS = 0.05
 
 
 class Cluster:
@@ -345,40 +341,6 @@ def check_running(context: SparkContext) -> None:
         raise ClusterError(STOPPED)
 
 
-def slots_of(context: SparkContext) -> int:
-    """The number of tasks that can currently run at the same time."""
-    scala = context._jsc.sc()
-    try:
-        profile = scala.resourceProfileManager().defaultResourceProfile()
-        return max(1, int(scala.maxNumConcurrentTasks(profile)))
-    except Exception:  # an internal API of Spark, which may change
-        return max(1, context.defaultParallelism)
-
-
-def check_slots(context: SparkContext) -> None:
-    """Reject a job that would deadlock, because another job holds all slots until this thread returns from a callback.
-
-    The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, so a callback
-    that waits for a slot would wait forever.
-
-    Raises:
-        ConfigurationError: No slot is available for the job.
-    """
-    held = held_slots()
-    slots = slots_of(context) if held else 0
-    if slots > held or not held:
-        return
-    fewer = {1: "fewer workers than slots, on a cluster with more slots", 2: "num_workers=1"}.get(
-        slots, f"num_workers={slots - 1} or fewer"
-    )
-    raise ConfigurationError(
-        f"this call starts a Spark job inside a callback of an asynchronous fit, which holds all slots ({slots}) until its "
-        "callbacks return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "
-        "process (self.model.predict(...), self.model.evaluate(...)), or leave a slot free: train with "
-        f"{fewer}."
-    )
-
-
 STOPPED = (
     "the Spark session has been stopped, together with its SparkContext. Start a new one "
     "(SparkSession.builder.getOrCreate()), and create RDDs, DataFrames, SQL functions and searches again."
@@ -408,51 +370,6 @@ def _equip(cluster: Cluster) -> None:
         _equipped[cluster.context] = found
 
 
-def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
-    """Reject workers that cannot train.
-
-    Args:
-        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
-
-    Raises:
-        ClusterError: Workers lack Keras or its backend.
-    """
-    for worker in found:
-        if worker["missing"]:
-            raise ClusterError(
-                f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
-                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or run the workers "
-                "with a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit, also "
-                f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
-            )
-
-
-def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str, purpose: str) -> None:
-    """Reject workers that lack an optional module.
-
-    Args:
-        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
-        module: One of `sparkkeras.spark.probe.OPTIONAL`.
-        package: Its name for pip.
-        purpose: The feature that needs it, in the plural, for the message.
-
-    Raises:
-        ClusterError: A worker lacks it.
-    """
-    for worker in found:
-        if module in worker["missing_optional"]:
-            raise ClusterError(
-                f"{purpose} need {package} on Spark's workers, and {worker['python']} (Python {worker['version']}) on "
-                f"{worker['host']} lacks it. Install it there: pip install {package}."
-            )
-
-
-def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all workers have this version of the package."""
-    ours = probe.package_digest(PACKAGE)
-    return all(worker["package"] == ours for worker in found)
-
-
 def _probe(cluster: Cluster) -> list[dict[str, Any]]:
     from pyspark import cloudpickle
 
@@ -465,166 +382,3 @@ def _probe(cluster: Cluster) -> list[dict[str, Any]]:
         return cluster.collect(rdd)
     finally:
         cloudpickle.unregister_pickle_by_value(probe)
-
-
-def pack_package(folder: str) -> str:
-    """Write this package as a zip file to a folder; returns its path."""
-    target = str(Path(folder) / "sparkkeras.zip")
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in {".py", ".typed"}:
-                archive.write(path, Path("sparkkeras") / path.relative_to(PACKAGE))
-    return target
-
-
-def translated(error: Exception, context: SparkContext | None = None) -> Exception:
-    """Translate an error of Spark: to the error of this package that a worker raised, or to one with its traceback."""
-    if isinstance(error, SparkKerasError):
-        return error
-    text = str(error)
-    if "PYTHON_VERSION_MISMATCH" in text:
-        return ClusterError(
-            "Spark's workers run another Python version than the driver, which runs "
-            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Before the SparkContext starts, set the "
-            "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python of that version "
-            "with Keras installed."
-        )
-    if "maxResultSize" in text:
-        return ClusterError(
-            "the results of the job are larger than spark.driver.maxResultSize allows: raise it (for instance "
-            "spark.driver.maxResultSize=4g) when the SparkContext starts."
-        )
-    traceback = worker_traceback(text)
-    if not traceback:
-        alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
-        if alone:
-            raised = _package_error(_until_java(text, alone.start(1)))
-            if raised:
-                return raised
-        stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
-        if stopped:
-            return ClusterError("the SparkContext was stopped while a job was running.")
-        if re.search(r"\bJob \d+ cancelled\b", text):
-            return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
-        if _WORKER_DIED.search(text):
-            return WorkerError(_worker_died(text, None if context is None else context.master))
-        return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
-    missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
-    if missing:
-        return WorkerError(
-            f"Spark's workers lack the Python module {missing[1]!r}: install it on the workers (in the Python of "
-            f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
-            traceback,
-        )
-    raised = _package_error(traceback)
-    return raised or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
-
-
-def worker_traceback(text: str) -> str:
-    """The Python traceback in a message of Spark, without PySpark's frames; empty if there is none."""
-    start = text.find(_TRACEBACK)
-    if start < 0:
-        return ""
-    lines = _until_java(text, start).splitlines()
-    kept, skipping = [], False
-    for line in lines:
-        if line.startswith("  File "):
-            skipping = "/pyspark.zip/" in line or "/pyspark/" in line
-        elif not line.startswith("    "):
-            skipping = False
-        if not skipping:
-            kept.append(line)
-    return "\n".join(kept)
-
-
-def _worker_died(text: str, master: str | None) -> str:
-    """The message for a worker process that died without a Python error.
-
-    Args:
-        text: Spark's message.
-        master: Spark's master; ``None`` if unknown.
-    """
-    is_local = master is not None and master.startswith("local") and not master.startswith("local-cluster")
-    attempts = re.search(r"failed (\d+) times", text)
-    times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
-    help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
-    if is_local:
-        slots = re.match(r"local\[(\d+|\*)", str(master))
-        fewer = "local[2]" if slots is None or slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
-        if slots is not None and slots[1] != "1":
-            help_[1] += f" (fewer slots than the master {master!r} has, such as {fewer})"
-    else:
-        help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
-        help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")
-    retries = ""
-    if is_local and attempts is not None and attempts[1] == "1":
-        retries = " With the master local[N], Spark runs a task only once; with local[N,4], up to four times."
-    lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
-    return (
-        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the "
-        "operating system kills processes (kill -9) when memory runs out, and reports it in its log (dmesg). Possible "
-        f"solutions: {'; '.join(help_)}.{retries} Spark's message: {lost}"
-    )
-
-
-_WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
-
-
-def _until_java(text: str, start: int) -> str:
-    """The Python part of a message of Spark from ``start``, without the Java stack trace after it."""
-    end = re.compile(r"\n\tat |\n\nJVM stacktrace:").search(text, start)
-    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
-
-
-_PACKAGE_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
-_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
-_TRACEBACK = "Traceback (most recent call last):"
-
-
-def _package_error(traceback: str) -> SparkKerasError | None:
-    """The error at the end of a worker's traceback, if it is one of this package."""
-    last = traceback.rpartition(_TRACEBACK)[2].splitlines()
-    for number, line in enumerate(last):
-        if line.startswith("sparkkeras.errors."):
-            name, _, message = line.removeprefix("sparkkeras.errors.").partition(": ")
-            kind = getattr(errors, name, None)
-            if isinstance(kind, type) and issubclass(kind, SparkKerasError):
-                return kind("\n".join([message, *last[number + 1 :]]).strip())
-    return None
-
-
-def quietly(call: Callable[[], Any]) -> None:
-    """Call a cleanup function and only log its errors, because Spark may already be stopped. Interrupts are raised."""
-    try:
-        with interruptible():
-            call()
-    except Exception:
-        _log.debug("cleanup failed", exc_info=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise an interrupt (Ctrl-C) as KeyboardInterrupt, even if py4j has replaced it by an error of its own.
-
-    PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which breaks the connection. While
-    py4j handles the KeyboardInterrupt, it closes that connection, which fails with a ``Py4JError``.
-    """
-    handled = sys.exception()  # an interrupt that was already caught does not count
-    try:
-        yield
-    except Exception as error:
-        if _hides_interrupt(error, handled):
-            raise KeyboardInterrupt from error
-        raise
-
-
-def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
-    """Whether py4j raised the error, or one in its chain of contexts, while it handled a KeyboardInterrupt."""
-    from py4j.protocol import Py4JError
-
-    while error is not None and error is not handled:
-        before = error.__context__
-        if isinstance(error, Py4JError) and isinstance(before, KeyboardInterrupt) and before is not handled:
-            return True
-        error = before
-    return False

@@ -26,19 +26,10 @@ from sparkkeras.data.local import LocalShared
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
-from sparkkeras.spark.cluster import (
-    STOPPED,
-    Cluster,
-    active_context,
-    check_optional,
-    check_running,
-    check_slots,
-    check_workers,
-    equipping,
-    is_current,
-    pack_package,
-    translated,
-)
+from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running, equipping
+from sparkkeras.spark.job_errors import translated
+from sparkkeras.spark.slots import check_slots
+from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -285,7 +276,7 @@ def check_session(session: SparkSession) -> None:
 
 
 def check_slots_for(session: SparkSession) -> None:
-    """Reject a job that would never start; see `sparkkeras.spark.cluster.check_slots`.
+    """Reject a job that would never start; see `sparkkeras.spark.slots.check_slots`.
 
     With Spark Connect there is nothing to check, because it does not support asynchronous training, which holds slots.
 

@@ -1,10 +1,23 @@
-"""Tracks the slots that Spark jobs hold until a callback returns, so that calls inside the callback do not wait for them."""
+"""Spark's task slots: how many there are, how many a running fit holds, and checks of jobs that need more."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sparkkeras.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+MANY_PARTITIONS = 4
+"""With more partitions per slot than this, rounds spend most of their time starting tasks, unless partitions are large."""
+
+FEW_BATCHES = 50
+"""The maximum number of batches between two exchanges in a small partition."""
 
 _waiting = threading.local()
 """``slots``: the number of slots held by jobs that wait for this thread to return from a callback."""
@@ -29,3 +42,68 @@ def held_slots() -> int:
     """The number of slots that are held until this thread returns from a callback; 0 outside of callbacks."""
     slots: int = getattr(_waiting, "slots", 0)
     return slots
+
+
+def slots_of(context: SparkContext) -> int:
+    """The number of tasks that can currently run at the same time."""
+    scala = context._jsc.sc()
+    try:
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        return max(1, int(scala.maxNumConcurrentTasks(profile)))
+    except Exception:  # an internal API of Spark, which may change
+        return max(1, context.defaultParallelism)
+
+
+def check_slots(context: SparkContext) -> None:
+    """Reject a job that would deadlock, because another job holds all slots until this thread returns from a callback.
+
+    The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, so a callback
+    that waits for a slot would wait forever.
+
+    Raises:
+        ConfigurationError: No slot is available for the job.
+    """
+    held = held_slots()
+    slots = slots_of(context) if held else 0
+    if slots > held or not held:
+        return
+    fewer = {1: "fewer workers than slots, on a cluster with more slots", 2: "num_workers=1"}.get(
+        slots, f"num_workers={slots - 1} or fewer"
+    )
+    raise ConfigurationError(
+        f"this call starts a Spark job inside a callback of an asynchronous fit, which holds all slots ({slots}) until its "
+        "callbacks return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "
+        "process (self.model.predict(...), self.model.evaluate(...)), or leave a slot free: train with "
+        f"{fewer}."
+    )
+
+
+def warn_of_slots(num_workers: int | None, slots: int) -> None:
+    """Warn if more workers are requested than can train at the same time."""
+    if num_workers is not None and num_workers > slots:
+        warnings.warn(
+            f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
+            f"{slots} will train. Set num_workers={slots} or less.",
+            stacklevel=2,
+        )
+
+
+def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) -> None:
+    """Suggest to set ``num_workers`` if a round of synchronous training starts many tasks for few batches each.
+
+    Starting a task takes tenths of a second, however little it trains.
+
+    Args:
+        workers: The number of partitions with training rows, where the user has not set ``num_workers``.
+        slots: The number of tasks that can run at the same time.
+        batches: The number of batches of the largest partition between two exchanges.
+        batch_size: Rows in each batch.
+    """
+    if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
+        warnings.warn(
+            f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
+            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each "
+            f"time may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
+            "coalesce the data to fewer partitions.",
+            stacklevel=2,
+        )

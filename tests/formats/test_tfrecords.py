@@ -20,7 +20,7 @@ from sparkkeras.formats import tfrecord_source, tfrecords
 from sparkkeras.formats.examples import BYTES, FLOATS, INTS, Field, collect_stats, decode, encode, parse
 from sparkkeras.formats.records import LIBRARY, SUFFIXES, compressor, framed, read_records
 from sparkkeras.spark import probe
-from sparkkeras.spark.cluster import check_optional
+from sparkkeras.spark.worker_checks import check_optional
 
 RECORDS = [b"", b"a", bytes(range(256)) * 9, b"\x00" * 70_000]
 PLAIN = {str: str.encode, bool: int}

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from sparkkeras import DataError
 from sparkkeras.formats.images import image_loader
-from sparkkeras.spark.cluster import translated
+from sparkkeras.spark.job_errors import translated
 
 SIZE = (12, 16)
 

@@ -8,7 +8,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 
 from sparkkeras import ConfigurationError, DataError, ModelError, UnknownArgumentError, keras_udf, register_keras_udf
-from sparkkeras.spark.cluster import translated
+from sparkkeras.spark.job_errors import translated
 from tests.models import regression
 
 X = np.random.default_rng(0).random((30, 3)).astype(np.float32)

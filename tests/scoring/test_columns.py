@@ -20,7 +20,7 @@ from sparkkeras.data.local import LocalShared
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
 from sparkkeras.sources.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
-from sparkkeras.spark.cluster import translated
+from sparkkeras.spark.job_errors import translated
 from tests.models import classifier, regression
 
 X = np.random.default_rng(0).random((40, 3)).astype(np.float32)

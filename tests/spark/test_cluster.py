@@ -7,7 +7,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError
-from sparkkeras.spark.cluster import Cluster, active_context, interruptible, quietly
+from sparkkeras.spark.cluster import Cluster, active_context
+from sparkkeras.spark.job_errors import interruptible, quietly
 from sparkkeras.spark.slots import holding_slots
 
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from sparkkeras.sources.rows import FEW_BATCHES, MANY_PARTITIONS, warn_of_partitions
+from sparkkeras.spark.slots import FEW_BATCHES, MANY_PARTITIONS, warn_of_partitions
 
 
 def test_many_small_partitions_cause_a_warning_with_their_number_and_size():

@@ -1,0 +1,175 @@
+"""Errors of Spark's jobs: translates them, finds the worker's traceback, and restores interrupts that py4j hides."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras import errors
+from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_log = logging.getLogger(__name__)
+
+
+def translated(error: Exception, context: SparkContext | None = None) -> Exception:
+    """Translate an error of Spark: to the error of this package that a worker raised, or to one with its traceback."""
+    if isinstance(error, SparkKerasError):
+        return error
+    text = str(error)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return ClusterError(
+            "Spark's workers run another Python version than the driver, which runs "
+            f"{sys.executable} (Python {'.'.join(map(str, sys.version_info[:3]))}). Before the SparkContext starts, set the "
+            "environment variable PYSPARK_PYTHON (with spark-submit, also spark.pyspark.python) to a Python of that version "
+            "with Keras installed."
+        )
+    if "maxResultSize" in text:
+        return ClusterError(
+            "the results of the job are larger than spark.driver.maxResultSize allows: raise it (for instance "
+            "spark.driver.maxResultSize=4g) when the SparkContext starts."
+        )
+    traceback = worker_traceback(text)
+    if not traceback:
+        alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
+        if alone:
+            raised = _package_error(_until_java(text, alone.start(1)))
+            if raised:
+                return raised
+        stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
+        if stopped:
+            return ClusterError("the SparkContext was stopped while a job was running.")
+        if re.search(r"\bJob \d+ cancelled\b", text):
+            return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
+        if _WORKER_DIED.search(text):
+            return WorkerError(_worker_died(text, None if context is None else context.master))
+        return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
+    missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
+    if missing:
+        return WorkerError(
+            f"Spark's workers lack the Python module {missing[1]!r}: install it on the workers (in the Python of "
+            f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
+            traceback,
+        )
+    raised = _package_error(traceback)
+    return raised or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
+
+
+def worker_traceback(text: str) -> str:
+    """The Python traceback in a message of Spark, without PySpark's frames; empty if there is none."""
+    start = text.find(_TRACEBACK)
+    if start < 0:
+        return ""
+    lines = _until_java(text, start).splitlines()
+    kept, skipping = [], False
+    for line in lines:
+        if line.startswith("  File "):
+            skipping = "/pyspark.zip/" in line or "/pyspark/" in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def _worker_died(text: str, master: str | None) -> str:
+    """The message for a worker process that died without a Python error.
+
+    Args:
+        text: Spark's message.
+        master: Spark's master; ``None`` if unknown.
+    """
+    is_local = master is not None and master.startswith("local") and not master.startswith("local-cluster")
+    attempts = re.search(r"failed (\d+) times", text)
+    times = "" if attempts is None else f" (attempts at the task: {attempts[1]})"
+    help_ = ["smaller batches (batch_size=)", "fewer concurrent tasks per machine"]
+    if is_local:
+        slots = re.match(r"local\[(\d+|\*)", str(master))
+        fewer = "local[2]" if slots is None or slots[1] == "*" else f"local[{int(slots[1]) // 2}]"
+        if slots is not None and slots[1] != "1":
+            help_[1] += f" (fewer slots than the master {master!r} has, such as {fewer})"
+    else:
+        help_[1] += " (fewer cores per executor, or a larger spark.task.cpus)"
+        help_.append("more off-heap memory for the executors (spark.executor.memoryOverhead)")
+    retries = ""
+    if is_local and attempts is not None and attempts[1] == "1":
+        retries = " With the master local[N], Spark runs a task only once; with local[N,4], up to four times."
+    lost = next((line.strip() for line in text.splitlines() if _WORKER_DIED.search(line)), "")
+    return (
+        f"a worker process died while it ran a task, without a Python error{times}. The usual reason is memory: the "
+        "operating system kills processes (kill -9) when memory runs out, and reports it in its log (dmesg). Possible "
+        f"solutions: {'; '.join(help_)}.{retries} Spark's message: {lost}"
+    )
+
+
+_WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
+
+
+def _until_java(text: str, start: int) -> str:
+    """The Python part of a message of Spark from ``start``, without the Java stack trace after it."""
+    end = re.compile(r"\n\tat |\n\nJVM stacktrace:").search(text, start)
+    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[start : None if end is None else end.start()]).strip()
+
+
+_PACKAGE_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
+
+
+_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def _package_error(traceback: str) -> SparkKerasError | None:
+    """The error at the end of a worker's traceback, if it is one of this package."""
+    last = traceback.rpartition(_TRACEBACK)[2].splitlines()
+    for number, line in enumerate(last):
+        if line.startswith("sparkkeras.errors."):
+            name, _, message = line.removeprefix("sparkkeras.errors.").partition(": ")
+            kind = getattr(errors, name, None)
+            if isinstance(kind, type) and issubclass(kind, SparkKerasError):
+                return kind("\n".join([message, *last[number + 1 :]]).strip())
+    return None
+
+
+def quietly(call: Callable[[], Any]) -> None:
+    """Call a cleanup function and only log its errors, because Spark may already be stopped. Interrupts are raised."""
+    try:
+        with interruptible():
+            call()
+    except Exception:
+        _log.debug("cleanup failed", exc_info=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise an interrupt (Ctrl-C) as KeyboardInterrupt, even if py4j has replaced it by an error of its own.
+
+    PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which breaks the connection. While
+    py4j handles the KeyboardInterrupt, it closes that connection, which fails with a ``Py4JError``.
+    """
+    handled = sys.exception()  # an interrupt that was already caught does not count
+    try:
+        yield
+    except Exception as error:
+        if _hides_interrupt(error, handled):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Whether py4j raised the error, or one in its chain of contexts, while it handled a KeyboardInterrupt."""
+    from py4j.protocol import Py4JError
+
+    while error is not None and error is not handled:
+        before = error.__context__
+        if isinstance(error, Py4JError) and isinstance(before, KeyboardInterrupt) and before is not handled:
+            return True
+        error = before
+    return False

@@ -1,0 +1,70 @@
+"""Checks that the workers can train, and packs this package for those that lack it."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkkeras.errors import ClusterError
+from sparkkeras.spark import probe
+
+PACKAGE = Path(__file__).parent.parent
+"""The folder of this package, which is sent to workers that lack it."""
+
+
+def check_workers(found: Iterable[Mapping[str, Any]]) -> None:
+    """Reject workers that cannot train.
+
+    Args:
+        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
+
+    Raises:
+        ClusterError: Workers lack Keras or its backend.
+    """
+    for worker in found:
+        if worker["missing"]:
+            raise ClusterError(
+                f"Spark's workers lack {' and '.join(worker['missing'])}: {worker['python']} (Python {worker['version']}) "
+                f"on {worker['host']}. Install it there (pip install {' '.join(worker['missing'])}), or run the workers "
+                "with a Python that has it: set the environment variable PYSPARK_PYTHON (with spark-submit, also "
+                f"spark.pyspark.python) before the SparkContext starts. The driver runs {sys.executable}."
+            )
+
+
+def check_optional(found: Iterable[Mapping[str, Any]], module: str, package: str, purpose: str) -> None:
+    """Reject workers that lack an optional module.
+
+    Args:
+        found: The results of `sparkkeras.spark.probe.probe`, one per worker.
+        module: One of `sparkkeras.spark.probe.OPTIONAL`.
+        package: Its name for pip.
+        purpose: The feature that needs it, in the plural, for the message.
+
+    Raises:
+        ClusterError: A worker lacks it.
+    """
+    for worker in found:
+        if module in worker["missing_optional"]:
+            raise ClusterError(
+                f"{purpose} need {package} on Spark's workers, and {worker['python']} (Python {worker['version']}) on "
+                f"{worker['host']} lacks it. Install it there: pip install {package}."
+            )
+
+
+def is_current(found: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all workers have this version of the package."""
+    ours = probe.package_digest(PACKAGE)
+    return all(worker["package"] == ours for worker in found)
+
+
+def pack_package(folder: str) -> str:
+    """Write this package as a zip file to a folder; returns its path."""
+    target = str(Path(folder) / "sparkkeras.zip")
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.suffix in {".py", ".typed"}:
+                archive.write(path, Path("sparkkeras") / path.relative_to(PACKAGE))
+    return target
