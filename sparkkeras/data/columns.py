@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms
 from sparkkeras.data.numeric import is_encoded_image
-from sparkkeras.data.reader import BY_NAME, ColumnPart, ColumnValues, Terms
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array

@@ -1,99 +1,20 @@
-"""Rows and arrays as validated blocks: structure, dtypes, and the handling of nulls, NaN and infinite values."""
+"""Rows and arrays as validated blocks: their structure, and the dtypes that the model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
+from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
+from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
-
-InvalidPolicy = Literal["error", "drop", "allow", "null"]
-"""How a `Reader` handles rows with nulls, NaN or infinite values. Spark ML's ``handleInvalid`` needs all of these."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The wording of messages about the columns of an array.
-
-    Attributes:
-        give: The verb before the name of an argument that a message suggests: "give", "register with".
-        fit: The advice on values that do not fit the model's input.
-        fill: The advice on nulls.
-        function: The SQL function whose arguments the columns are; empty for the columns of a DataFrame.
-    """
-
-    give: str = "give"
-    fit: str = "Choose other columns, or reshape them with transform=."
-    fill: str = "Fill it (df.fillna), leave such rows out (df.dropna(subset=[...]))"
-    function: str = ""
-
-    def column(self, name: str) -> str:
-        """The name of one column in messages."""
-        return f"{name} of {self.function}" if self.function else f"column {name!r}"
-
-    def columns(self, names: Sequence[str]) -> str:
-        """The name of several columns in messages."""
-        return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(names)}"
-
-
-BY_NAME = Terms()
-"""The wording for the columns of a DataFrame, which have names."""
-
-
-@dataclass(frozen=True)
-class ColumnPart:
-    """The part of an array that comes from one column.
-
-    Attributes:
-        name: The column's name.
-        width: The number of values per row that come from this column.
-        good: A mask of the rows without nulls in this column; ``None``: all.
-    """
-
-    name: str
-    width: int
-    good: Array | None
-
-
-@dataclass(frozen=True)
-class ColumnValues:
-    """The values of one array, read from its columns.
-
-    Attributes:
-        values: The values, shape (rows, ...).
-        good: A mask of the rows without nulls; ``None``: all.
-        label: The name of the array in messages.
-        may_lack: Whether nulls are allowed whatever ``on_invalid`` is, because a loader handles them.
-        parts: The part of each column, if several columns are concatenated.
-        terms: The wording of messages.
-    """
-
-    values: Array
-    good: Array | None
-    label: str
-    may_lack: bool = False
-    parts: tuple[ColumnPart, ...] = ()
-    terms: Terms = BY_NAME
-
-    def lacking(self, row: int) -> str:
-        """The name, in messages, of the first column that is null in a row."""
-        names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
-        return self.terms.column(names[0]) if names else self.label
-
-    def holding(self, position: int) -> str:
-        """The name, in messages, of the column that holds the value at ``position`` of a row of all columns."""
-        for part in self.parts:
-            if position < part.width:
-                return self.terms.column(part.name)
-            position -= part.width
-        return self.label
 
 
 @dataclass(frozen=True)
@@ -103,8 +24,7 @@ class Reader:
     Attributes:
         schema: The inputs and outputs of the model.
         labelled: Whether labels are required (training, evaluation) or dropped (prediction).
-        on_invalid: How rows with nulls, NaN or infinite values are handled. In prediction, ``"drop"`` and ``"null"`` only
-            mask such rows, and the caller drops them or predicts null.
+        on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
         has_on_invalid: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
     """
 
@@ -206,27 +126,7 @@ class Reader:
         """
         arrays = [self._numbers(leaf.values, leaf.label, where, first)[0] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
-        whole: Array | None = None
-        for index, leaf in enumerate(leaves):
-            if leaf.good is None:
-                continue
-            if not leaf.may_lack and self.labelled and self.on_invalid == "allow" and is_floating(arrays[index].dtype):
-                known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
-                arrays[index] = arrays[index].copy()
-                arrays[index][~leaf.good & ~known] = np.nan
-                continue
-            if not leaf.may_lack and (self.on_invalid == "error" or (self.labelled and self.on_invalid == "allow")):
-                policy = (
-                    'on_invalid="drop" (in Spark ML handleInvalid="skip")'
-                    if self.labelled
-                    else 'on_invalid="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
-                )
-                row = int(np.argmin(leaf.good))
-                raise DataError(
-                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}"
-                    + (f", or {leaf.terms.give} {policy}." if self.has_on_invalid else ".")
-                )
-            whole = leaf.good if whole is None else whole & leaf.good
+        whole = self._invalid.mask_nulls(leaves, arrays, where, first)
         block, rows = Block(form, tuple(arrays)), None
         if self.labelled and whole is not None:
             rows, whole = np.flatnonzero(whole), None
@@ -238,12 +138,12 @@ class Reader:
 
         names = [leaf.label for leaf in leaves]
         if not self.labelled and self.on_invalid in ("drop", "null"):
-            finite = _finite_rows(block)
+            finite = finite_rows(block)
             whole = finite if whole is None else whole if finite is None else whole & finite
         else:
-            block = self._finite(block, describe_value, leaves[0].terms.give if leaves else "give")
-        _reject_negative_weights(block, names, where)
-        self._check_indices(block, names, where, whole)
+            block = self._invalid.handle_not_finite(block, describe_value, leaves[0].terms.give if leaves else "give")
+        reject_negative_weights(block, names, where)
+        self._invalid.check_indices(block, self.schema.specs_of(form), names, where, whole)
         return block, whole
 
     def form_of(self, row: Any, partition: int) -> Form:
@@ -268,6 +168,10 @@ class Reader:
             )
         except ValueError as error:
             raise DataError(f"row 0 of partition {partition}: {error}.") from error
+
+    @property
+    def _invalid(self) -> InvalidRows:
+        return InvalidRows(self.on_invalid, self.labelled, self.has_on_invalid)
 
     def _leaves(self, row: Any, form: Form) -> list[Any]:
         sides = self._sides(row)
@@ -318,39 +222,19 @@ class Reader:
         return array.astype(self.schema.floatx, copy=False) if is_floating(array.dtype) else array
 
     def _block(self, form: Form, found: Sequence[tuple[Array, Array | None]], place: str, first: int) -> Block:
-        """Make a validated block of arrays and their masks of missing values, which are handled as `on_invalid` says."""
-        arrays, lacking = self._as_the_model_takes_them(form, [array for array, _ in found]), None
-        floating = self._floating(form)
-        for index, (_, missing) in enumerate(found):
-            if missing is None:
-                continue
-            whole = index < form.x.count and index not in floating and bool(self.schema.inputs)  # an integer input: no NaN
-            takes_nan = is_floating(arrays[index].dtype) or not whole
-            if self.on_invalid == "allow" and takes_nan:
-                arrays[index] = self._in_floatx(filled(arrays[index], missing))
-                continue
-            rows = missing.reshape(len(missing), -1).any(axis=1)
-            if self.on_invalid != "drop":
-                raise DataError(
-                    f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
-                    f"drop the row{self._other_remedies(takes_nan)}."
-                )
-            lacking = rows if lacking is None else lacking | rows
+        """Make a validated block of arrays and their masks of missing values, which `InvalidRows` handles."""
+        arrays = self._as_the_model_takes_them(form, [array for array, _ in found])
+        floating = self._floating(form) if self.schema.inputs else range(form.x.count)
+        integers = [index for index in range(form.x.count) if index not in floating]
+        lacking = self._invalid.fill_missing(arrays, [missing for _, missing in found], form, integers, place, first)
+        arrays = [self._in_floatx(array) for array in arrays]
         block = Block(form, tuple(arrays))
         if lacking is not None:
             block = block[np.flatnonzero(~lacking)]
-        block = self._finite(block, _in_row(form, place, first))
-        _reject_negative_weights(block, form.labels, place)
-        self._check_indices(block, form.labels, place)
+        block = self._invalid.handle_not_finite(block, in_row(form, place, first))
+        reject_negative_weights(block, form.labels, place)
+        self._invalid.check_indices(block, self.schema.specs_of(form), form.labels, place)
         return block
-
-    def _other_remedies(self, takes_nan: bool) -> str:
-        if not self.has_on_invalid:
-            return ""
-        drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
-        allow = 'on_invalid="allow" replaces None by NaN' if takes_nan else ""
-        given = ", and ".join(filter(None, (drop, allow)))
-        return f"; {given}" if given else ""
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
         """Convert integers to floats for floating-point inputs, since JSON and CSV mix both. One-byte integers are kept."""
@@ -363,97 +247,6 @@ class Reader:
         """The indices of the arrays of floating-point inputs."""
         return [index for index, spec in enumerate(self.schema.specs_of(form)) if spec is not None and spec.floating]
 
-    def _check_indices(self, block: Block, names: Sequence[str], place: str, whole: Array | None = None) -> None:
-        """Reject values that are out of range for the ``Embedding`` layer that takes an input.
-
-        Args:
-            block: The rows.
-            names: The name of each array in messages.
-            place: What contains the rows, for messages.
-            whole: A mask of the rows without missing values; ``None``: all.
-        """
-        for name, array, spec in zip(names, block.arrays, self.schema.specs_of(block.form), strict=False):
-            if spec is None or spec.indices is None:
-                continue
-            values = array if whole is None else array[whole]
-            if not values.size:
-                continue
-            # fmin and fmax ignore NaN, which on_invalid handles; they are NaN if all values are.
-            low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
-            if low < 0 or high >= spec.indices:
-                raise DataError(
-                    f"{name} of {place} is the input of an Embedding with input_dim={spec.indices}, so its values must be "
-                    f"indices from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
-                    "Renumber them, or increase input_dim."
-                )
-            if self.on_invalid == "allow" and is_floating(values.dtype) and np.isnan(values).any():
-                raise DataError(
-                    f"{name} of {place} is the input of an Embedding, which has no index for NaN: replace missing values by "
-                    f"an index of their own{', or drop such rows' if self.labelled else ''}."
-                )
-
-    def _finite(self, block: Block, describe_value: Callable[[int, int, int], str], give: str = "give") -> Block:
-        """Drop or reject rows with NaN or infinite values, as `on_invalid` says.
-
-        Args:
-            block: The rows.
-            describe_value: Describes an invalid value for a message, by the indices of its array, its row, and its position
-                in the row.
-            give: As in `Terms`.
-        """
-        if self.on_invalid == "allow":
-            return block
-        bad = np.zeros(block.rows, bool)
-        for index, array in enumerate(block.arrays):
-            if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
-                continue
-            values = np.isfinite(array.reshape(block.rows, -1))
-            finite = values.all(axis=1)
-            if self.on_invalid == "error" and not finite.all():
-                row = int(np.argmin(finite))
-                remedy = (
-                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows, or on_invalid="allow" to '
-                    "train on them"
-                    if self.labelled
-                    else 'on_invalid="allow" to pass such rows to the model (in Spark ML handleInvalid="keep" predicts null)'
-                )
-                otherwise = f"{give} {remedy}" if self.has_on_invalid else "drop such rows"
-                raise DataError(f"{describe_value(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
-            bad |= ~finite
-        return block[np.flatnonzero(~bad)] if bad.any() else block
-
-
-def _reject_negative_weights(block: Block, names: Sequence[str], place: str) -> None:
-    """Reject sample weights below 0, with which training would increase the loss.
-
-    Args:
-        block: The rows.
-        names: The name of each array in messages.
-        place: What contains the rows, for messages.
-    """
-    weights = block.form.span("sample_weight")
-    for name, array in zip(names[weights], block.arrays[weights], strict=True):
-        if array.size and array.min() < 0:
-            raise DataError(
-                f"{name} of {place} holds negative sample weights, down to {float(array.min()):g}: expected weights of 0 or "
-                "greater."
-            )
-
-
-def _finite_rows(block: Block) -> Array | None:
-    """A mask of the rows without NaN and infinite values; ``None``: all."""
-    finite = np.ones(block.rows, bool)
-    for array in block.arrays:
-        if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
-            finite &= np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
-    return None if finite.all() else finite
-
-
-def _in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:
-    """A function that describes a non-finite value for messages."""
-    labels = form.labels
-    return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
-
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
     """The shape of a value that can be converted to an array; ``None`` if it is ragged."""
@@ -461,9 +254,3 @@ def _shape(leaf: Any) -> tuple[int, ...] | None:
         return tuple(np.shape(leaf))
     except ValueError:
         return None
-
-
-def _has_finite_sum(array: Array) -> bool:
-    """Whether the sum is finite, which implies that every value is. An infinite sum may be an overflow of finite values."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()))

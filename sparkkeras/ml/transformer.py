@@ -15,7 +15,7 @@ from pyspark.ml import Model
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
-from sparkkeras.data.reader import InvalidPolicy
+from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import values
 from sparkkeras.ml.outputs import OutputColumns, columns_of

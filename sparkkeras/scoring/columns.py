@@ -17,7 +17,8 @@ from sparkkeras import arguments
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import Shared, TaskContext
-from sparkkeras.data.reader import InvalidPolicy, Reader
+from sparkkeras.data.invalid_rows import InvalidPolicy
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling.archive import ModelArchive

@@ -14,9 +14,10 @@ import numpy as np
 from pyspark.serializers import BatchedSerializer, CPickleSerializer, Serializer
 
 from sparkkeras.data.block import Block, Form, Structure, describe
+from sparkkeras.data.column_values import ColumnValues, Terms
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.reader import ColumnValues, Reader, Terms
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names

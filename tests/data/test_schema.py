@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
+from sparkkeras.data.column_values import ColumnValues
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
-from sparkkeras.data.reader import ColumnValues, Reader
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
 

@@ -1,0 +1,220 @@
+"""Rows with nulls, NaN or infinite values: reports them, drops them or passes them to the model, as ``on_invalid`` says.
+
+Values that no policy allows are rejected here too: negative sample weights, and indices out of range for an ``Embedding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sparkkeras.data.block import Block, Form
+from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.numeric import filled
+from sparkkeras.data.schema import InputSpec
+from sparkkeras.errors import DataError
+from sparkkeras.weights import Array, is_floating
+
+InvalidPolicy = Literal["error", "drop", "allow", "null"]
+"""How rows with nulls, NaN or infinite values are handled. Spark ML's ``handleInvalid`` needs all of these."""
+
+
+@dataclass(frozen=True)
+class InvalidRows:
+    """Handles invalid rows.
+
+    Attributes:
+        policy: How rows with nulls, NaN or infinite values are handled. In prediction, ``"drop"`` and ``"null"`` only mask
+            such rows, and the caller drops them or predicts null.
+        labelled: Whether the rows are for training or evaluation.
+        has_argument: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
+    """
+
+    policy: InvalidPolicy
+    labelled: bool
+    has_argument: bool
+
+    def mask_nulls(self, leaves: Sequence[ColumnValues], arrays: list[Array], where: str, first: int) -> Array | None:
+        """Find the rows with nulls in columns, or replace the nulls by NaN in training with ``"allow"``.
+
+        Args:
+            leaves: The values of each array, with their nulls.
+            arrays: The arrays, in the dtypes that the model takes; replaced in the list.
+            where: What contains the rows, for messages.
+            first: The index of the first of these rows in ``where``, for messages.
+
+        Returns:
+            A mask of the rows without nulls; ``None``: all.
+
+        Raises:
+            DataError: There are nulls, and the policy does not allow it.
+        """
+        whole: Array | None = None
+        for index, leaf in enumerate(leaves):
+            if leaf.good is None:
+                continue
+            if not leaf.may_lack and self.labelled and self.policy == "allow" and is_floating(arrays[index].dtype):
+                known = np.isnan(arrays[index].reshape(len(leaf.good), -1)).any(axis=1)  # which of its values are missing
+                arrays[index] = arrays[index].copy()
+                arrays[index][~leaf.good & ~known] = np.nan
+                continue
+            if not leaf.may_lack and (self.policy == "error" or (self.labelled and self.policy == "allow")):
+                policy = (
+                    'on_invalid="drop" (in Spark ML handleInvalid="skip")'
+                    if self.labelled
+                    else 'on_invalid="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
+                )
+                row = int(np.argmin(leaf.good))
+                raise DataError(
+                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}"
+                    + (f", or {leaf.terms.give} {policy}." if self.has_argument else ".")
+                )
+            whole = leaf.good if whole is None else whole & leaf.good
+        return whole
+
+    def fill_missing(
+        self, arrays: list[Array], masks: Sequence[Array | None], form: Form, integers: Sequence[int], place: str, first: int
+    ) -> Array | None:
+        """Find the rows with missing values (``None``) in arrays, or replace these by NaN with ``"allow"``.
+
+        Args:
+            arrays: The arrays, in the dtypes that the model takes; replaced in the list.
+            masks: The mask of missing values of each array; ``None``: none are missing.
+            form: The form of the rows.
+            integers: The indices of the arrays for inputs that take integers, which cannot be NaN.
+            place: What contains the rows, for messages.
+            first: The index of the first of these rows in ``place``, for messages.
+
+        Returns:
+            A mask of the rows to drop; ``None``: none.
+
+        Raises:
+            DataError: Values are missing, and the policy does not allow it.
+        """
+        lacking: Array | None = None
+        for index, missing in enumerate(masks):
+            if missing is None:
+                continue
+            takes_nan = is_floating(arrays[index].dtype) or index not in integers
+            if self.policy == "allow" and takes_nan:
+                arrays[index] = filled(arrays[index], missing)
+                continue
+            rows: Array = missing.reshape(len(missing), -1).any(axis=1)
+            if self.policy != "drop":
+                raise DataError(
+                    f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
+                    f"drop the row{self._other_remedies(takes_nan)}."
+                )
+            lacking = rows if lacking is None else lacking | rows
+        return lacking
+
+    def handle_not_finite(self, block: Block, describe_value: Callable[[int, int, int], str], give: str = "give") -> Block:
+        """Drop or reject rows with NaN or infinite values, as the policy says.
+
+        Args:
+            block: The rows.
+            describe_value: Describes an invalid value for a message, by the indices of its array, its row, and its position
+                in the row.
+            give: As in `Terms`.
+        """
+        if self.policy == "allow":
+            return block
+        bad = np.zeros(block.rows, bool)
+        for index, array in enumerate(block.arrays):
+            if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
+                continue
+            values = np.isfinite(array.reshape(block.rows, -1))
+            finite = values.all(axis=1)
+            if self.policy == "error" and not finite.all():
+                row = int(np.argmin(finite))
+                remedy = (
+                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows, or on_invalid="allow" to '
+                    "train on them"
+                    if self.labelled
+                    else 'on_invalid="allow" to pass such rows to the model (in Spark ML handleInvalid="keep" predicts null)'
+                )
+                otherwise = f"{give} {remedy}" if self.has_argument else "drop such rows"
+                raise DataError(f"{describe_value(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
+            bad |= ~finite
+        return block[np.flatnonzero(~bad)] if bad.any() else block
+
+    def check_indices(
+        self, block: Block, specs: Sequence[InputSpec | None], names: Sequence[str], place: str, whole: Array | None = None
+    ) -> None:
+        """Reject values that are out of range for the ``Embedding`` layer that takes an input.
+
+        Args:
+            block: The rows.
+            specs: The input that each array is for; ``None`` if it is for none.
+            names: The name of each array in messages.
+            place: What contains the rows, for messages.
+            whole: A mask of the rows without missing values; ``None``: all.
+        """
+        for name, array, spec in zip(names, block.arrays, specs, strict=False):
+            if spec is None or spec.indices is None:
+                continue
+            values = array if whole is None else array[whole]
+            if not values.size:
+                continue
+            # fmin and fmax ignore NaN, which on_invalid handles; they are NaN if all values are.
+            low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
+            if low < 0 or high >= spec.indices:
+                raise DataError(
+                    f"{name} of {place} is the input of an Embedding with input_dim={spec.indices}, so its values must be "
+                    f"indices from 0 to {spec.indices - 1}, but they range from {low:g} to {high:g}. "
+                    "Renumber them, or increase input_dim."
+                )
+            if self.policy == "allow" and is_floating(values.dtype) and np.isnan(values).any():
+                raise DataError(
+                    f"{name} of {place} is the input of an Embedding, which has no index for NaN: replace missing values by "
+                    f"an index of their own{', or drop such rows' if self.labelled else ''}."
+                )
+
+    def _other_remedies(self, takes_nan: bool) -> str:
+        if not self.has_argument:
+            return ""
+        drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
+        allow = 'on_invalid="allow" replaces None by NaN' if takes_nan else ""
+        given = ", and ".join(filter(None, (drop, allow)))
+        return f"; {given}" if given else ""
+
+
+def reject_negative_weights(block: Block, names: Sequence[str], place: str) -> None:
+    """Reject sample weights below 0, with which training would increase the loss.
+
+    Args:
+        block: The rows.
+        names: The name of each array in messages.
+        place: What contains the rows, for messages.
+    """
+    weights = block.form.span("sample_weight")
+    for name, array in zip(names[weights], block.arrays[weights], strict=True):
+        if array.size and array.min() < 0:
+            raise DataError(
+                f"{name} of {place} holds negative sample weights, down to {float(array.min()):g}: expected weights of 0 or "
+                "greater."
+            )
+
+
+def finite_rows(block: Block) -> Array | None:
+    """A mask of the rows without NaN and infinite values; ``None``: all."""
+    finite = np.ones(block.rows, bool)
+    for array in block.arrays:
+        if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
+            finite &= np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
+    return None if finite.all() else finite
+
+
+def in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]:
+    """A function that describes a non-finite value for messages."""
+    labels = form.labels
+    return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
+
+
+def _has_finite_sum(array: Array) -> bool:
+    """Whether the sum is finite, which implies that every value is. An infinite sum may be an overflow of finite values."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum()))
