@@ -61,7 +61,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """The result for the JSON file, without the samples, which the file has separately."""
         return {
-            "figure": self.metric.name,
+            "metric": self.metric.name,
             "kind": self.metric.kind,
             "value": self.value,
             "range": self.range,

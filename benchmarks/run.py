@@ -112,7 +112,7 @@ def _write(options, about, chosen, samples, failed) -> list[Path]:
     found = report.results(chosen, samples)
     content = {
         "about": about,
-        "figures": [result.as_json() for result in found],
+        "results": [result.as_json() for result in found],
         "failed": sorted(failed),
         "samples": samples,
     }

@@ -345,7 +345,7 @@ class SparkModel:
             worker_callbacks=worker_callbacks,
             seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # differs from call to call
         )
-        partitioning = Partitioning(self.num_workers, self.num_workers, at_once=self.mode != "synchronous")
+        partitioning = Partitioning(self.num_workers, self.num_workers, concurrent=self.mode != "synchronous")
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
         coordination = Coordination(self.frequency, rule, self._rule_state, server, self.training_histories)
         archives = [ModelArchive.pack(self.model, self.custom_objects)]

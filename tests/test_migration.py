@@ -14,7 +14,7 @@ from sparkkeras import ConfigurationError, ModelError, SparkMLlibModel, SparkMod
 from sparkkeras.errors import UnknownArgumentError
 from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.ml import KerasEstimator, KerasTransformer
-from sparkkeras.sources.source import _refuse_beside_rdd
+from sparkkeras.sources.source import _check_no_labels
 from tests.models import regression
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -80,7 +80,7 @@ def test_the_config_makes_the_same_spark_model(model):
 
 def test_epochs_by_position_are_recognized():
     with pytest.raises(ConfigurationError, match=r"rows of an RDD contain them: .* use epochs=10\."):
-        _refuse_beside_rdd(10, None)
+        _check_no_labels(10, None)
 
 
 def test_to_hadoop_is_replaced_by_a_uri(model, tmp_path):

@@ -102,7 +102,7 @@ class InvalidRows:
             if self.policy == "allow" and takes_nan:
                 arrays[index] = filled(arrays[index], missing)
                 continue
-            rows: Array = missing.reshape(len(missing), -1).any(axis=1)
+            rows: Array = np.any(missing.reshape(len(missing), -1), axis=1)
             if self.policy != "drop":
                 raise DataError(
                     f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "

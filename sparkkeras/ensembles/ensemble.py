@@ -282,7 +282,7 @@ class EnsembleModel:
             verbose=verbose,
         )
         if type(source) is ArraySource:
-            found: inference.Evaluated | None = _evaluated_here(model, source.block, options)
+            found: inference.EvaluationResult | None = _evaluated_here(model, source.block, options)
         else:
             found = inference.evaluate_source(model, source, ModelArchive.pack(model, self.custom_objects), options)
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
@@ -314,12 +314,12 @@ _BATCH_SIZE = 32
 """The default number of rows in a batch, as in Keras."""
 
 
-def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.Evaluated:
+def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.EvaluationResult:
     """Evaluate arrays in this process."""
     rows = transformed(block, options)
     x = compatibility.as_input(rows.x)
     model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
-    return inference.Evaluated(metrics.take(model), rows.spec, label_ranges(rows))
+    return inference.EvaluationResult(metrics.take(model), rows.spec, label_ranges(rows))
 
 
 def load_ensemble_model(

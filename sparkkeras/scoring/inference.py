@@ -34,7 +34,7 @@ Verbose = Literal["auto", 0, 1, 2]
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """The result of an evaluation.
 
     Attributes:
@@ -57,14 +57,14 @@ class EvaluateTask:
     options: Shared[BatchOptions]
     spans: tuple[tuple[int, int], ...] | None = None
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Evaluated]:
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[EvaluationResult]:
         """Yield the result."""
         if self.spans is not None:
             start, stop = self.spans[context.worker]
             blocks = (block[start:stop] for block in blocks)
         found = LocalTrainer(self.archive.value, context).evaluate(self.state.value, blocks, self.options.value)
         if found is not None:
-            yield Evaluated(*found)
+            yield EvaluationResult(*found)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TransformedSpecTask:
         return iter(found)
 
 
-def seen_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
+def transformed_spec_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:
     """The shapes and dtypes of rows after the transform, determined from the first rows of each partition.
 
     Raises:
@@ -131,7 +131,7 @@ def evaluate(
     state: Shared[ModelWeights],
     options: BatchOptions,
     spans: tuple[tuple[int, int], ...] | None = None,
-) -> Evaluated | None:
+) -> EvaluationResult | None:
     """Evaluate all rows of a dataset; ``None`` if there are none."""
     with dataset.share(options) as how:
         found = dataset.run(EvaluateTask(archive, state, how, spans)).collect()
@@ -140,7 +140,7 @@ def evaluate(
     ranges: tuple[LabelRange, ...] = ()
     for part in found:
         ranges = union(ranges, part.labels)
-    return Evaluated(metrics.merge(part.metrics for part in found), found[0].spec, ranges)
+    return EvaluationResult(metrics.merge(part.metrics for part in found), found[0].spec, ranges)
 
 
 def check_evaluate(
@@ -173,7 +173,9 @@ def check_evaluate(
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")
-        check_data(model, source.block.spec, seen_on_driver(source.block, options), label_ranges(source.block), options)
+        check_data(
+            model, source.block.spec, transformed_spec_on_driver(source.block, options), label_ranges(source.block), options
+        )
     return source, options
 
 
@@ -198,7 +200,7 @@ def check_predict(
     options = BatchOptions(arguments.integer("batch_size", batch_size), transform_by_value(transform))
     source = as_source(data, Reader(schema_of(model).before(transform), False, on_invalid), columns=columns)
     if source.block is not None:
-        schema_of(model).check_features(seen_on_driver(source.block, options))
+        schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
     return source, options
 
 
@@ -219,7 +221,7 @@ def no_rows(purpose: str) -> DataError:
 
 def evaluate_source(
     model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
-) -> Evaluated | None:
+) -> EvaluationResult | None:
     """Evaluate a model on the cluster, over all rows of a source; ``None`` if there are none.
 
     Args:
@@ -277,7 +279,7 @@ def check_data(
     metrics.prepare(model, seen.zeros())
 
 
-def seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
+def transformed_spec_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
     """The shapes and dtypes of rows of this process after the transform, determined from the first batch.
 
     Raises:
@@ -290,14 +292,17 @@ def seen_on_driver(block: Block, options: BatchOptions) -> BlockSpec:
         raise ConfigurationError(transform_failed(error, f"the first {first.rows} row(s)")) from error
 
 
-def seen_on_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
-    """Like `seen_on_driver`, but for rows that only workers have: from a row of zeros; ``None`` if the transform fails."""
+def transformed_spec_of_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:
+    """Like `transformed_spec_on_driver`, but from a row of zeros, for rows that only workers have.
+
+    ``None`` if the transform fails.
+    """
     with suppress(Exception):  # the user's function may not expect zeros: the rows on the workers decide
         return transformed(spec.zeros(), options).spec
     return None
 
 
-def results(model: keras.Model, found: Evaluated | None) -> dict[str, Any]:
+def results(model: keras.Model, found: EvaluationResult | None) -> dict[str, Any]:
     """The logs of an evaluation: loss and metrics by name.
 
     Raises:

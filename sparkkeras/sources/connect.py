@@ -53,7 +53,7 @@ NO_DRIVER = (
     'use mode="synchronous", or run the script on the cluster itself (spark-submit).'
 )
 
-NO_COMMON_ROWS = (
+NO_SHARED_ROWS = (
     "rows that all workers need pass through the driver, which Spark Connect does not provide: use validation_split= "
     'instead of validation_data=, sampling="partition" for an ensemble, or run the script on the cluster itself '
     "(spark-submit)."

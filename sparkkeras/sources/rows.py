@@ -68,16 +68,16 @@ class RoundRobin:
 
 
 def from_rows(
-    cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None, most: int | None = None
+    cluster: Cluster, rows: RDD[Any], reader: Reader, num_workers: int | None, max_partitions: int | None = None
 ) -> SparkDataset:
     """Make a dataset of the rows of an RDD.
 
-    It has the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which
-    one shuffle distributes the rows evenly. More than ``most`` partitions are coalesced instead, without a shuffle.
+    It has the partitions of the RDD or, if ``num_workers`` is another number, as many partitions, among which one
+    shuffle distributes the rows evenly. More than ``max_partitions`` partitions are coalesced instead, without a shuffle.
     """
-    if most is not None and most < (num_workers or rows.getNumPartitions()):
-        warn_of_slots(num_workers, most)
-        rows, num_workers = rows.coalesce(most), None
+    if max_partitions is not None and max_partitions < (num_workers or rows.getNumPartitions()):
+        warn_of_slots(num_workers, max_partitions)
+        rows, num_workers = rows.coalesce(max_partitions), None
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
         dealt = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))

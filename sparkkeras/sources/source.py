@@ -45,13 +45,13 @@ class Source(Protocol):
         """The cluster of the datasets made from this source."""
         ...
 
-    def dataset(self, num_workers: int | None = None, at_once: bool = False) -> AbstractContextManager[Dataset]:
+    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> AbstractContextManager[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
         Args:
             num_workers: The number of partitions; the rows are redistributed if the data has another number. ``None``: as
                 many partitions as the data has; for arrays, as many as Spark has slots.
-            at_once: Whether all partitions train at the same time, which limits their number to the free slots.
+            concurrent: Whether all partitions train at the same time, which limits their number to the free slots.
         """
         ...
 
@@ -114,10 +114,10 @@ def as_source(
     if columns is not None:
         columns.check_unset(data)
     if isinstance(data, ArraysRDD):
-        _refuse_beside_rdd(y, sample_weight)
+        _check_no_labels(y, sample_weight)
         return ArraysRddSource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
     if is_rdd(data):
-        _refuse_beside_rdd(y, sample_weight)
+        _check_no_labels(y, sample_weight)
         return RddSource(reader, data, environment)
     if hasattr(data, "to_numpy"):
         if reader.labelled and y is None:
@@ -176,18 +176,18 @@ class ArraySource:
         return Cluster(None, self.environment) if remote is None else RemoteCluster(remote, self.environment)
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
+    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
         """Split the arrays into slices of equal size."""
         cluster = self.cluster
         if isinstance(cluster, RemoteCluster):
-            _refuse_at_once(at_once)
+            _refuse_concurrent(concurrent)
             yield RemoteDataset.of(cluster, self.block, self.reader, num_workers)
             return
-        parts, most = num_workers or self._parts(cluster), None
-        if at_once:
-            most = cluster.free_slots
-            warn_of_slots(num_workers, most)
-        with from_block(cluster, self.block, max(1, min(parts, self.block.rows, most or parts))) as dataset:
+        parts, max_partitions = num_workers or self._parts(cluster), None
+        if concurrent:
+            max_partitions = cluster.free_slots
+            warn_of_slots(num_workers, max_partitions)
+        with from_block(cluster, self.block, max(1, min(parts, self.block.rows, max_partitions or parts))) as dataset:
             yield dataset
 
     def split_by(self, column: str) -> tuple[Source, Source]:
@@ -240,10 +240,10 @@ class RddSource:
         return Cluster(self.rdd.context, self.environment)
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
+    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
         """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
         cluster = self.cluster
-        yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if at_once else None)
+        yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if concurrent else None)
 
     def split_by(self, column: str) -> tuple[Source, Source]:
         """Raise `ConfigurationError`: the rows of an RDD have no columns."""
@@ -270,15 +270,15 @@ class FrameSource:
         return cluster_of(self.frame.sparkSession, self.environment)
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
+    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
         """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
         cluster = self.cluster
         assert isinstance(cluster, Cluster)
-        most = cluster.free_slots if at_once else None
+        max_partitions = cluster.free_slots if concurrent else None
         narrowed, read = self._narrowed(num_workers)
-        if most is not None:
-            warn_of_slots(num_workers, most)
-            narrowed = narrowed.coalesce(most)
+        if max_partitions is not None:
+            warn_of_slots(num_workers, max_partitions)
+            narrowed = narrowed.coalesce(max_partitions)
         yield SparkDataset(cluster, FrameBlocks(narrowed, read))
 
     def split_by(self, column: str) -> tuple[Source, Source]:
@@ -304,9 +304,9 @@ class RemoteFrameSource(FrameSource):
     """A DataFrame in a Spark Connect session."""
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, at_once: bool = False) -> Iterator[Dataset]:
+    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
         """Like `FrameSource.dataset`, but without RDDs."""
-        _refuse_at_once(at_once)
+        _refuse_concurrent(concurrent)
         cluster = self.cluster
         assert isinstance(cluster, RemoteCluster)
         narrowed, read = self._narrowed(num_workers)
@@ -344,8 +344,8 @@ def _frame_source(
     return (RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource)(reader, frame, named, environment)
 
 
-def _refuse_at_once(at_once: bool) -> None:
-    if at_once:
+def _refuse_concurrent(concurrent: bool) -> None:
+    if concurrent:
         raise ConfigurationError(NO_DRIVER)
 
 
@@ -353,7 +353,7 @@ def _refuse_split() -> tuple[Source, Source]:
     raise ConfigurationError("validation_col requires a DataFrame; use validation_data= or validation_split= instead.")
 
 
-def _refuse_beside_rdd(y: Any, sample_weight: Any) -> None:
+def _check_no_labels(y: Any, sample_weight: Any) -> None:
     if y is not None or sample_weight is not None:
         hint = f" To set the number of epochs, use epochs={y}." if isinstance(y, int) else ""
         raise ConfigurationError(

@@ -19,7 +19,7 @@ from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskCo
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.sources.connect import NO_COMMON_ROWS
+from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
@@ -244,7 +244,7 @@ class IndependentStrategy:
             self._check_partitions(job.split.train)
             sample, validation_rows = PartitionRows(spans), PartitionRows(held_out)
         else:
-            whole = driver_dataset(dataset, NO_COMMON_ROWS)
+            whole = driver_dataset(dataset, NO_SHARED_ROWS)
             where = whole.without_rows(len(self._members))
             parts = stack.enter_context(whole.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
@@ -255,7 +255,7 @@ class IndependentStrategy:
         if validation.spans is None:
             stored = stack.enter_context(validation.dataset.stored())
             spans = tuple((0, handle.rows) for handle in stored.handles)
-            parts = stack.enter_context(driver_dataset(stored, NO_COMMON_ROWS).everywhere())
+            parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
             validation_rows = AllRows(parts, spans)
         return where, sample, ValidationRows(validation_rows, validation.options, validation.frequency)
 

@@ -48,7 +48,7 @@ from sparkkeras.parameter.service import ParameterClient, ParameterServerStats, 
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret
-from sparkkeras.sources.connect import NO_COMMON_ROWS, NO_DRIVER
+from sparkkeras.sources.connect import NO_DRIVER, NO_SHARED_ROWS
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.connectivity import check_reach, endpoint
@@ -553,7 +553,7 @@ class _Training:
         if validation.spans is not None:
             return ValidationPlan(validation.options, validation.spans, ())
         stored = stack.enter_context(validation.dataset.stored())
-        parts = stack.enter_context(driver_dataset(stored, NO_COMMON_ROWS).everywhere())
+        parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
         training = [worker for worker, rows in enumerate(self._job.split.train) if rows]
         rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
         for turn, worker in enumerate(training):

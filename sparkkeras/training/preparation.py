@@ -77,12 +77,12 @@ class Partitioning:
     Attributes:
         training: The number for training rows; ``None``: as many as the data has, for arrays as many as there are slots.
         arrays: The number for validation data given as arrays; ``None``: as many as there are slots.
-        at_once: Whether all partitions train at the same time, so that there must not be more of them than free slots.
+        concurrent: Whether all partitions train at the same time, so that there must not be more of them than free slots.
     """
 
     training: int | None = None
     arrays: int | None = None
-    at_once: bool = False
+    concurrent: bool = False
 
 
 def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
@@ -199,7 +199,7 @@ def prepare_fit(
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
-        training = request.source.dataset(partitioning.training, partitioning.at_once)
+        training = request.source.dataset(partitioning.training, partitioning.concurrent)
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
@@ -245,7 +245,7 @@ def _check_arrays(models: Sequence[keras.Model], source: Source, options: BatchO
         return
     if not block.rows:
         raise inference.no_rows(_purpose(options))
-    seen = inference.seen_on_driver(block, options)
+    seen = inference.transformed_spec_on_driver(block, options)
     _check(models, block.spec, seen, label_ranges(block), options)
 
 
@@ -256,7 +256,7 @@ def _check_stored(models: Sequence[keras.Model], source: Source, stored: StoredD
     spec = common_spec(stored.handles)
     if spec is None:
         raise inference.no_rows(_purpose(options))
-    seen = inference.seen_on_zeros(spec, options) or inference.seen_on_workers(stored, options)
+    seen = inference.transformed_spec_of_zeros(spec, options) or inference.transformed_spec_on_workers(stored, options)
     _check(models, spec, seen, all_labels(stored.handles), options)
 
 

@@ -7,7 +7,7 @@ from sparkkeras import ConfigurationError
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local import LocalDataset
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.scoring.inference import seen_on_driver, seen_on_workers, seen_on_zeros
+from sparkkeras.scoring.inference import transformed_spec_of_zeros, transformed_spec_on_driver, transformed_spec_on_workers
 from sparkkeras.worker.trainer import BatchOptions
 
 
@@ -25,14 +25,14 @@ def block(first):
 
 
 def test_a_transform_that_fails_on_zeros_is_checked_on_rows():
-    assert seen_on_zeros(block(1.0).spec, OPTIONS) is None
-    seen = seen_on_driver(block(1.0), OPTIONS)
+    assert transformed_spec_of_zeros(block(1.0).spec, OPTIONS) is None
+    seen = transformed_spec_on_driver(block(1.0), OPTIONS)
     assert [(leaf.shape, str(leaf.dtype)) for leaf in seen.leaves] == [((2,), "int32"), ((1,), "float32")]
-    assert seen_on_workers(LocalDataset((None, block(1.0), block(2.0))), OPTIONS) == seen
+    assert transformed_spec_on_workers(LocalDataset((None, block(1.0), block(2.0))), OPTIONS) == seen
 
 
 def test_a_transform_that_fails_on_rows_raises_an_error():
     with pytest.raises(ConfigurationError, match=r"transform failed on the first 4 row\(s\): AssertionError: no such row"):
-        seen_on_driver(block(0.0), OPTIONS)
+        transformed_spec_on_driver(block(0.0), OPTIONS)
     with pytest.raises(ConfigurationError, match="failed on the first rows of partition 1: AssertionError: no such row"):
-        seen_on_workers(LocalDataset((block(1.0), block(0.0))), OPTIONS)
+        transformed_spec_on_workers(LocalDataset((block(1.0), block(0.0))), OPTIONS)
