@@ -80,12 +80,15 @@ def test_a_lost_worker_is_replaced_by_a_fork_of_the_same_daemon(sc):
 
 @pytest.mark.core
 def test_every_fork_can_use_the_backend(sc):
+    import keras  # not in the module, which other workers import
+
+    initialized = keras.backend.backend() != "torch"  # on CPUs PyTorch has no state that a fork could not use
     with pytest.raises(Exception, match="crashed"):
         run(sc, lambda _: os._exit(1))
-    assert [each[:2] for each in run(sc, used)] == [(True, False)] * 2
+    assert [each[:2] for each in run(sc, used)] == [(True, not initialized)] * 2
     with pytest.raises(Exception, match="crashed"):
         run(sc, lambda _: os._exit(1))
-    assert [each[:2] for each in run(sc, used)] == [(True, False)] * 2
+    assert [each[:2] for each in run(sc, used)] == [(True, not initialized)] * 2
 
 
 def test_a_backend_that_cannot_be_loaded_is_reported_by_the_workers():

@@ -64,7 +64,7 @@ def test_the_best_model_and_an_ensemble(sc, digits):
     assert all(each.status == "ok" and each.epochs == 4 and each.seconds > 0 for each in search.trials)
     assert {each.worker.split("/")[1] for each in search.trials} == {"0", "1"}
     models = search.best_models(2)
-    mean = np.mean([model(x_test) for model in models], axis=0)
+    mean = np.mean([keras.ops.convert_to_numpy(model(x_test)) for model in models], axis=0)
     np.testing.assert_allclose(search.best_ensemble(2).predict(x_test), mean, atol=1e-5)
 
 

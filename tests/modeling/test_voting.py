@@ -78,7 +78,8 @@ def test_multilabel_values_are_voted_on_separately():
 def test_ballots():
     assert numpy(ballot(np.array([[0.2, 0.8], [0.9, 0.1]], np.float32), True)).tolist() == [[0, 1], [1, 0]]
     assert numpy(ballot(np.array([[0.2], [0.6]], np.float32), False)).tolist() == [[0], [1]]
-    assert numpy(decided(np.array([[0.5, 0.5]]), np.array([[0.4, 0.6]]), True)).tolist() == [[0, 1]]
+    votes, mean = keras.ops.convert_to_tensor([[0.5, 0.5]]), keras.ops.convert_to_tensor([[0.4, 0.6]])
+    assert numpy(decided(votes, mean, True)).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 5, 5, 3)])
