@@ -172,12 +172,8 @@ def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None
     return most if every is None else max(steps for steps in range(1, most + 1) if every % steps == 0)
 
 
-Pieces = Callable[[], Iterator[Block]]
-"""Returns an iterator over blocks in training order; each but the last consists of whole batches."""
-
-
 @contextmanager
-def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = False) -> Iterator[Any]:
+def feed(spec: BlockSpec, batch_size: int, pieces: Iterator[Block], held_out: bool = False) -> Iterator[Any]:
     """One epoch of batches as a data argument for Keras's ``fit``, ``evaluate`` and ``predict`` with the current backend.
 
     It is valid inside the ``with`` block, and holds no references to rows afterwards.
@@ -185,7 +181,7 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = Fals
     Args:
         spec: The shapes and dtypes of the blocks.
         batch_size: Rows per batch.
-        pieces: The rows.
+        pieces: The rows in the order of training; each piece but the last consists of whole batches. Iterated once.
         held_out: Whether these are the validation data of a ``fit`` whose training data is open at the same time.
 
     Raises:
@@ -203,9 +199,9 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Pieces, held_out: bool = Fals
                 raise source.error from error
             raise
         finally:
-            source.pieces, source.error = _nothing, None
+            source.pieces, source.error = iter(()), None
     else:
-        yield (_packed(batch) for piece in _alike(pieces(), spec) for batch in piece.batches(batch_size))
+        yield (_packed(batch) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size))
 
 
 def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
@@ -213,10 +209,6 @@ def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
         if piece.spec != spec:
             raise DataError(changed(spec, piece.spec))
         yield piece
-
-
-def _nothing() -> Iterator[Block]:
-    return iter(())
 
 
 def given_away(block: Block) -> Block:
@@ -282,13 +274,13 @@ class _TensorFlowSource:
     def __init__(self, spec: BlockSpec, batch_size: int) -> None:
         import tensorflow as tf
 
-        self.pieces: Pieces = _nothing
+        self.pieces: Iterator[Block] = iter(())
         self.error: Exception | None = None
         specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
 
         def generate() -> Iterator[Any]:
             try:
-                yield from (_packed(piece) for piece in _alike(self.pieces(), spec))
+                yield from (_packed(piece) for piece in _alike(self.pieces, spec))
             except Exception as error:
                 self.error = error
                 raise

@@ -197,25 +197,28 @@ class LocalTrainer:
         if rows <= 0:
             return None
 
-        def pieces() -> Iterator[Block]:
-            _seed_globals(seed)
-            for index in order.pieces(batch_range.first, last, BLOCK_BYTES):
-                yield _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
-
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
-        spec = next(pieces()).spec
+        _seed_globals(seed)
+        pieces = (
+            _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
+            for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
+        )
+        piece = next(pieces)
         if callbacks is None:
             callbacks = list(options.callbacks.fresh()) if options.callbacks else []
-        model = self._model(spec.zeros())
+        model = self._model(piece.spec.zeros())
         _choose_steps(model, any(map(batch_hooks, _flatten(callbacks))), None if exchange is None else exchange.every)
         state.put(model)
         model_state.reseed(model, seed)
-        _seed_globals(seed)
+        _seed_globals((*seed, 1))  # building the model may have drawn numbers
         end = _end_of_epoch(model)
         coupled = [] if exchange is None else [_exchanging(exchange, batch_range, last, options.batch_size, started)]
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
-        with device.feed(spec, options.batch_size, pieces) as batches, self._validating(held_out) as validation_batches:
+        with (
+            device.feed(piece.spec, options.batch_size, chain([piece], pieces)) as batches,
+            self._validating(held_out) as validation_batches,
+        ):
             history = model.fit(
                 batches,
                 validation_data=validation_batches,
@@ -269,7 +272,7 @@ class LocalTrainer:
         model = self._model(first.spec.zeros())
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
-        with device.feed(first.spec, options.batch_size, lambda: chain([first], pieces)) as batches, _streaming():
+        with device.feed(first.spec, options.batch_size, chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
@@ -278,12 +281,10 @@ class LocalTrainer:
         if held_out is None:
             yield None
             return
-        block, options = held_out.block, held_out.options
-
-        def pieces() -> Iterator[Block]:
-            return map(device.given_away, pieces_of(iter((block,)), options))
-
-        with device.feed(next(pieces()).spec, options.batch_size, pieces, held_out=True) as batches, _streaming():
+        options = held_out.options
+        pieces = map(device.given_away, pieces_of(iter((held_out.block,)), options))
+        first = next(pieces)
+        with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
             yield batches
 
     def _model(self, sample: Block | None) -> Any:
