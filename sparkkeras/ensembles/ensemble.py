@@ -7,6 +7,7 @@ used on Spark like any other model; `SparkModel` does the work.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -313,13 +314,17 @@ class EnsembleModel:
 _BATCH_SIZE = 32
 """The default number of rows in a batch, as in Keras."""
 
+_evaluating = threading.Lock()
+"""Held from an evaluation in this process until its metrics are read, because threads may share an ensemble."""
+
 
 def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.EvaluationResult:
     """Evaluate arrays in this process."""
     rows = transformed(block, options)
     x = compatibility.as_input(rows.x)
-    model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
-    return inference.EvaluationResult(metrics.take(model), rows.spec, label_ranges(rows))
+    with _evaluating:
+        model.evaluate(x, rows.y, options.batch_size, sample_weight=rows.sample_weight, verbose=0)
+        return inference.EvaluationResult(metrics.take(model), rows.spec, label_ranges(rows))
 
 
 def load_ensemble_model(

@@ -8,12 +8,11 @@ to files beside the rows (`sparkkeras.sources.connect_values`). Large results ar
 from __future__ import annotations
 
 import functools
-import itertools
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -37,7 +36,9 @@ from sparkkeras.spark.connect import (
     CapturesErrors,
     Failure,
     RemoteCluster,
+    disable_plan_cache,
     pack_cells,
+    restore_plan_cache,
     unpack_cells,
 )
 
@@ -58,9 +59,6 @@ NO_SHARED_ROWS = (
     'instead of validation_data=, sampling="partition" for an ensemble, or run the script on the cluster itself '
     "(spark-submit)."
 )
-
-PLAN_CACHE = "spark.connect.session.planCache.enabled"
-"""Turned off while rows are stored: the server would cache the last plans, including the shared values of many rounds."""
 
 SWEEP_ROWS = 4096
 REPAIRS = 3
@@ -119,11 +117,8 @@ class RemoteDataset:
         """Write the rows to files on the workers, in one job; they are removed when the context ends."""
         name = f"sparkkeras-{uuid.uuid4().hex}"
         session = self.cluster.session
-        before = session.conf.get(PLAN_CACHE, "true") or "true"
-        with suppress(Exception):  # a server may not permit setting it
-            session.conf.set(PLAN_CACHE, "false")
+        disable_plan_cache(session)
         handles = self.stored_again(name, None).persist()
-        found: tuple[Handle, ...] = ()
         try:
             found = tuple(checked(self.cluster.collect(handles)))
             yield StoredRemoteDataset(self, handles, found, name)
@@ -132,7 +127,7 @@ class RemoteDataset:
                 handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
                 # Spark creates as many tasks as slots, since no number of partitions is set.
                 _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
-                session.conf.set(PLAN_CACHE, before)
+                restore_plan_cache(session)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:
         """The handles of some partitions, or of all (``None``); computing a handle writes the files of its partition."""
@@ -142,12 +137,21 @@ class RemoteDataset:
 
 @dataclass(frozen=True)
 class StoredRemoteDataset:
-    """Rows in files on the workers; see `RemoteDataset`."""
+    """Rows in files on the workers; see `RemoteDataset`.
+
+    Attributes:
+        source: The rows.
+        handle_frame: The handles as a DataFrame, whose rows are on the workers that have the files.
+        handles: The handles, on the driver.
+        name: The name of the files.
+        shared: The values that are currently shared through files.
+    """
 
     source: RemoteDataset
     handle_frame: DataFrame
     handles: tuple[Handle, ...]
     name: str
+    shared: list[StoredShared[Any]] = field(default_factory=list)
 
     @property
     def num_partitions(self) -> int:
@@ -168,7 +172,11 @@ class StoredRemoteDataset:
             return
         shared: StoredShared[R] = StoredShared.of(pickled, self.name)
         write_files(shared, self.source.cluster, self.handle_frame)
-        yield shared
+        self.shared.append(shared)
+        try:
+            yield shared
+        finally:
+            self.shared.remove(shared)
         with suppress(Exception):  # if this fails, and after an error, they are removed with the rows
             remove_files(shared, self.source.cluster, self.handle_frame)
 
@@ -176,14 +184,10 @@ class StoredRemoteDataset:
         """Run a task over the files; see `Dataset.run`."""
         cluster = self.source.cluster
         call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
-        fields = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in vars(task).values())
-        shared = [value for value in fields if isinstance(value, StoredShared)]
-        repair = functools.partial(self._repaired, call, shared)
+        repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
-    def _repaired(
-        self, call: CapturesErrors, shared: Sequence[StoredShared[Any]], partitions: Sequence[int]
-    ) -> list[tuple[int, Any]]:
+    def _repaired(self, call: CapturesErrors, partitions: Sequence[int]) -> list[tuple[int, Any]]:
         """Rerun partitions whose tasks did not find their files; returns ``(partition, result)`` pairs."""
         cluster = self.source.cluster
         results: list[tuple[int, Any]] = []
@@ -191,7 +195,7 @@ class StoredRemoteDataset:
             again = self.source.stored_again(self.name, partitions).persist()
             try:
                 checked(cluster.collect(again))
-                for each in shared:
+                for each in self.shared:
                     write_files(each, cluster, again)
                 found = cluster.collect(_results(again, OverHandles(Numbered(call))))
             finally:

@@ -30,7 +30,7 @@ from sparkkeras.errors import ClusterError
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
 from sparkkeras.spark.slots import check_slots, slots_of
-from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package
+from sparkkeras.spark.worker_checks import PACKAGE, check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _environment_lock = threading.RLock()
-equipping = threading.Lock()
-"""Held while workers are probed, because two threads may start at the same time."""
-
 _log = logging.getLogger(__name__)
 
 _DEFAULT_RESULT_SIZE = "1g"
@@ -168,13 +165,14 @@ class Cluster:
         payload = pickle.dumps(value, 5)
         if len(payload) <= _INLINE_BYTES:
             return LocalShared(value)
-        for context in [context for context in _kept if context._jsc is None]:
-            del _kept[context]
-        kept = _kept.setdefault(self.context, {})
         digest = hashlib.sha256(payload).digest()
-        if digest not in kept:
-            kept[digest] = self.context.broadcast(value)
-        return kept[digest]
+        with _kept_lock:
+            for context in [context for context in _kept if context._jsc is None]:
+                del _kept[context]
+            kept = _kept.setdefault(self.context, {})
+            if digest not in kept:
+                kept[digest] = self.context.broadcast(value)
+            return kept[digest]
 
     def collect(self, rdd: RDD[R], partitions: Sequence[int] | None = None) -> list[R]:
         """Run a job and collect its results. An interrupt (Ctrl-C) cancels the job.
@@ -262,6 +260,7 @@ class _Settings:
 
 
 _kept: dict[SparkContext, dict[bytes, Shared[Any]]] = {}
+_kept_lock = threading.Lock()
 _settings: weakref.WeakKeyDictionary[SparkContext, _Settings] = weakref.WeakKeyDictionary()
 
 
@@ -358,7 +357,7 @@ def _equip(cluster: Cluster) -> None:
     Raises:
         ClusterError: Workers lack Keras or its backend, or run another Python version.
     """
-    with equipping:
+    with probing(cluster.context):
         if cluster.context in _equipped:
             return
         found = _probe(cluster)
@@ -371,14 +370,8 @@ def _equip(cluster: Cluster) -> None:
 
 
 def _probe(cluster: Cluster) -> list[dict[str, Any]]:
-    from pyspark import cloudpickle
-
     tasks = min(cluster.slots, _PROBED_SLOTS)
-    cloudpickle.register_pickle_by_value(probe)  # the workers may lack this package
-    try:
-        with cluster.training_workers():
-            rdd = cluster.context.parallelize(range(tasks), tasks).mapPartitions(probe.probe)
-            _ = rdd._jrdd
-        return cluster.collect(rdd)
-    finally:
-        cloudpickle.unregister_pickle_by_value(probe)
+    with cluster.training_workers():
+        rdd = cluster.context.parallelize(range(tasks), tasks).mapPartitions(probe.probe)
+        _ = rdd._jrdd
+    return cluster.collect(rdd)

@@ -11,11 +11,12 @@ import hashlib
 import os
 import pickle
 import tempfile
+import threading
 import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -26,10 +27,10 @@ from sparkkeras.data.local import LocalShared
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
-from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running, equipping
+from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import translated
 from sparkkeras.spark.slots import check_slots
-from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package
+from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -128,6 +129,36 @@ class RemoteCluster:
         return found
 
 
+def disable_plan_cache(session: SparkSession) -> None:
+    """Turn off the server's cache of plans, which would keep the shared values of many rounds.
+
+    Threads may share a session: the first one turns the cache off, and the last one restores the setting.
+    """
+    with _plan_caches_lock:
+        users, before = _plan_caches.get(session, (0, ""))
+        if not users:
+            before = session.conf.get(PLAN_CACHE, "true") or "true"
+            with suppress(Exception):  # a server may not permit setting it
+                session.conf.set(PLAN_CACHE, "false")
+        _plan_caches[session] = users + 1, before
+
+
+def restore_plan_cache(session: SparkSession) -> None:
+    """Undo `disable_plan_cache`."""
+    with _plan_caches_lock:
+        users, before = _plan_caches[session]
+        _plan_caches[session] = users - 1, before
+        if users == 1:
+            session.conf.set(PLAN_CACHE, before)
+
+
+PLAN_CACHE = "spark.connect.session.planCache.enabled"
+"""Whether the server caches plans."""
+
+_plan_caches: weakref.WeakKeyDictionary[SparkSession, tuple[int, str]] = weakref.WeakKeyDictionary()
+"""The number of threads that need the cache off in each session, and the setting before the first one."""
+
+_plan_caches_lock = threading.Lock()
 _sent: weakref.WeakKeyDictionary[SparkSession, set[str]] = weakref.WeakKeyDictionary()
 _equipped: weakref.WeakKeyDictionary[SparkSession, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 
@@ -221,7 +252,7 @@ def unpack_cells(cells: Iterable[bytes]) -> Iterator[Any]:
 
 def _equip(cluster: RemoteCluster) -> None:
     """Probe the workers, once per session, and ship this package if one lacks it or has another version."""
-    with equipping:
+    with probing(cluster.session):
         if cluster.session in _equipped:
             return
         found = _probe(cluster)
@@ -233,15 +264,9 @@ def _equip(cluster: RemoteCluster) -> None:
 
 
 def _probe(cluster: RemoteCluster) -> list[dict[str, Any]]:
-    from pyspark import cloudpickle
-
     frame = cluster.session.range(0, _PROBES, 1, _PROBES)
     backend = cluster.carried_environment["KERAS_BACKEND"]
-    cloudpickle.register_pickle_by_value(probe)  # the workers may lack this package
-    try:
-        return cluster.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), RESULT))
-    finally:
-        cloudpickle.unregister_pickle_by_value(probe)
+    return cluster.collect(frame.mapInArrow(functools.partial(probe.probe_batches, backend), RESULT))
 
 
 AnyCluster = Cluster | RemoteCluster

@@ -1,18 +1,40 @@
-"""Checks that the workers can train, and packs this package for those that lack it."""
+"""Checks once for each SparkContext or session that the workers can train, and packs this package for those that lack it."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sparkkeras.errors import ClusterError
 from sparkkeras.spark import probe
 
+_locks: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
 PACKAGE = Path(__file__).parent.parent
 """The folder of this package, which is sent to workers that lack it."""
+
+
+@contextmanager
+def probing(owner: Any) -> Iterator[None]:
+    """Probe the workers of a SparkContext or session in one thread at a time.
+
+    A probe waits for free slots, so that of one context must not block the threads that use others. The tasks pickle
+    `sparkkeras.spark.probe` by value, because workers may lack this package.
+    """
+    from pyspark import cloudpickle
+
+    with _locks_lock:
+        lock = _locks.setdefault(owner, threading.Lock())
+        cloudpickle.register_pickle_by_value(probe)  # never undone, as another thread may be probing
+    with lock:
+        yield
 
 
 def check_workers(found: Iterable[Mapping[str, Any]]) -> None:

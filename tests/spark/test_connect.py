@@ -21,7 +21,15 @@ from sparkkeras.hyperopt import HyperParamModel
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import InPieces, PicklesResults
 from sparkkeras.sources.tasks import Missing
-from sparkkeras.spark.connect import Failure, check_session, pack_cells, unpack_cells
+from sparkkeras.spark.connect import (
+    PLAN_CACHE,
+    Failure,
+    check_session,
+    disable_plan_cache,
+    pack_cells,
+    restore_plan_cache,
+    unpack_cells,
+)
 from sparkkeras.training.averaging import Mean, merge
 from sparkkeras.weights import Flat
 
@@ -93,3 +101,24 @@ def test_a_stopped_connect_session_raises_an_error():
 def test_an_object_that_is_not_a_session_raises_an_error(spark):
     with pytest.raises(ConfigurationError, match="^spark=.*: expected a SparkSession, such as"):
         register_keras_udf(spark, "classify", None)
+
+
+class _Conf(dict):
+    set = dict.__setitem__
+
+
+class _Session:
+    def __init__(self):
+        self.conf = _Conf()
+
+
+def test_the_last_user_of_a_session_restores_its_cache_of_plans():
+    session = _Session()
+    session.conf.set(PLAN_CACHE, "true")
+    disable_plan_cache(session)
+    disable_plan_cache(session)
+    assert session.conf[PLAN_CACHE] == "false"
+    restore_plan_cache(session)
+    assert session.conf[PLAN_CACHE] == "false"
+    restore_plan_cache(session)
+    assert session.conf[PLAN_CACHE] == "true"
