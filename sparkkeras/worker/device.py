@@ -74,7 +74,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
     if not os.environ.get("SPARKKERAS_WORKER"):
         return
     if accelerators:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
+        _bind(",".join(accelerators))
     with _silenced():
         import keras
 
@@ -99,6 +99,26 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
 
             torch.set_num_threads(cores)
     garbage.keep_loaded()
+
+
+def _bind(addresses: str) -> None:
+    """Let the backend see only these GPUs. A process keeps its first ones: a backend that has started cannot change them."""
+    global _bound
+    _bound = _bound or addresses
+    os.environ["CUDA_VISIBLE_DEVICES"] = _bound
+    if _bound != addresses:
+        _log.warning(
+            "Spark assigned the GPU %s to a task whose Python worker already uses the GPU %s: it keeps using that one, "
+            "perhaps together with another worker. Give each executor one GPU (spark.executor.resource.gpu.amount=1).",
+            addresses,
+            _bound,
+        )
+
+
+_bound = ""
+"""The addresses of the GPUs of this process."""
+
+_log = logging.getLogger(__name__)
 
 
 def _concerns_user(record: logging.LogRecord) -> bool:

@@ -113,3 +113,14 @@ def test_a_worker_uses_the_dtypes_of_the_driver():
         [sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True, env={**os.environ, **given, **soonest}
     )
     assert json.loads(done.stdout) == ["float64", "mixed_bfloat16", "channels_first"]
+
+
+def test_a_worker_keeps_its_first_gpus(monkeypatch, caplog):
+    monkeypatch.setattr(device, "_bound", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    device._bind("0")
+    device._bind("0")
+    assert not caplog.records
+    device._bind("1")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert "the GPU 1 to a task whose Python worker already uses the GPU 0" in caplog.text
