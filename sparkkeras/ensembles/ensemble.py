@@ -30,7 +30,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import ArraySource, NamedColumns
+from sparkkeras.sources.source import NamedColumns
 from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
@@ -171,7 +171,7 @@ class EnsembleModel:
             transform=transform,
             on_invalid=on_invalid,
         )
-        if collect and type(source) is ArraySource:
+        if collect and source.block is not None and not source.on_cluster:
             rows = source.block
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
@@ -282,7 +282,7 @@ class EnsembleModel:
             on_invalid=on_invalid,
             verbose=verbose,
         )
-        if type(source) is ArraySource:
+        if source.block is not None and not source.on_cluster:
             found: inference.EvaluationResult | None = _evaluated_here(model, source.block, options)
         else:
             found = inference.evaluate_source(model, source, ModelArchive.pack(model, self.custom_objects), options)

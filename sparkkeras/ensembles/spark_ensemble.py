@@ -211,8 +211,8 @@ class SparkEnsemble:
 
     def _train(self, request: FitRequest) -> list[keras.callbacks.History]:
         archives = [ModelArchive.pack(model, self.custom_objects) for model in self.models]
-        one_file = None if request.source.block is None else 1  # a single file, which all members memory-map
-        partitioning = Partitioning(len(self.models) if self.sampling == "partition" else one_file, 1)
+        num_workers = len(self.models) if self.sampling == "partition" else None
+        partitioning = Partitioning(num_workers, slices=1)  # a single file of arrays, which all members memory-map
         strategy = IndependentStrategy(self.models, archives, self.sampling, self.seed)
         rows = prepare_fit(
             request, self.models, archives, self.custom_objects, partitioning, Coordination(), workers_validate=True

@@ -26,7 +26,7 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.sources.source import NamedColumns, Source, as_source
+from sparkkeras.sources.source import NamedColumns, Source, as_source, lazy_dataset
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, transformed
 
@@ -232,7 +232,7 @@ def evaluate_source(
         num_workers: The number of partitions for arrays; ``None``: the number of slots.
     """
     with ExitStack() as stack:
-        dataset = stack.enter_context(source.dataset(None if source.block is None else num_workers))
+        dataset = stack.enter_context(source.dataset(slices=num_workers))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         return evaluate(dataset, shared, state, options)
@@ -243,7 +243,7 @@ def predict_source(
 ) -> list[Any]:
     """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments."""
     with ExitStack() as stack:
-        dataset = stack.enter_context(source.dataset(None if source.block is None else num_workers))
+        dataset = stack.enter_context(source.dataset(slices=num_workers))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         how = stack.enter_context(dataset.share(options))
@@ -252,7 +252,8 @@ def predict_source(
 
 def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions) -> Any:
     """An RDD with one prediction per row, computed each time it is used; see `evaluate_source` for the arguments."""
-    dataset, cluster, weights = source.lazy(), source.cluster, ModelWeights.take(model)
+    dataset, weights = lazy_dataset(source), ModelWeights.take(model)
+    cluster = dataset.cluster
     schema = source.reader.schema
     task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True)
     return dataset.run(task).lazy()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import Dataset
@@ -14,17 +15,26 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
-from sparkkeras.sources.frame import BatchesToBlocks, ColumnMapping, Columns, FrameBlocks, Loaders, is_frame, split_by
+from sparkkeras.sources.frame import (
+    BatchesToBlocks,
+    ColumnMapping,
+    Columns,
+    FrameBlocks,
+    Loaders,
+    Selection,
+    is_frame,
+    split_by,
+)
 from sparkkeras.sources.rows import from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, cluster_of, is_remote
+from sparkkeras.spark.connect import RemoteCluster, active_remote_session, check_session, is_remote
 from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Source(Protocol):
@@ -41,27 +51,67 @@ class Source(Protocol):
         ...
 
     @property
-    def cluster(self) -> AnyCluster:
-        """The cluster of the datasets made from this source."""
+    def on_cluster(self) -> bool:
+        """Whether the data belongs to a SparkContext or session, unlike arrays."""
         ...
 
-    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> AbstractContextManager[Dataset]:
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> AbstractContextManager[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
         Args:
             num_workers: The number of partitions; the rows are redistributed if the data has another number. ``None``: as
-                many partitions as the data has; for arrays, as many as Spark has slots.
+                many partitions as the data has.
+            slices: The number of partitions of data that has none, such as arrays, if ``num_workers`` is ``None``. ``None``:
+                as many as Spark has slots.
             concurrent: Whether all partitions train at the same time, which limits their number to the free slots.
         """
         ...
 
+
+@runtime_checkable
+class SplittableSource(Source, Protocol):
+    """Rows that a column splits into training and validation rows."""
+
     def split_by(self, column: str) -> tuple[Source, Source]:
-        """Split the rows into training rows and validation rows: those in which a column is true or not 0."""
+        """The rows in which a column is false, 0 or null, and the others, for validation."""
         ...
+
+
+@runtime_checkable
+class LazySource(Source, Protocol):
+    """Rows of which a lazy RDD can be made."""
 
     def lazy(self) -> SparkDataset:
         """Make a dataset of the rows that lives until Spark's garbage collector finds it unused."""
         ...
+
+
+def split_by_column(source: Source, column: str) -> tuple[Source, Source]:
+    """Split rows into training and validation rows; see `SplittableSource`.
+
+    Raises:
+        ConfigurationError: The rows have no columns.
+        DataError: The column does not exist, or is neither boolean nor numeric.
+    """
+    if not isinstance(source, SplittableSource):
+        raise ConfigurationError("validation_col requires a DataFrame; use validation_data= or validation_split= instead.")
+    return source.split_by(column)
+
+
+def lazy_dataset(source: Source) -> SparkDataset:
+    """Make a dataset for lazy predictions; see `LazySource`.
+
+    Raises:
+        ConfigurationError: The rows are a DataFrame, or in a Spark Connect session.
+    """
+    if not isinstance(source, LazySource):
+        raise ConfigurationError(
+            "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
+            "(to_data_frame); its predictions are lazy."
+        )
+    return source.lazy()
 
 
 @dataclass(frozen=True)
@@ -129,11 +179,17 @@ def as_source(
             f"dict of them where the model has several inputs).{remedy(data)}"
         )
     labels = y.to_numpy() if hasattr(y, "to_numpy") else y
-    return ArraySource(reader, reader.read_arrays(data, labels, sample_weight), environment)
+    block = reader.read_arrays(data, labels, sample_weight)
+    session = active_remote_session()
+    return (
+        ArraySource(reader, block, environment)
+        if session is None
+        else RemoteArraySource(reader, block, environment, session)
+    )
 
 
 def as_sources(
-    data: Any, y: Any, sample_weight: Any, held_out: tuple[Any, Any, Any] | None, reader: Reader, columns: NamedColumns
+    data: Any, y: Any, sample_weight: Any, validation_data: Any, reader: Reader, columns: NamedColumns
 ) -> tuple[Source, Source | None]:
     """Create the sources of training and validation data.
 
@@ -143,17 +199,17 @@ def as_sources(
         data: The training data; see `as_source`.
         y: Its labels.
         sample_weight: Its weights. For DataFrames, the name of the column of weights in both.
-        held_out: The validation data with its labels and weights; ``None``: no validation.
+        validation_data: The validation data: ``(x, y)``, ``(x, y, sample_weight)``, a DataFrame or an RDD; ``None``: none.
         reader: Reads and checks the rows.
         columns: The columns of DataFrames.
 
     Raises:
         DataError: See `as_source`.
-        ConfigurationError: See `as_source`.
+        ConfigurationError: See `as_source`; or ``validation_data`` is something else.
     """
-    if held_out is None:
+    if validation_data is None:
         return as_source(data, reader, y, sample_weight, columns), None
-    rows, labels, weights = held_out
+    rows, labels, weights = _validation_arguments(validation_data)
     in_columns = is_frame(rows)
     if in_columns and is_frame(data):
         weights = sample_weight
@@ -170,41 +226,33 @@ class ArraySource:
     environment: Environment
 
     @property
-    def cluster(self) -> AnyCluster:
-        """The cluster of the active Spark Connect session or SparkContext; without one, a new local SparkContext."""
-        remote = active_remote_session()
-        return Cluster(None, self.environment) if remote is None else RemoteCluster(remote, self.environment)
+    def on_cluster(self) -> bool:
+        """No."""
+        return False
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
         """Split the arrays into slices of equal size."""
-        cluster = self.cluster
-        if isinstance(cluster, RemoteCluster):
-            _refuse_concurrent(concurrent)
-            yield RemoteDataset.of(cluster, self.block, self.reader, num_workers)
-            return
-        parts, max_partitions = num_workers or self._parts(cluster), None
+        cluster = self._cluster()
+        parts, max_partitions = num_workers or slices or self._parts(cluster), None
         if concurrent:
             max_partitions = cluster.free_slots
             warn_of_slots(num_workers, max_partitions)
         with from_block(cluster, self.block, max(1, min(parts, self.block.rows, max_partitions or parts))) as dataset:
             yield dataset
 
-    def split_by(self, column: str) -> tuple[Source, Source]:
-        """Raise `ConfigurationError`: arrays have no columns."""
-        return _refuse_split()
-
     def lazy(self) -> SparkDataset:
         """Broadcast the arrays in slices."""
-        cluster = self.cluster
-        if isinstance(cluster, RemoteCluster):
-            raise ConfigurationError(
-                "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
-                "(to_data_frame); its predictions are lazy."
-            )
+        cluster = self._cluster()
         parts = max(1, min(cluster.slots, self.block.rows))
         sent, _ = send(cluster.context, [self.block[part] for part in even_slices(self.block.rows, parts)])
         return SparkDataset(cluster, RddBlocks(sent))
+
+    def _cluster(self) -> Cluster:
+        """That of the active SparkContext, or of a new one on this machine."""
+        return Cluster(None, self.environment)
 
     def _parts(self, cluster: Cluster) -> int:
         return cluster.slots
@@ -217,12 +265,35 @@ class ArraysRddSource(ArraySource):
     rdd: ArraysRDD
 
     @property
-    def cluster(self) -> Cluster:
-        """The cluster of the RDD's SparkContext."""
+    def on_cluster(self) -> bool:
+        """Yes: the RDD has a SparkContext."""
+        return True
+
+    def _cluster(self) -> Cluster:
         return Cluster(self.rdd.context, self.environment)
 
     def _parts(self, cluster: Cluster) -> int:
         return int(self.rdd.getNumPartitions())
+
+
+@dataclass(frozen=True)
+class RemoteArraySource:
+    """Arrays in the memory of this process, while a Spark Connect session is active."""
+
+    reader: Reader
+    block: Block
+    environment: Environment
+    session: SparkSession
+    on_cluster: bool = field(default=False, init=False)
+
+    @contextmanager
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
+        """Send the arrays to the cluster in slices of equal size."""
+        _refuse_concurrent(concurrent)
+        cluster = RemoteCluster(self.session, self.environment)
+        yield RemoteDataset.of(cluster, self.block, self.reader, num_workers or slices)
 
 
 @dataclass(frozen=True)
@@ -233,25 +304,19 @@ class RddSource:
     rdd: RDD[Any]
     environment: Environment
     block: None = field(default=None, init=False)
-
-    @property
-    def cluster(self) -> Cluster:
-        """The cluster of the RDD's SparkContext."""
-        return Cluster(self.rdd.context, self.environment)
+    on_cluster: bool = field(default=True, init=False)
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
         """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
-        cluster = self.cluster
+        cluster = Cluster(self.rdd.context, self.environment)
         yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if concurrent else None)
-
-    def split_by(self, column: str) -> tuple[Source, Source]:
-        """Raise `ConfigurationError`: the rows of an RDD have no columns."""
-        return _refuse_split()
 
     def lazy(self) -> SparkDataset:
         """Use the partitions of the RDD."""
-        return from_rows(self.cluster, self.rdd, self.reader, None)
+        return from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self.reader, None)
 
 
 @dataclass(frozen=True)
@@ -263,40 +328,43 @@ class FrameSource:
     named: ColumnMapping
     environment: Environment
     block: None = field(default=None, init=False)
-
-    @property
-    def cluster(self) -> AnyCluster:
-        """The cluster of the DataFrame's session."""
-        return cluster_of(self.frame.sparkSession, self.environment)
+    on_cluster: bool = field(default=True, init=False)
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
         """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
-        cluster = self.cluster
-        assert isinstance(cluster, Cluster)
-        max_partitions = cluster.free_slots if concurrent else None
-        narrowed, read = self._narrowed(num_workers)
-        if max_partitions is not None:
+        cluster = Cluster(self.frame.sparkSession.sparkContext, self.environment)
+        narrowed = self._narrowed(num_workers)
+        if concurrent:
+            max_partitions = cluster.free_slots
             warn_of_slots(num_workers, max_partitions)
             narrowed = narrowed.coalesce(max_partitions)
-        yield SparkDataset(cluster, FrameBlocks(narrowed, read))
+        yield SparkDataset(cluster, FrameBlocks(narrowed, self._read))
 
     def split_by(self, column: str) -> tuple[Source, Source]:
         """Split the rows into those in which a column is false, 0 or null, and the others."""
         training, validation = split_by(self.frame, column)
         return replace(self, frame=training), replace(self, frame=validation)
 
-    def lazy(self) -> SparkDataset:
-        """Raise `ConfigurationError`: predictions for a DataFrame are columns, which are always lazy."""
-        raise ConfigurationError("collect=False is for RDDs and arrays; predictions for a DataFrame are always lazy.")
+    @cached_property
+    def selection(self) -> Selection:
+        """The columns to read.
 
-    def _narrowed(self, num_workers: int | None) -> tuple[DataFrame, BatchesToBlocks]:
-        """The DataFrame reduced to the selected columns, and the function that converts its batches to blocks."""
-        selection = self.named.select(self.frame, self.reader.schema, self.reader.labelled)
-        narrowed = selection.narrowed(self.frame)
-        if num_workers is not None:
-            narrowed = narrowed.repartition(num_workers)
-        return narrowed, BatchesToBlocks(selection, self.reader)
+        Raises:
+            DataError: A column is missing, or its type or width does not fit the model.
+        """
+        return self.named.select(self.frame, self.reader.schema, self.reader.labelled)
+
+    @property
+    def _read(self) -> BatchesToBlocks:
+        return BatchesToBlocks(self.selection, self.reader)
+
+    def _narrowed(self, num_workers: int | None) -> DataFrame:
+        """The DataFrame reduced to the selected columns."""
+        narrowed = self.selection.narrowed(self.frame)
+        return narrowed if num_workers is None else narrowed.repartition(num_workers)
 
 
 @dataclass(frozen=True)
@@ -304,13 +372,13 @@ class RemoteFrameSource(FrameSource):
     """A DataFrame in a Spark Connect session."""
 
     @contextmanager
-    def dataset(self, num_workers: int | None = None, concurrent: bool = False) -> Iterator[Dataset]:
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
         """Like `FrameSource.dataset`, but without RDDs."""
         _refuse_concurrent(concurrent)
-        cluster = self.cluster
-        assert isinstance(cluster, RemoteCluster)
-        narrowed, read = self._narrowed(num_workers)
-        yield RemoteDataset(cluster, narrowed, read)
+        cluster = RemoteCluster(self.frame.sparkSession, self.environment)
+        yield RemoteDataset(cluster, self._narrowed(num_workers), self._read)
 
 
 def is_rdd(data: Any) -> bool:
@@ -340,8 +408,11 @@ def _frame_source(
             f"sample_weight is {describe(sample_weight)}; for a DataFrame, pass the name of the column of weights."
         )
     named = ColumnMapping(columns.features, columns.label, sample_weight, columns.loader, columns.fits)
-    named.select(frame, reader.schema, reader.labelled)
-    return (RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource)(reader, frame, named, environment)
+    check_session(frame.sparkSession)
+    kind = RemoteFrameSource if is_remote(frame.sparkSession) else FrameSource
+    source = kind(reader, frame, named, environment)
+    _ = source.selection  # raises an error if the columns do not fit
+    return source
 
 
 def _refuse_concurrent(concurrent: bool) -> None:
@@ -349,8 +420,20 @@ def _refuse_concurrent(concurrent: bool) -> None:
         raise ConfigurationError(NO_DRIVER)
 
 
-def _refuse_split() -> tuple[Source, Source]:
-    raise ConfigurationError("validation_col requires a DataFrame; use validation_data= or validation_split= instead.")
+def _validation_arguments(validation_data: Any) -> tuple[Any, Any, Any]:
+    """Validation data as (data, y, sample_weight)."""
+    if is_distributed(validation_data):
+        return validation_data, None, None
+    if not isinstance(validation_data, (tuple, list)):
+        received = describe(validation_data)
+    elif len(validation_data) not in (2, 3):
+        received = f"a {type(validation_data).__name__} of {len(validation_data)}"
+    else:
+        x, y, *weight = validation_data
+        return x, y, weight[0] if weight else None
+    raise ConfigurationError(
+        f"validation_data is {received}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
+    )
 
 
 def _check_no_labels(y: Any, sample_weight: Any) -> None:

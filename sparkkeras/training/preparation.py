@@ -13,7 +13,7 @@ from typing import Any, get_args
 import keras
 
 from sparkkeras import arguments
-from sparkkeras.data.block import BlockSpec, describe
+from sparkkeras.data.block import BlockSpec
 from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
@@ -26,7 +26,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.sources.source import NamedColumns, Source, as_sources, is_distributed
+from sparkkeras.sources.source import NamedColumns, Source, as_sources, split_by_column
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
 from sparkkeras.worker.trainer import BatchOptions, FitOptions, Transform
@@ -75,13 +75,14 @@ class Partitioning:
     """The number of partitions that data is divided into.
 
     Attributes:
-        training: The number for training rows; ``None``: as many as the data has, for arrays as many as there are slots.
-        arrays: The number for validation data given as arrays; ``None``: as many as there are slots.
+        num_workers: The number for training rows; ``None``: as many as the data has.
+        slices: The number for arrays, also validation data, where ``num_workers`` does not apply; ``None``: as many as there
+            are slots.
         concurrent: Whether all partitions train at the same time, so that there must not be more of them than free slots.
     """
 
-    training: int | None = None
-    arrays: int | None = None
+    num_workers: int | None = None
+    slices: int | None = None
     concurrent: bool = False
 
 
@@ -146,9 +147,9 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     validation_options = BatchOptions(validation_size, options.transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid)
     columns = NamedColumns(features, label, loader, fits=transform is None)
-    source, held_out = as_sources(data, y, sample_weight, _sides(validation_data), reader, columns)
+    source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
     if validation_col is not None:
-        source, held_out = source.split_by(validation_col)
+        source, held_out = split_by_column(source, validation_col)
     _check_arrays(models, source, options)
     if held_out is not None:
         _check_arrays(models, held_out, validation_options)
@@ -199,7 +200,7 @@ def prepare_fit(
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
-        training = request.source.dataset(partitioning.training, partitioning.concurrent)
+        training = request.source.dataset(partitioning.num_workers, partitioning.slices, partitioning.concurrent)
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
@@ -209,7 +210,7 @@ def prepare_fit(
             spans = split.validation_spans
             validation = Validation(stored, request.validation_options, request.validation_freq, spans)
         elif request.held_out is not None:
-            held_out = request.held_out.dataset(None if request.held_out.block is None else partitioning.arrays)
+            held_out = request.held_out.dataset(slices=partitioning.slices)
             rows = stack.enter_context(stack.enter_context(held_out).stored())
             _check_stored(models, request.held_out, rows, request.validation_options)
             validation = Validation(rows, request.validation_options, request.validation_freq)
@@ -283,23 +284,3 @@ def _check(
 
 def _purpose(options: BatchOptions) -> str:
     return "data" if isinstance(options, FitOptions) else "data to evaluate or validate on"
-
-
-def _sides(validation_data: Any) -> tuple[Any, Any, Any] | None:
-    """Validation data as (data, y, sample_weight); ``None``: no validation data."""
-    if validation_data is None:
-        return None
-    if isinstance(validation_data, list):
-        validation_data = tuple(validation_data)
-    if not isinstance(validation_data, tuple):
-        if is_distributed(validation_data):
-            return validation_data, None, None
-        raise ConfigurationError(
-            f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
-        )
-    if len(validation_data) not in (2, 3):
-        raise ConfigurationError(
-            f"validation_data is a tuple of {len(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or "
-            "an RDD."
-        )
-    return (*validation_data, None) if len(validation_data) == 2 else validation_data

@@ -13,7 +13,7 @@ from sparkkeras.data.local import LocalDataset
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.sources.arrays import even_slices, rows_of
-from sparkkeras.sources.source import as_source
+from sparkkeras.sources.source import as_source, lazy_dataset
 from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
 
 READER = Reader(Schema())
@@ -71,4 +71,4 @@ class Count:
 
 def test_lazy_results_are_computed_on_use(spark):
     source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
-    assert sum(source.lazy().run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
+    assert sum(lazy_dataset(source).run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
