@@ -319,10 +319,10 @@ LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000
 
 
 @benchmark(
-    Metric("parameter server, socket: 100 MB pull, signed", "socket_pull", None, LARGE_BYTES / 2e9, "seconds"),
-    Metric("parameter server, socket: 100 MB push, signed", "socket_push", None, LARGE_BYTES / 2e9, "seconds"),
-    Metric("parameter server, http: 100 MB pull, signed", "http_pull", None, LARGE_BYTES / 1.2e9, "seconds"),
-    Metric("parameter server, http: 100 MB push, signed", "http_push", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Metric("parameter server, socket: 100 MB pull, authenticated", "socket_pull", None, LARGE_BYTES / 2e9, "seconds"),
+    Metric("parameter server, socket: 100 MB push, authenticated", "socket_push", None, LARGE_BYTES / 2e9, "seconds"),
+    Metric("parameter server, http: 100 MB pull, authenticated", "http_pull", None, LARGE_BYTES / 1.2e9, "seconds"),
+    Metric("parameter server, http: 100 MB push, authenticated", "http_push", None, LARGE_BYTES / 1.2e9, "seconds"),
     Metric("parameter server, socket: 100 MB pull, encrypted", "socket_encrypted_pull", None, None, "seconds"),
     Metric("parameter server, socket: 1 MB pull", "socket_small_pull", None, 0.0015, "seconds"),
     Metric("parameter server, http: 1 MB pull", "http_small_pull", None, 0.0015, "seconds"),
@@ -356,7 +356,7 @@ def _add(samples: Samples, prefix: str, turns: dict[str, list[float]]) -> None:
     missing=_elephas_missing,
 )
 def elephas_servers(effort: Effort) -> Samples:
-    """The two servers of Elephas 7.3.0, without signatures, and its asynchronous training with one exchange per epoch."""
+    """The two servers of Elephas 7.3.0, without authentication, and its asynchronous training with one exchange per epoch."""
     from contestants import Elephas, OnSpark, spark
     from servers import exchanges
 

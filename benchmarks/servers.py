@@ -20,7 +20,7 @@ from sparkkeras.weights import Flat
 
 
 def exchanges(transport: str, nbytes: int, count: int, *, encrypt: bool = False) -> dict[str, Turn]:
-    """Return the seconds of ``count`` pulls and pushes of ``nbytes`` bytes, signed, one after the other.
+    """Return the seconds of ``count`` pulls and pushes of ``nbytes`` bytes, authenticated, one after the other.
 
     A pull ends when the weights are in the client's memory, a push when it has been applied and acknowledged.
     """

@@ -1,4 +1,5 @@
-# What the scripts beside this file share. To be sourced by bash; `prepare EXTRA` is the way in.
+# What the scripts beside this file share. To be sourced by bash; call `prepare EXTRA`, or
+# `prepare_python EXTRA` for what needs no Java.
 #
 # It leaves behind:
 #   ROOT                                   the repository
@@ -11,9 +12,13 @@
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
-prepare() {
+prepare_python() {
     find_environment
     install_package "$1"
+}
+
+prepare() {
+    prepare_python "$1"
     find_java || install_java
     export JAVA_HOME
     export PYSPARK_PYTHON=$PYTHON PYSPARK_DRIVER_PYTHON=$PYTHON
@@ -166,7 +171,7 @@ find_java() {
     return 1
 }
 
-# Where a Java may be, likely ones first. 17 and 21 come before others: Spark 4.0 knows no later ones.
+# Where a Java may be, likely ones first. 17 and 21, which Spark 4 is tested with, come before others.
 java_homes() {
     local version home
     if have java; then # its settings tell the home behind links and shims

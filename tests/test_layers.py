@@ -54,6 +54,10 @@ LIBRARIES = {
 """Which packages import which of the libraries that not every process needs or has."""
 
 
+MAY_IMPORT_ANYTHING = {"__init__", "ml"}
+"""The package that loads its public names lazily, and stages of Spark ML that name the user's modules."""
+
+
 def files():
     return sorted(PACKAGE.rglob("*.py"))
 
@@ -62,30 +66,63 @@ def layer(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path):
-    """The modules that a file imports when it is loaded or run; those for type checkers only are left out."""
-    tree = ast.parse(path.read_text())
+def imports(source, for_types=True):
+    """The modules that a file imports when it is loaded or run, and with ``for_types`` also those for type checkers."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: a relative import, whose layer is not visible"
+            for alias in node.names:
+                public = node.module == "sparkkeras" and sparkkeras._HOME_OF.get(alias.name)
+                yield f"sparkkeras.{public}" if public else f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield re.split("[{'\"]", ast.unparse(node.args[0]) + "'")[1]  # of f"sparkkeras.rpc.{name}": sparkkeras.rpc.
+
+
+def check_imports(source, mine):
+    """Raise an error if a file of layer ``mine`` imports from a layer above, or a library that its package does not use."""
+    for name in imports(source):
+        package, _, rest = name.partition(".")
+        assert package or mine in MAY_IMPORT_ANYTHING, "imports a module whose layer is not visible"
+        if package == "sparkkeras":
+            imported = rest.partition(".")[0]
+            assert imported in LAYERS, f"imports {name}, whose layer is not visible"
+            assert LAYERS.index(imported) <= LAYERS.index(mine), f"imports {name}, which is above {mine}"
+    for name in imports(source, for_types=False):
+        library = name.split(".")[0]
+        if library in LIBRARIES:
+            assert mine in LIBRARIES[library], f"imports {library}, which its package does not use"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_from_its_own_package_and_lower_layers(path):
     mine = layer(path)
     assert mine in LAYERS, f"{mine} has no place among the layers: add it here and to docs/design.md"
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "sparkkeras" and len(parts) > 1 and parts[1] in LAYERS:
-            assert LAYERS.index(parts[1]) <= LAYERS.index(mine), f"{path.name} imports {name}, which is above {mine}"
-        if parts[0] in LIBRARIES:
-            assert mine in LIBRARIES[parts[0]], f"{path.name} imports {parts[0]}, which its package does not use"
+    check_imports(path.read_text(), mine)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    from sparkkeras.training import job",
+        "from sparkkeras import SparkModel",
+        "import sparkkeras",
+        "from ..training import job",
+        "from .. import training",
+        "import importlib\nimportlib.import_module('sparkkeras.training.job')",
+        "import importlib\nimportlib.import_module(name)",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sparkkeras.training.job import Job",
+        "import keras",
+    ],
+)
+def test_no_kind_of_import_goes_upward(source):
+    with pytest.raises(AssertionError):
+        check_imports(source, "rpc")
 
 
 def test_the_tree_is_small_at_the_top_and_packages_say_what_they_are_for():

@@ -111,7 +111,7 @@ class SparkMLlibModel:
 
     @property
     def training_histories(self) -> list[dict[str, Any]]:
-        """A record of each worker in each epoch of the last `fit`; see `SparkModel.training_histories`."""
+        """A record of each worker in each epoch of all calls of `fit`; see `SparkModel.training_histories`."""
         return self.spark_model.training_histories
 
     @property

@@ -56,7 +56,7 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
             for broadcast in broadcasts:
                 quietly(broadcast.destroy)
         return
-    folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))  # type: ignore[attr-defined]
+    folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))
     try:
         with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
             handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))

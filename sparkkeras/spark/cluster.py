@@ -364,7 +364,7 @@ def _equip(cluster: Cluster) -> None:
         check_workers(found)
         if not is_current(found):
             # In the temporary folder of the context, which Spark removes.
-            folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)  # type: ignore[attr-defined]
+            folder = tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir)
             cluster.context.addPyFile(pack_package(folder))
         _equipped[cluster.context] = found
 
