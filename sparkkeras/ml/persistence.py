@@ -34,6 +34,7 @@ from sparkkeras.ml.references import decode, encode, find_code, is_registered, r
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.spark import filesystem
+from sparkkeras.spark.connect import is_remote
 from sparkkeras.training import persistence
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def _hadoop(session: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _read(session: SparkSession, path: str) -> bytes:
-    if _is_remote(session):
+    if is_remote(session):
         row = session.read.format("binaryFile").load(path).select("content").first()
         return bytes(row[0])  # type: ignore[index]
     return filesystem.read_bytes(qualified(session, path))
@@ -388,12 +389,8 @@ def is_json(value: Any) -> bool:
         return False
 
 
-def _is_remote(session: SparkSession) -> bool:
-    return type(session).__module__.startswith("pyspark.sql.connect")
-
-
 def _classic(session: SparkSession) -> SparkSession:
-    if _is_remote(session):
+    if is_remote(session):
         raise StorageError(
             "Spark Connect cannot write files. Save the Keras model instead with get_model().save(path) (of an estimator: "
             "getModel().save(path)), and create KerasTransformer(model=...) from it."

@@ -12,6 +12,7 @@ from sparkkeras.arguments import integer, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
+from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.slots import check_slots
 from sparkkeras.weights import Array
@@ -281,13 +282,6 @@ def _numbers(name: str, value: Any) -> Array:
             f"{name} expects numbers or booleans, received {describe(value)}, which contains None: fill in values."
         )
     return array.astype(np.float64, copy=False)
-
-
-def is_rdd(value: Any) -> bool:
-    """Whether a value is an RDD."""
-    from pyspark import RDD
-
-    return isinstance(value, RDD)
 
 
 def _is_matrix(value: Any) -> bool:

@@ -14,7 +14,6 @@ from sparkkeras.mllib.conversions import (
     features_of,
     from_matrix,
     from_vector,
-    is_rdd,
     kind_of,
     lp_to_simple_rdd,
     to_matrix,
@@ -25,6 +24,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
 from sparkkeras.parameter.service import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as
 from sparkkeras.worker.trainer import Transform
 
