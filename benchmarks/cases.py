@@ -356,7 +356,7 @@ def _add(samples: Samples, prefix: str, turns: dict[str, list[float]]) -> None:
     missing=_elephas_missing,
 )
 def elephas_servers(effort: Effort) -> Samples:
-    """The two servers of Elephas 7.3.0, without authentication, and its asynchronous training with one exchange per epoch."""
+    """The two servers of Elephas 7.3.0, without authentication, and asynchronous training with one exchange per epoch."""
     from contestants import Elephas, OnSpark, spark
     from servers import exchanges
 
