@@ -34,7 +34,8 @@ from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
-from sparkkeras.modeling.state import layout, optimizer_of, optimizer_variables, weight_variables
+from sparkkeras.modeling.lora import LoraLayer, enable_lora, lora_layers
+from sparkkeras.modeling.state import ModelWeights, layout, optimizer_of, optimizer_variables, weight_variables
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
 
@@ -61,12 +62,14 @@ class ModelArchive:
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
         settings: Attributes that Keras does not save, by path, such as ``optimizer._exclude_from_weight_decay``.
+        adapted: The layers with low-rank factors (LoRA).
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
     settings: tuple[tuple[str, Any], ...] = ()
+    adapted: tuple[LoraLayer, ...] = ()
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -122,7 +125,7 @@ class ModelArchive:
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
-        return cls(data, described.custom, digest, settings)
+        return cls(data, described.custom, digest, settings, lora_layers(model))
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
@@ -134,6 +137,7 @@ class ModelArchive:
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
             model = _load(path, self.custom.load(), safe_mode=False)
+        enable_lora(model, self.adapted)
         for attribute, value in self.settings:
             owner, _, name = attribute.rpartition(".")
             setattr(attrgetter(owner)(model) if owner else model, name, value)
@@ -204,6 +208,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
         loaded = _read(data, described.objects, safe_mode=False)
+        enable_lora(loaded, lora_layers(model))
     _verify(model, described.code, loaded)
     return data, loaded
 
@@ -264,14 +269,16 @@ def _check_dtypes(model: keras.Model) -> None:
 
 
 def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
-    """An uncompiled copy of a built model, with separate weights.
+    """An uncompiled copy of a built model, with separate weights of the same values.
 
     Raises:
         CustomObjectError: Custom code would load as other code, or not at all.
         ModelError: The model cannot be saved and loaded for another reason.
     """
     bare = _uncompiled(model)
-    return _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
+    copy = _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
+    ModelWeights.take(model).put(copy)  # saving merges low-rank factors (LoRA) into the weights that they adapt
+    return copy
 
 
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
@@ -351,8 +358,12 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
             "a custom layer must create its weights in __init__ or build(), from the arguments that its "
             "get_config returns."
         )
+    layers = list(model._flatten_layers())
+    merged = {id(variable) for adapted in lora_layers(model) for variable in layers[adapted.index].variables}
     for before, after in zip(mine, other, strict=True):
-        if not np.array_equal(_numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"):
+        if id(before) not in merged and not np.array_equal(
+            _numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"
+        ):
             raise ModelError(
                 f"the weight {before.path!r} has other values after saving and loading the model: a custom layer must load "
                 "its weights unchanged."
@@ -456,7 +467,7 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     if isinstance(optimizer.get("learning_rate"), float):
         optimizer["learning_rate"] = None  # a variable, which is part of the state
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
-    digest.update(custom.payload + repr(_settings(model)).encode())
+    digest.update(custom.payload + repr((_settings(model), lora_layers(model))).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
