@@ -2,7 +2,7 @@
 
 Reading: Spark lists the files. Workers stream local files themselves; Spark's ``binaryFile`` source reads files of other
 file systems whole, with Spark's credentials. A data source of Spark's Python API could use only the file systems of pyarrow,
-as `sparkkeras.formats.tfrecord_source` does, which has the code that reads and writes files.
+as `sparkkeras.formats.tfrecord_source` does. Writing uses that data source.
 """
 
 from __future__ import annotations
@@ -24,18 +24,10 @@ from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
 from sparkkeras.formats.examples import Field, collect_stats, merge_stats
 from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES
-from sparkkeras.formats.tfrecord_source import (
-    SAMPLED_FILES,
-    NewTFRecordFolder,
-    ddl,
-    fields_of,
-    file_system,
-    infer_fields,
-    open_file,
-    read_batches,
-    read_sample,
-    sampled_files,
-)
+from sparkkeras.formats.tfrecord_files import file_system, open_file
+from sparkkeras.formats.tfrecord_reader import SAMPLED_FILES, read_batches, read_sample, sampled_files
+from sparkkeras.formats.tfrecord_schema import ddl, fields_of, infer_fields
+from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.connect import check_slots_for, cluster_of
 from sparkkeras.spark.filesystem import has_scheme

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import ArrayType, LongType, StructType
 
 from sparkkeras import ConfigurationError, DataError, StorageError, TFRecordDataSource
-from sparkkeras.formats import tfrecord_source
+from sparkkeras.formats import tfrecord_writer
 from sparkkeras.formats.examples import Field
-from sparkkeras.formats.tfrecord_source import Writer
+from sparkkeras.formats.tfrecord_writer import TFRecordWriter
 
 ROWS = pa.record_batch([pa.array([1, 2])], ["n"])
 SCHEMA = StructType().add("n", "long", nullable=False)
@@ -23,7 +23,7 @@ def source(path, **options):
 
 
 def writer(path, mode="error", **changed):
-    return dataclasses.replace(Writer.of(str(path), (Field("n", "bigint"),), mode, None), **changed)
+    return dataclasses.replace(TFRecordWriter.of(str(path), (Field("n", "bigint"),), mode, None), **changed)
 
 
 def write(path, overwrite=False):
@@ -49,7 +49,7 @@ def files(folder):
 def renames(request, monkeypatch):
     """Whether folders can be renamed: the local file system, treated as such and as an object store."""
     if request.param == "object store":
-        monkeypatch.setattr(tfrecord_source, "_OBJECT_STORES", {"local"})
+        monkeypatch.setattr(tfrecord_writer, "_OBJECT_STORES", {"local"})
     return request.param == "renaming"
 
 
