@@ -12,9 +12,11 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.schema import OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
-from sparkkeras.sources.frame import ArgumentsToBlocks, ColumnFunction, Loaders
+from sparkkeras.sources.frame import Loaders
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
+from sparkkeras.spark.udf import ColumnFunction
 from sparkkeras.worker.trainer import Transform
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.mllib.conversions import encode_label
-from sparkkeras.sources.frame import ColumnMapping, Columns, quoted
+from sparkkeras.sources.column_names import quoted
+from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.connect import check_session, check_slots_for
 from sparkkeras.weights import Array

@@ -25,7 +25,8 @@ from sparkkeras.ml.values import Names
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
-from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_case_sensitive, is_frame
+from sparkkeras.sources.column_names import is_case_sensitive
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, is_frame
 from sparkkeras.spark_model import SparkModel
 
 if TYPE_CHECKING:

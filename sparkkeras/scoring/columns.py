@@ -27,20 +27,13 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.sources.frame import (
-    ArgumentsToBlocks,
-    BatchesToBlocks,
-    ColumnFunction,
-    ColumnMapping,
-    Columns,
-    Loaders,
-    OverColumns,
-    column_function,
-    is_case_sensitive,
-    quoted,
-)
+from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
+from sparkkeras.sources.column_names import is_case_sensitive, quoted
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders
+from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
+from sparkkeras.spark.udf import ColumnFunction, column_function
 from sparkkeras.weights import Array
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import BatchOptions, Transform

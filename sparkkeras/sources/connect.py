@@ -27,7 +27,8 @@ from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
-from sparkkeras.sources.frame import BatchesToBlocks, Selection
+from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
 from sparkkeras.spark.connect import (
     CELL_BYTES,

@@ -15,16 +15,8 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
-from sparkkeras.sources.frame import (
-    BatchesToBlocks,
-    ColumnMapping,
-    Columns,
-    FrameBlocks,
-    Loaders,
-    Selection,
-    is_frame,
-    split_by,
-)
+from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
+from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
 from sparkkeras.sources.rows import from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster

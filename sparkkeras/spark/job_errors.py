@@ -37,7 +37,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         )
     traceback = worker_traceback(text)
     if not traceback:
-        alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.sources.frame.OverColumns`
+        alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.scoring.column_functions.OverColumns`
         if alone:
             raised = _package_error(_until_java(text, alone.start(1)))
             if raised:

@@ -23,7 +23,8 @@ from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.formats.images import image_loader
-from sparkkeras.sources.frame import BatchesToBlocks, Selection
+from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.frame_blocks import BatchesToBlocks
 
 STRUCT = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
 FIELDS = pa.struct(

@@ -18,8 +18,10 @@ from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local import LocalShared
 from sparkkeras.modeling.outputs import Output, outputs_of
+from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
-from sparkkeras.sources.frame import ArgumentsToBlocks, BatchesToBlocks, OverColumns, Selection
+from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.spark.job_errors import translated
 from tests.models import classifier, regression
 
@@ -358,7 +360,7 @@ def test_spark_reports_a_data_error_without_a_traceback(monkeypatch):
         raise DataError("too short") from ValueError("inner")
         yield
 
-    monkeypatch.setattr("sparkkeras.sources.frame.task_context", lambda: None)
+    monkeypatch.setattr("sparkkeras.scoring.column_functions.task_context", lambda: None)
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     stream = io.BytesIO()
     try:

@@ -1,0 +1,129 @@
+"""What a function of columns runs on the workers: it converts its arguments to blocks, and yields a value for each row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkkeras.data.block import Block, Form, Structure
+from sparkkeras.data.column_values import Terms
+from sparkkeras.data.columns import Leaf
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.reader import Reader
+from sparkkeras.errors import DataError
+from sparkkeras.sources.column_types import check_argument
+from sparkkeras.sources.frame import ColumnMapping, Loaders, Selection
+from sparkkeras.sources.tasks import task_context
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class ArgumentsToBlocks:
+    """Converts the arguments of a column function to blocks: one argument for each input, or several for a single input.
+
+    Error messages name the function and the index of the argument, since calls in SQL have no column names or options.
+
+    Attributes:
+        reader: Reads and checks the rows.
+        loader: Converts arguments to inputs.
+        fits: Whether arguments must fit the model; see `Leaf.fits`.
+        function: The function as users call it, for messages.
+        make: The words before the name of an option in messages, such as "make the function with".
+    """
+
+    reader: Reader
+    loader: Loaders | None = None
+    fits: bool = True
+    function: str = "the function"
+    make: str = "make the function with"
+
+    def argument_count_error(self, count: int) -> str:
+        """The error message for a number of arguments that the model cannot take; empty if it can."""
+        specs, wanted = self.reader.schema.inputs, self._values_wanted
+        if len(specs) > 1:
+            names = ", ".join(spec.name for spec in specs)
+            expected, fits = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
+        elif self.loader is not None:
+            expected, fits = "one argument, for its loader", count == 1
+        elif wanted is not None:
+            expected = f"{wanted} number(s), or arrays or vectors that hold as many in all"
+            fits = 1 <= count <= wanted
+        else:
+            expected, fits = "at least one argument", count > 0
+        return "" if fits else f"{self.function} takes {expected}; it received {count} argument(s)."
+
+    @property
+    def _values_wanted(self) -> int | None:
+        """The total number of values that the arguments must hold; ``None`` if the model or a transform leaves it open."""
+        specs = self.reader.schema.inputs
+        shape = specs[0].shape if len(specs) == 1 and self.fits else None
+        sizes = [size for size in shape or () if size is not None]
+        return None if shape is None or len(sizes) < len(shape) else int(np.prod(sizes, dtype=np.int64))
+
+    @property
+    def _terms(self) -> Terms:
+        wanted = self._values_wanted
+        if len(self.reader.schema.inputs) > 1:
+            fit = "Pass one array or vector for each input, of the size of the input."
+        else:
+            fit = f"Pass arguments that hold {wanted} number(s) in all." if wanted else "Pass arguments of another size."
+        return Terms(
+            give=self.make,
+            fit=fit,
+            fill="Fill it (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
+            function=self.function,
+        )
+
+    def blocks(self, columns: Sequence[pa.Array], where: str, first: int) -> Iterator[tuple[Block, Array | None]]:
+        """The rows of one batch; see `Selection.blocks`."""
+        error = self.argument_count_error(len(columns))
+        if error:
+            raise DataError(error)
+        specs, loaders = self.reader.schema.inputs, ColumnMapping(loader=self.loader).loaders(self.reader.schema)
+        names = [f"argument {number}" for number in range(1, len(columns) + 1)]
+        if len(specs) > 1:
+            structure = Structure(len(specs), bare=False)
+            leaves = [
+                Leaf((name,), False, spec, self.fits, loaders.get(spec.name), self._terms)
+                for name, spec in zip(names, specs, strict=True)
+            ]
+        else:
+            spec = specs[0] if specs else None
+            structure = Structure()
+            loader = loaders.get(spec.name if spec else "")
+            leaves = [Leaf(tuple(names), len(names) > 1, spec, self.fits, loader, self._terms)]
+        selection = Selection(Form(structure), tuple(leaves))
+        for number, column in enumerate(columns):
+            check_argument(leaves[number if len(specs) > 1 else 0], names[number], column)
+        yield from selection.blocks(self.reader, columns, where, first)
+
+
+@dataclass(frozen=True)
+class OverColumns:
+    """Runs a task over the batches of a column function's arguments; see `sparkkeras.spark.udf.column_function`.
+
+    Users run the queries that call such functions, so they see errors as Spark reports them.
+    """
+
+    __name__ = "keras_model"  # its name in Spark's plans
+
+    task: Callable[[TaskContext, Iterator[Any]], Iterator[pa.Array]]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[pa.Array]:
+        """Yield one value per row; reads all batches."""
+        try:
+            yield from self.task(task_context(), batches)
+        except DataError as error:
+            # The message explains what is wrong with the data; a traceback would bury it. Spark reads this variable when it
+            # reports the error, and then ends the process.
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise error from None
+        for _ in batches:
+            pass

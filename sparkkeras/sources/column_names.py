@@ -1,0 +1,114 @@
+"""The names of columns: finds a DataFrame's columns and fields of structs by name, as Spark does, and quotes names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras.errors import ConfigurationError, DataError, known_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+
+class ColumnFinder:
+    """Finds columns of a DataFrame by name: a top-level column, else a field of a struct (``user.age``).
+
+    As in Spark, names are case-insensitive unless that is ambiguous.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+        self._schema: StructType = frame.schema
+        self._names = self._schema.names
+
+    def column(self, name: str) -> Column:
+        """A column as an expression.
+
+        Raises:
+            DataError: No column has this name, or several have.
+        """
+        from pyspark.sql import functions
+
+        return functions.col(".".join(quoted(field.name) for field in self._found(name)))
+
+    def type_of(self, name: str) -> tuple[DataType, Mapping[str, Any]]:
+        """A column's type and metadata.
+
+        Raises:
+            DataError: No column has this name, or several have.
+        """
+        field = self._found(name)[-1]
+        return field.dataType, field.metadata
+
+    def _found(self, name: str) -> list[StructField]:
+        """The path to the column: its field alone, or a struct and its nested fields."""
+        path = _path(self._schema, name)
+        if path is None:
+            raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
+        name = path[0].name
+        matches = [other for other in self._names if _equal_ignoring_case(other, name)]
+        if matches.count(name) > 1 or (len(matches) > 1 and not is_case_sensitive(self._frame.sparkSession)):
+            raise DataError(
+                f"the DataFrame has {len(matches)} columns whose names Spark does not distinguish "
+                f"({', '.join(map(repr, matches))}): rename them."
+            )
+        return path
+
+    def default(self, argument: str, names: Sequence[str]) -> str | dict[str, str]:
+        """The default columns for an argument that was not set.
+
+        Args:
+            argument: The name of the argument, which is also a default name of its column.
+            names: The names of the model's inputs or outputs.
+
+        Raises:
+            ConfigurationError: The DataFrame lacks such columns.
+        """
+        if len(names) < 2 and _field(self._schema, argument) is not None:
+            return argument
+        if names and all(_field(self._schema, name) is not None for name in names):
+            return {name: name for name in names} if len(names) > 1 else names[0]
+        ends = "inputs" if argument == "features" else "outputs"
+        raise ConfigurationError(
+            f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {ends} "
+            f"({', '.join(names) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
+        )
+
+
+def is_case_sensitive(session: Any) -> bool:
+    """Whether column names are case-sensitive in a session; by default they are not."""
+    return session is not None and str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
+def quoted(name: str) -> str:
+    """A column's name in backticks, which may contain any character."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _path(kind: StructType, name: str) -> list[StructField] | None:
+    """The field of this name, preceded by the structs that contain it. Names may contain dots."""
+    from pyspark.sql.types import StructType
+
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        field = _field(kind, ".".join(parts[:count]))
+        if field is None:
+            continue
+        if count == len(parts):
+            return [field]
+        inner = field.dataType
+        rest = _path(inner, ".".join(parts[count:])) if isinstance(inner, StructType) else None
+        if rest is not None:
+            return [field, *rest]
+    return None
+
+
+def _field(kind: StructType, name: str) -> StructField | None:
+    exact = (field for field in kind.fields if field.name == name)
+    return next(exact, None) or next((field for field in kind.fields if _equal_ignoring_case(field.name, name)), None)
+
+
+def _equal_ignoring_case(name: str, other: str) -> bool:
+    return name.lower() == other.lower()

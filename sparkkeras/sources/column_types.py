@@ -1,0 +1,132 @@
+"""Checks that the types and sizes of columns fit a model's inputs: on the driver, before a job starts.
+
+Spark gives the types of a SQL function's arguments only to the workers, so there the same checks run on the first batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf
+from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.sources.column_names import ColumnFinder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+
+def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
+    """Check the columns of an array.
+
+    Raises:
+        DataError: A column does not exist, or its type or width does not fit the model.
+        ConfigurationError: The loader's arrays do not fit the model, or it would have to load several columns.
+    """
+    for name in leaf.columns:
+        kind, _ = finder.type_of(name)
+        if leaf.loader is None:
+            _check_type(name, kind, leaf)
+        elif leaf.together:
+            raise ConfigurationError(f"a loader takes one column, received {list(leaf.columns)}.")
+        else:
+            leaf.loader.check(name, kind.simpleString())
+    spec = leaf.input if leaf.fits else None
+    if spec is None or spec.shape is None:
+        return
+    if leaf.loader is not None:
+        _check_loaded_shape(leaf, leaf.loader.shape, spec.name, spec.shape)
+        return
+    widths = [_width(*finder.type_of(name)) for name in leaf.columns]
+    if None in widths or None in spec.shape:
+        return
+    width = sum(width or 0 for width in widths)
+    if width != math.prod(size or 0 for size in spec.shape):
+        raise DataError(
+            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) per row, but the model's input "
+            f"{spec.name!r} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
+        )
+
+
+def _check_loaded_shape(leaf: Leaf, shape: tuple[int | None, ...], name: str, expected: tuple[int | None, ...]) -> None:
+    """Raise `ConfigurationError` if a loader's arrays, of ``shape``, cannot fit the model's input ``name``."""
+    fits = len(shape) == len(expected) and all(
+        size is None or wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True)
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"the loader of {leaf.label} returns arrays of shape {shape}, but the model's input {name!r} expects "
+            f"{expected}: set the size and mode of the loader accordingly."
+        )
+
+
+def check_argument(leaf: Leaf, name: str, column: pa.Array) -> None:
+    """Check the type of an argument of a SQL function, on a worker. ``name`` is its name in messages.
+
+    Raises:
+        DataError: The model cannot take the type.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import NullType, StructType
+
+    kind = from_arrow_type(column.type)
+    if isinstance(kind, NullType):  # the NULL of SQL, which stands for any value
+        return
+    if leaf.loader is not None:
+        leaf.loader.check(name, kind.simpleString())
+    elif not isinstance(kind, StructType) or tuple(kind.names) != VECTOR_FIELDS:
+        _check_type(name, kind, leaf)
+
+
+def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
+    from pyspark.sql import types
+
+    inner = kind
+    while isinstance(inner, types.ArrayType):
+        inner = inner.elementType
+    if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
+        return
+    if isinstance(inner, types.BinaryType) and inner is kind and leaf.input is not None:
+        return
+    type_name, give = kind.simpleString(), leaf.terms.give
+    if isinstance(inner, types.StringType):
+        advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
+        if leaf.terms.function:
+            advice = "Cast text that is a number, CAST(... AS DOUBLE), and encode other text first."
+        if inner is kind and leaf.input is not None and len(leaf.input.shape or ()) == 3:
+            advice = f"If these are paths of images, {give} loader={_loader_call(leaf)}. {advice}"
+    elif isinstance(inner, types.BinaryType):
+        advice = "Bytes require a model input of known shape, to be read as tensors, or a loader (image_loader(...))."
+    elif type_name == IMAGE_STRUCT:
+        advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
+    elif isinstance(inner, (types.StructType, types.MapType)):
+        field = f" ({name}.field)" if not leaf.terms.function else ""
+        advice = f"Name the fields to use{field}, or {give} loader=image_loader(...) if it holds images."
+    else:
+        advice = "Convert it to numbers first, for instance with cast or unix_timestamp."
+    raise DataError(
+        f"{leaf.terms.column(name)} has the type {type_name}; expected numbers, booleans, arrays of them, or vectors. "
+        f"{advice}"
+    )
+
+
+def _loader_call(leaf: Leaf) -> str:
+    """The call of `image_loader` that fits an input, for messages."""
+    shape = (leaf.input.shape if leaf.input is not None else None) or ()
+    return f"image_loader({shape[:2]})" if len(shape) == 3 and None not in shape[:2] else "image_loader(size)"
+
+
+def _is_vector(kind: DataType) -> bool:
+    return type(kind).__name__ == "VectorUDT"
+
+
+def _width(kind: DataType, metadata: Mapping[str, Any]) -> int | None:
+    """The number of values per row, if the type or the metadata determine it."""
+    from pyspark.sql import types
+
+    if isinstance(kind, (types.NumericType, types.BooleanType)):
+        return 1
+    size = (metadata.get("ml_attr") or {}).get("num_attrs") if _is_vector(kind) else None
+    return None if size is None else int(size)
