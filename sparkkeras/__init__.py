@@ -22,9 +22,10 @@ __version__ = "0.1.0"
 # The modules of the public names. Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
     "sources.arrays": ["to_simple_rdd"],
+    "sources.conversions": ["from_data_frame", "to_data_frame"],
+    "data.one_hot": ["encode_label"],
     "formats.images": ["image_loader"],
     "mllib.conversions": [
-        "encode_label",
         "from_labeled_point",
         "from_matrix",
         "from_vector",
@@ -33,7 +34,6 @@ _HOMES = {
         "to_matrix",
         "to_vector",
     ],
-    "ml.adapter": ["from_data_frame", "to_data_frame"],
     "formats.tfrecord_source": ["TFRecordDataSource"],
     "formats.tfrecords": ["load_tfrecords", "save_as_tfrecords"],
     "ensembles.ensemble": ["EnsembleModel", "load_ensemble_model"],

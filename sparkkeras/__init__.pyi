@@ -1,4 +1,5 @@
 # What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
+from sparkkeras.data.one_hot import encode_label as encode_label
 from sparkkeras.ensembles.ensemble import EnsembleModel as EnsembleModel
 from sparkkeras.ensembles.ensemble import load_ensemble_model as load_ensemble_model
 from sparkkeras.ensembles.greedy import greedy_ensemble as greedy_ensemble
@@ -20,10 +21,7 @@ from sparkkeras.formats.tfrecord_source import TFRecordDataSource as TFRecordDat
 from sparkkeras.formats.tfrecords import load_tfrecords as load_tfrecords
 from sparkkeras.formats.tfrecords import save_as_tfrecords as save_as_tfrecords
 from sparkkeras.loading import load_spark_model as load_spark_model
-from sparkkeras.ml.adapter import from_data_frame as from_data_frame
-from sparkkeras.ml.adapter import to_data_frame as to_data_frame
 from sparkkeras.ml.image_featurizer import ImageFeaturizer as ImageFeaturizer
-from sparkkeras.mllib.conversions import encode_label as encode_label
 from sparkkeras.mllib.conversions import from_labeled_point as from_labeled_point
 from sparkkeras.mllib.conversions import from_matrix as from_matrix
 from sparkkeras.mllib.conversions import from_vector as from_vector
@@ -49,6 +47,8 @@ from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
 from sparkkeras.parameter.service import ParameterServerStats as ParameterServerStats
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
+from sparkkeras.sources.conversions import from_data_frame as from_data_frame
+from sparkkeras.sources.conversions import to_data_frame as to_data_frame
 from sparkkeras.spark_model import SparkModel as SparkModel
 from sparkkeras.sql import keras_udf as keras_udf
 from sparkkeras.sql import register_keras_udf as register_keras_udf

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sparkkeras.arguments import integer, optional_integer
+from sparkkeras.arguments import optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
+from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.errors import DataError
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark.cluster import check_running
@@ -43,9 +44,7 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
     if len(features) != len(labels):
         raise DataError(f"x has {len(features)} rows and y has {len(labels)}; expected the same number of rows.")
     if categorical:
-        if labels.ndim != 2:
-            raise DataError(f"categorical=True expects one-hot labels of shape (samples, classes), received {labels.shape}.")
-        labels = labels.argmax(axis=1)
+        labels = class_indices(labels)
     elif labels.size != len(labels):
         raise DataError(
             f"labels have shape {labels.shape}; expected (samples,) or (samples, 1), or one-hot rows with categorical=True."
@@ -104,33 +103,6 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
     if not categorical:
         return lp_rdd.map(_Pair())
     return lp_rdd.map(_Pair(nb_classes or _count_classes(lp_rdd.map(_label).fold(-math.inf, np.maximum))))
-
-
-def encode_label(label: Any, nb_classes: int) -> Array:
-    """Convert a class index to a one-hot row, float32, shape (nb_classes,).
-
-    Args:
-        label: An integer from 0 to ``nb_classes - 1``; a float with an integral value or an array of one value is accepted.
-        nb_classes: The number of classes.
-
-    Raises:
-        DataError: The label is not a class index below ``nb_classes``.
-    """
-    integer("nb_classes", nb_classes)
-    try:
-        value, missing = to_numbers(label)
-    except NotNumbersError as error:
-        raise DataError(f"label {label!r} is not a class index; expected one whole number.") from error
-    if value.size != 1 or missing is not None or not np.isfinite(value).all() or float(value.reshape(-1)[0]) % 1 != 0:
-        raise DataError(f"label {label!r} is not a class index; expected one whole number.")
-    number = int(value.reshape(-1)[0])
-    if not 0 <= number < nb_classes:
-        raise DataError(
-            f"label {number} is out of range: with nb_classes={nb_classes}, labels must be from 0 to {nb_classes - 1}."
-        )
-    row = np.zeros(nb_classes, np.float32)
-    row[number] = 1.0
-    return row
 
 
 def to_matrix(array: Any) -> DenseMatrix:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pyspark.ml import linalg as ml
 from pyspark.mllib import linalg as mllib
 
-from sparkkeras import ConfigurationError, DataError, to_simple_rdd
-from sparkkeras.mllib.conversions import encode_label, from_matrix, from_vector, kind_of, to_matrix, to_vector
+from sparkkeras import ConfigurationError, DataError, encode_label, to_simple_rdd
+from sparkkeras.mllib.conversions import from_matrix, from_vector, kind_of, to_matrix, to_vector
 
 TABLE = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 SPARSE = np.array([[0.0, 7.0, 0.0], [8.0, 0.0, 9.0]])

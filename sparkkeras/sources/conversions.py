@@ -11,9 +11,9 @@ from sparkkeras.arguments import optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
+from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.mllib.conversions import encode_label
 from sparkkeras.sources.column_names import quoted
 from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.spark.cluster import check_running
@@ -67,7 +67,7 @@ def to_data_frame(
     import pyarrow as pa
 
     session = _session(spark)
-    labels = None if y is None else _classes(np.asarray(y)) if categorical else y
+    labels = None if y is None else class_indices(np.asarray(y)).astype(np.float64) if categorical else y
     arrays: dict[str, Array] = {}
     missing: dict[str, Array | None] = {}
     for name, side in ((features, x), (label, labels), (weight, sample_weight)):
@@ -175,13 +175,6 @@ def _array(name: str, given: Any) -> tuple[Array, Array | None]:
     if array.ndim == 0:
         raise DataError(f"{name!r} is {describe(given)}; expected numbers or booleans with the rows on the first axis.")
     return array, missing
-
-
-def _classes(labels: Array) -> Array:
-    if labels.ndim != 2:
-        raise DataError(f"categorical=True expects one-hot labels of shape (samples, classes), received {labels.shape}.")
-    classes: Array = labels.argmax(axis=1).astype(np.float64)
-    return classes
 
 
 def _with_vectors(frame: DataFrame, names: Sequence[str]) -> DataFrame:
