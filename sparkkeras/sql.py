@@ -157,7 +157,7 @@ def _function(
         custom_objects=custom_objects,
         on_invalid=on_invalid,
     )
-    called = f"the function of the model {model.name!r}" if name is None else f"{name}()"
-    make = "make it again with" if name is None else "register the function again with"
-    read = ArgumentsToBlocks(scorer.reader, loader, transform is None, called, make)
+    function_name = f"the function of the model {model.name!r}" if name is None else f"{name}()"
+    give = "make it again with" if name is None else "register the function again with"
+    read = ArgumentsToBlocks(scorer.reader, loader, transform is None, function_name, give)
     return scorer.function(cluster_of(spark or active_session()), read), read

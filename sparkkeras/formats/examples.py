@@ -461,14 +461,14 @@ class FeatureStats:
         return Field(self.name, {BYTES: texts, FLOATS: "float", INTS: "bigint"}[self.kind], self.is_array)
 
 
-def merge_stats(seen: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
+def merge_stats(stats: Iterable[FeatureStats]) -> dict[str, FeatureStats]:
     """Merge the statistics of each feature, by name.
 
     Raises:
         DataError: Records hold different kinds of values for the same feature.
     """
     known: dict[str, FeatureStats] = {}
-    for new in seen:
+    for new in stats:
         old = known.get(new.name, new)
         if old.kind != new.kind:
             raise DataError(

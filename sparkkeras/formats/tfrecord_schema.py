@@ -63,28 +63,28 @@ def ddl(fields: Sequence[Field]) -> str:
     )
 
 
-def infer_fields(seen: Mapping[str, FeatureStats], path: str, binary: Sequence[str] = ()) -> tuple[Field, ...]:
+def infer_fields(stats: Mapping[str, FeatureStats], path: str, binary: Sequence[str] = ()) -> tuple[Field, ...]:
     """The columns for the features of sampled records, sorted by name.
 
     Args:
-        seen: The statistics of the features, by name.
+        stats: The statistics of the features, by name.
         path: The path of the files, for error messages.
         binary: Names of features that become binary even if their bytes are valid UTF-8.
 
     Raises:
         DataError: There are no features, or one of ``binary`` is unknown or does not hold bytes.
     """
-    if not seen:
+    if not stats:
         raise DataError(
             f"the sampled files of {path!r} have no records with features, so the columns cannot be inferred: set schema, "
             "for instance 'x array<float>, y bigint'."
         )
     for name in binary:
-        if name not in seen:
-            raise DataError(f"binary_features: {path!r} has no feature {name!r}. {known_names(name, seen)}")
-        if seen[name].kind != BYTES:
+        if name not in stats:
+            raise DataError(f"binary_features: {path!r} has no feature {name!r}. {known_names(name, stats)}")
+        if stats[name].kind != BYTES:
             raise DataError(
-                f"binary_features: feature {name!r} holds {KINDS[seen[name].kind]} values in {seen[name].where}; expected "
+                f"binary_features: feature {name!r} holds {KINDS[stats[name].kind]} values in {stats[name].where}; expected "
                 "bytes. Leave it out."
             )
-    return tuple(seen[name].field(name in binary) for name in sorted(seen))
+    return tuple(stats[name].field(name in binary) for name in sorted(stats))

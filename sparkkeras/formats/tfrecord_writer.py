@@ -89,7 +89,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         return storage_errors(f"cannot write {self.label!r}")
 
     def _exists(self) -> bool:
-        """Return whether the path exists. Raise `StorageError` if it may not."""
+        """Return whether the output folder exists. Raise `StorageError` if the mode does not allow what is at the path."""
         from pyarrow import fs
 
         found = self.files.get_file_info(self.path).type

@@ -35,29 +35,29 @@ class ArgumentsToBlocks:
         loader: Converts arguments to inputs.
         fits: Whether arguments must fit the model; see `Leaf.fits`.
         function: The function as users call it, for messages.
-        make: The words before the name of an option in messages, such as "make the function with".
+        give: The verb before the name of an argument that a message suggests; see `Terms.give`.
     """
 
     reader: Reader
     loader: Loaders | None = None
     fits: bool = True
     function: str = "the function"
-    make: str = "make the function with"
+    give: str = "make the function with"
 
     def argument_count_error(self, count: int) -> str:
         """The error message for a number of arguments that the model cannot take; empty if it can."""
         specs, wanted = self.reader.schema.inputs, self._values_wanted
         if len(specs) > 1:
             names = ", ".join(spec.name for spec in specs)
-            expected, fits = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
+            expected, accepted = f"{len(specs)} arguments, one for each input of the model ({names})", count == len(specs)
         elif self.loader is not None:
-            expected, fits = "one argument, for its loader", count == 1
+            expected, accepted = "one argument, for its loader", count == 1
         elif wanted is not None:
             expected = f"{wanted} number(s), or arrays or vectors that hold as many in all"
-            fits = 1 <= count <= wanted
+            accepted = 1 <= count <= wanted
         else:
-            expected, fits = "at least one argument", count > 0
-        return "" if fits else f"{self.function} takes {expected}; it received {count} argument(s)."
+            expected, accepted = "at least one argument", count > 0
+        return "" if accepted else f"{self.function} takes {expected}; it received {count} argument(s)."
 
     @property
     def _values_wanted(self) -> int | None:
@@ -75,7 +75,7 @@ class ArgumentsToBlocks:
         else:
             fit = f"Pass arguments that hold {wanted} number(s) in all." if wanted else "Pass arguments of another size."
         return Terms(
-            give=self.make,
+            give=self.give,
             fit=fit,
             fill="Fill it (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
             function=self.function,

@@ -208,12 +208,13 @@ def with_predictions(
     if len(names) == 1:
         scored = frame.withColumn(names[0], predicted)
     else:
-        whole = f"__{'_'.join(names)}"
-        scored = frame.withColumn(whole, predicted)
+        struct_name = f"__{'_'.join(names)}"
+        scored = frame.withColumn(struct_name, predicted)
         fields = {
-            name: scored[quoted(whole)].getField(output.name) for name, output in zip(names, scorer.outputs, strict=True)
+            name: scored[quoted(struct_name)].getField(output.name)
+            for name, output in zip(names, scorer.outputs, strict=True)
         }
-        scored = scored.withColumns(fields).drop(whole)
+        scored = scored.withColumns(fields).drop(struct_name)
     return scored.where(scored[quoted(names[0])].isNotNull()) if on_invalid == "drop" or _drops(selection.leaves) else scored
 
 
@@ -221,28 +222,32 @@ def _drops(leaves: Sequence[Leaf]) -> bool:
     return any(leaf.loader is not None and leaf.loader.on_error == "drop" for leaf in leaves)
 
 
-def _column_names(given: Any, outputs: Sequence[Output], existing: Sequence[str], case_sensitive: bool = False) -> list[str]:
+def _column_names(
+    output_col: Any, outputs: Sequence[Output], existing: Sequence[str], case_sensitive: bool = False
+) -> list[str]:
     """The column name of each output; ``case_sensitive``: whether Spark distinguishes upper from lower case."""
-    ends = [output.name for output in outputs]
-    if isinstance(given, Mapping):
-        for name in given:
-            if name not in ends:
-                raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, ends)}")
-        missing = [name for name in ends if name not in given]
+    output_names = [output.name for output in outputs]
+    if isinstance(output_col, Mapping):
+        for name in output_col:
+            if name not in output_names:
+                raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, output_names)}")
+        missing = [name for name in output_names if name not in output_col]
         if missing:
             raise ConfigurationError(f"output_col has no column for the output(s) {missing}.")
-        names = [given[name] for name in ends]
-    elif isinstance(given, str):
-        names = [given] if len(ends) == 1 else [f"{given}_{name}" for name in ends]
+        names = [output_col[name] for name in output_names]
+    elif isinstance(output_col, str):
+        names = [output_col] if len(output_names) == 1 else [f"{output_col}_{name}" for name in output_names]
     else:
-        names = list(given) if isinstance(given, (list, tuple)) else [given]
+        names = list(output_col) if isinstance(output_col, (list, tuple)) else [output_col]
     distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}
-    if len(names) != len(ends) or len(distinct) != len(names):
-        raise ConfigurationError(f"output_col={given!r}: expected {len(ends)} different name(s), for the output(s) {ends}.")
+    if len(names) != len(output_names) or len(distinct) != len(names):
+        raise ConfigurationError(
+            f"output_col={output_col!r}: expected {len(output_names)} different name(s), for the output(s) {output_names}."
+        )
     for name in existing:
         if (name if case_sensitive else name.lower()) in distinct:
             raise ConfigurationError(
-                f"output_col={given!r}: the column {name!r} already exists in the DataFrame. Choose another name, or "
+                f"output_col={output_col!r}: the column {name!r} already exists in the DataFrame. Choose another name, or "
                 f"drop({name!r}) first."
             )
     return names

@@ -70,9 +70,9 @@ class ColumnFinder:
             return argument
         if names and all(_field(self._schema, name) is not None for name in names):
             return {name: name for name in names} if len(names) > 1 else names[0]
-        ends = "inputs" if argument == "features" else "outputs"
+        kind = "inputs" if argument == "features" else "outputs"
         raise ConfigurationError(
-            f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {ends} "
+            f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {kind} "
             f"({', '.join(names) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
 

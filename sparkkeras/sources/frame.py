@@ -109,7 +109,12 @@ class ColumnMapping:
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns that form a block."""
+    """The columns that form a block.
+
+    Attributes:
+        form: The structure of the features, labels and weights in the block.
+        leaves: The columns of each array, in the order of the block.
+    """
 
     form: Form
     leaves: tuple[Leaf, ...]
@@ -137,13 +142,13 @@ class Selection:
         """
         size = min((_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None), default=len(columns[0]))
         for start in range(0, len(columns[0]), max(1, size)):
-            some = [column.slice(start, size) for column in columns]
-            yield reader.read_columns(self.read(some, where, first + start), self.form, where, first + start)
+            part = [column.slice(start, size) for column in columns]
+            yield reader.read_columns(self.read(part, where, first + start), self.form, where, first + start)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
         """Read the values of each array; for ``where`` and ``first`` see `Leaf.read`."""
-        given = iter(columns)
-        return [leaf.read([next(given) for _ in leaf.columns], where, first) for leaf in self.leaves]
+        remaining = iter(columns)
+        return [leaf.read([next(remaining) for _ in leaf.columns], where, first) for leaf in self.leaves]
 
 
 def _rows_at_once(loader: Loader) -> int:
@@ -185,18 +190,18 @@ def _match_columns(
         The structure of the arrays, and a leaf for each of them.
     """
     names = [spec.name for spec in specs]
-    ends = "inputs" if argument == "features" else "outputs"
+    kind = "input" if argument == "features" else "output"
     if given is None:
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
         partial = argument == "label"  # outputs without a loss need no labels
         if not given or (len(specs) > 1 and not partial and set(given) != set(names)):
-            raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {ends} are {names}.")
+            raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {kind}s are {names}.")
         by_name = dict(zip(names, specs, strict=True))
         leaves = []
         for key, columns in given.items():
             if names and key not in by_name:
-                raise ConfigurationError(f"{argument}: the model has no {ends[:-1]} {key!r}. {known_names(key, names)}")
+                raise ConfigurationError(f"{argument}: the model has no {kind} {key!r}. {known_names(key, names)}")
             leaves.append(_leaf(f"{argument}[{key!r}]", columns, by_name.get(key)))
         if len(specs) == 1:  # Keras expects the array itself
             return Structure(), leaves
@@ -204,13 +209,13 @@ def _match_columns(
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
-                f"{argument}={given!r}: the model has {len(specs)} {ends}: pass {{name: column}} for {names}."
+                f"{argument}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
             )
         return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
     columns = _column_names(argument, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
-            f"{argument}={list(columns)!r}: the model has {len(specs)} {ends}: pass one column for each, or "
+            f"{argument}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
     return Structure(len(columns), bare=False), [

@@ -332,7 +332,7 @@ NUMBERS = pa.array([1.0, 2.0])
 )
 def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(columns, message):
     scorer = Scorer.of(regression(), on_invalid="error")
-    read = ArgumentsToBlocks(scorer.reader, function="f()", make="register the function again with")
+    read = ArgumentsToBlocks(scorer.reader, function="f()", give="register the function again with")
     with pytest.raises(DataError, match=message) as error:
         list(read.blocks(columns, "partition 0", 0))
     assert not re.search("transform=|give on_invalid|give loader|column '|dropna", str(error.value))
