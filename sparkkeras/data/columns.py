@@ -331,7 +331,7 @@ def _mask(rows: Array) -> Any:
 
 
 def _tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> Array:
-    """Read raw tensors: C order, little-endian. The item size determines the dtype; see `sparkkeras.sources.frame`."""
+    """Read raw tensors: C order, little-endian. The item size determines the dtype."""
     try:
         return _raw_tensors(column, shape, floating)
     except _UnfitError:

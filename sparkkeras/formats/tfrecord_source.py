@@ -66,7 +66,7 @@ def _by_value(kind: type) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-copyreg.pickle(_PickledByValue, _by_value)  # type: ignore[arg-type]
+copyreg.pickle(_PickledByValue, _by_value)
 
 
 class TFRecordDataSource(DataSource, metaclass=_PickledByValue):

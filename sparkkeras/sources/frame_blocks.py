@@ -88,7 +88,7 @@ class OverBatches:
             yield pa.record_batch([pa.array([pickle.dumps(result, 5)], pa.binary())], ["result"])
 
 
-class _Results(Serializer):  # type: ignore[misc]
+class _Results(Serializer):
     """Unpickles the results of `OverBatches` from the rows that Spark passes to Python."""
 
     def load_stream(self, stream: Any) -> Iterator[Any]:
