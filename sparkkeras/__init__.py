@@ -72,7 +72,7 @@ _HOMES = {
         "UpdateRule",
         "ExchangeWindow",
     ],
-    "parameter.service": ["ParameterServerStats"],
+    "parameter.stats": ["ParameterServerStats"],
     "ensembles.spark_ensemble": ["SparkEnsemble"],
     "spark_model": ["SparkModel"],
     "sql": ["keras_udf", "register_keras_udf"],

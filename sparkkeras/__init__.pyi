@@ -44,7 +44,7 @@ from sparkkeras.parameter.rules import ExchangeWindow as ExchangeWindow
 from sparkkeras.parameter.rules import SlowMo as SlowMo
 from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
-from sparkkeras.parameter.service import ParameterServerStats as ParameterServerStats
+from sparkkeras.parameter.stats import ParameterServerStats as ParameterServerStats
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
 from sparkkeras.sources.conversions import from_data_frame as from_data_frame

@@ -30,7 +30,7 @@ from sparkkeras.parameter.rules import (
     rule_config,
     rule_from_config,
 )
-from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose

@@ -179,6 +179,14 @@ def test_workers_of_a_search_do_not_need_hyperopt():
     assert _printed(code, KERAS_BACKEND="jax") == "False"  # the backend that loads soonest
 
 
+@pytest.mark.programs
+def test_synchronous_training_and_ensembles_do_not_need_cryptography():
+    """Workers need it only where they connect to a server on the driver."""
+    modules = "sparkkeras.training.averaging, sparkkeras.training.independent, sparkkeras.ensembles.spark_ensemble"
+    code = f"import sys; sys.modules['cryptography'] = None; import {modules}; print('imported')"
+    assert _printed(code, KERAS_BACKEND="jax") == "imported"
+
+
 def _printed(code, **environment):
     import os
     import subprocess

@@ -22,7 +22,7 @@ from sparkkeras.mllib.conversions import (
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import UpdateRule
-from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as

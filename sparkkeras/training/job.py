@@ -14,7 +14,7 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import Average, State, UpdateRule
-from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.worker.trainer import BatchOptions, FitOptions
 
 

@@ -44,7 +44,8 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
 from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
-from sparkkeras.parameter.service import ParameterClient, ParameterServerStats, ParameterService, PayloadFormat
+from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address, make_transport
 from sparkkeras.rpc.wire import Secret

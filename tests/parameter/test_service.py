@@ -14,14 +14,8 @@ from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnect
 from sparkkeras.parameter.exchange import MAX_LOG_VALUES, ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, PartitionPlan
 from sparkkeras.parameter.rules import Downpour
-from sparkkeras.parameter.service import (
-    ArraySpecs,
-    ParameterClient,
-    ParameterServerStats,
-    ParameterService,
-    PayloadFormat,
-    is_finite,
-)
+from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Store
 from sparkkeras.rpc.transport import Endpoint, RefusedError, connect, make_transport
 from sparkkeras.rpc.wire import Secret

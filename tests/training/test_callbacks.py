@@ -6,7 +6,7 @@ import pytest
 
 from sparkkeras import ConfigurationError, SparkEnsemble, SparkModel
 from sparkkeras.modeling import metrics
-from sparkkeras.parameter.service import ParameterServerStats
+from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.training.callbacks import Progress, check_directions, check_monitors, check_names
 from sparkkeras.training.parameter_server import _Pace
 from tests.models import regression
