@@ -97,7 +97,7 @@ class SearchService(Service):
         self._keeping = threading.Lock()
 
     def _ask(self, call: Call) -> Reply:
-        worker = Worker(str(call.fields["worker"]), int(call.fields["task"]), int(call.fields["attempt"]))
+        worker = Worker(call.field("worker", str), call.field("task", int), call.field("attempt", int))
         assignment = self._ledger.ask(worker)
         if assignment is None:
             return Reply({"wait": self._ledger.should_wait(worker)})
@@ -105,20 +105,20 @@ class SearchService(Service):
         return Reply({"number": assignment.number, "lease": assignment.lease}, (memoryview(body),))
 
     def _lose(self, call: Call) -> Reply:
-        self._ledger.lose(_lease_of(call), str(call.fields["cause"]))
+        self._ledger.lose(_lease_of(call), call.field("cause", str))
         return Reply({})
 
     def _report(self, call: Call) -> Reply:
-        epoch, loss = int(call.fields["epoch"]), float(call.fields["loss"])
+        epoch, loss = call.field("epoch", int), call.field("loss", float)
         return Reply({"go": self._ledger.report(_lease_of(call), epoch, loss)})
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
         with self._keeping:
-            return Reply({"wanted": self._journal.wants(float(call.fields["value"]))})
+            return Reply({"wanted": self._journal.wants(call.field("value", float))})
 
     def _model(self, call: Call) -> Reply:
-        lease, start = _lease_of(call), int(call.fields["start"])
+        lease, start = _lease_of(call), call.field("start", int)
         self._ledger.extend_for_upload(lease)
         try:
             with self._journal.draft(lease).open("r+b" if start else "wb") as file:
@@ -135,14 +135,14 @@ class SearchService(Service):
         trial = self._ledger.extend_for_upload(lease)
         fields = json.loads(bytes(call.body))
         trial = replace(trial, **{name: fields[name] for name in _OUTCOME_FIELDS})
-        if call.fields["is_mistake"] and not self._ledger.has_value():
+        if call.field("is_mistake", bool) and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
         draft = self._journal.draft(lease)
         is_lost = trial.status == STOPPED and not self._ledger.reason  # as in the ledger: the trial runs again
         try:
             with self._keeping:
                 if draft.exists() and trial.value is not None and not is_lost:
-                    self._keep(trial, draft, str(call.fields["suffix"]))
+                    self._keep(trial, draft, call.field("suffix", _suffix))
                 self._ledger.finish(lease, trial)
                 try:
                     self._journal.drop_surplus()
@@ -153,8 +153,6 @@ class SearchService(Service):
         return Reply({})
 
     def _keep(self, trial: Trial, draft: Path, suffix: str) -> None:
-        if suffix not in SUFFIXES:
-            raise ValueError(suffix)
         try:
             self._journal.keep_model(trial.number, trial.value or 0.0, draft, suffix)
         except StorageError as error:
@@ -238,5 +236,11 @@ def _pack(outcome: Outcome) -> bytes:
     return json.dumps({name: getattr(outcome, name) for name in _OUTCOME_FIELDS}).encode()
 
 
+def _suffix(value: Any) -> str:
+    if value not in SUFFIXES:
+        raise ValueError(value)
+    return str(value)
+
+
 def _lease_of(call: Call) -> int:
-    return int(call.fields["lease"])
+    return call.field("lease", int)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,11 @@ class ExchangePoint:
         return {**{name: getattr(self, name) for name in (*_INTEGERS, *_FLOATS)}, "logs": logs}
 
     @classmethod
-    def unpack(cls, fields: Mapping[str, Any], metrics: tuple[Array, ...]) -> ExchangePoint:
-        """The record from the fields of a call. Invalid fields raise a KeyError, a TypeError or a ValueError."""
-        epoch, batch, steps, rows = (int(fields[name]) for name in _INTEGERS)
-        learning_rate, seconds = (float(fields[name]) for name in _FLOATS)
-        logs = None if fields["logs"] is None else dict(fields["logs"])
+    def unpack(cls, field: Callable[[str, Callable[[Any], Any]], Any], metrics: tuple[Array, ...]) -> ExchangePoint:
+        """The record from a call, given its method ``field``."""
+        epoch, batch, steps, rows = (field(name, int) for name in _INTEGERS)
+        learning_rate, seconds = (field(name, float) for name in _FLOATS)
+        logs = field("logs", lambda logs: None if logs is None else dict(logs))
         return cls(epoch, batch, steps, rows, learning_rate, seconds, metrics, logs)
 
 

@@ -208,7 +208,7 @@ class ParameterService(Service):
         return Reply({"version": self._store.version})
 
     def _lease(self, call: Call) -> Reply:
-        resumed = self._ledger.lease(int(call.fields["worker"]), int(call.fields["attempt"]))
+        resumed = self._ledger.lease(call.field("worker", int), call.field("attempt", int))
         if isinstance(resumed, str):
             return Reply({"status": resumed})
         fields = dataclasses.asdict(dataclasses.replace(resumed, metrics=()))
@@ -216,9 +216,8 @@ class ParameterService(Service):
         return Reply({"status": "granted", **fields}, _bytes(body))
 
     def _parameters(self, call: Call) -> Reply:
-        epoch = call.fields.get("epoch")
-        if epoch is not None:
-            return self._weights(self._ledger.snapshot(int(epoch)), lambda: None)  # the ledger holds it
+        if "epoch" in call.fields:
+            return self._weights(self._ledger.snapshot(call.field("epoch", int)), lambda: None)  # the ledger holds it
         with self._lock:
             self._counts["pulls"] += 1
         snapshot = self._store.snapshot()
@@ -236,13 +235,9 @@ class ParameterService(Service):
 
     def _update(self, call: Call) -> Reply:
         payload_format = self._payload_format
-        if len(call.body) != payload_format.update_bytes:
-            raise RefusedError(
-                "malformed", f"expected an update of {payload_format.update_bytes} bytes, received {len(call.body)}."
-            )
-        worker, lease, sequence = (int(call.fields[name]) for name in ("worker", "lease", "sequence"))
-        base = int(call.fields["base"])
-        point = ExchangePoint.unpack(call.fields, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
+        _check_length(call, payload_format.update_bytes)
+        worker, lease, sequence, base = (call.field(name, int) for name in ("worker", "lease", "sequence", "base"))
+        point = ExchangePoint.unpack(call.field, payload_format.metrics.unpack(call.body[payload_format.weights_bytes :]))
         update = payload_format.weights(call.body)
         with self._ledger.pushing(worker, lease, sequence) as new:
             if new:
@@ -251,26 +246,29 @@ class ParameterService(Service):
         return self._directive(call)
 
     def _report(self, call: Call) -> Reply:
+        if len(call.body):
+            _check_length(call, self._payload_format.metrics.nbytes)
         metrics = self._payload_format.metrics.unpack(call.body) if len(call.body) else ()
-        worker, lease = int(call.fields["worker"]), int(call.fields["lease"])
-        self._ledger.evaluated(worker, lease, int(call.fields["epoch"]), metrics)
+        self._ledger.evaluated(*_holder(call), call.field("epoch", int), metrics)
         return self._directive(call)
 
     def _finish(self, call: Call) -> Reply:
-        self._ledger.finish(int(call.fields["worker"]), int(call.fields["lease"]))
+        self._ledger.finish(*_holder(call))
         return Reply({})
 
     def _release(self, call: Call) -> Reply:
-        self._ledger.release(int(call.fields["worker"]), int(call.fields["lease"]), bool(call.fields["missing"]))
+        self._ledger.release(*_holder(call), call.field("missing", bool))
         return Reply({})
 
     def _directive(self, call: Call) -> Reply:
-        directive = self._ledger.directive(int(call.fields["worker"]), int(call.fields["lease"]))
+        directive = self._ledger.directive(*_holder(call))
         return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
 
     def _apply(self, worker: int, base: int, point: ExchangePoint, update: Flat) -> None:
         if base > self._store.version:
-            raise ValueError(f"the update's base is version {base}, but the newest version is {self._store.version}")
+            raise RefusedError(
+                "malformed", f"the update's base is version {base}, but the newest version is {self._store.version}."
+            )
         self._check_finite(worker, point, update.vector)
         try:
             applied = self._store.apply(update, base, point)
@@ -310,6 +308,18 @@ class ParameterService(Service):
         with self._lock:
             self.failure = self.failure or error
         self._ledger.stop()
+
+
+def _holder(call: Call) -> tuple[int, int]:
+    """The worker of a call and its lease."""
+    return call.field("worker", int), call.field("lease", int)
+
+
+def _check_length(call: Call, expected: int) -> None:
+    if len(call.body) != expected:
+        raise RefusedError(
+            "malformed", f"the call {call.name!r} takes a body of {expected} bytes, received {len(call.body)}."
+        )
 
 
 def is_finite(vector: Array) -> bool:

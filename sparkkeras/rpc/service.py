@@ -35,14 +35,13 @@ class Service:
         return self._calls[name][1]
 
     def __call__(self, call: Call) -> Reply:
-        """See `Handler`. A KeyError, a TypeError or a ValueError of a call's function shows that its fields are invalid."""
-        try:
-            self._remember_lease(call.peer, call.fields)
-            reply = self._calls[call.name][0](call)
-            self._remember_lease(call.peer, reply.fields)
-            return reply
-        except (KeyError, TypeError, ValueError) as error:
-            raise RefusedError("malformed", f"the fields of the call {call.name!r} are invalid: {error!r}.") from error
+        """See `Handler`."""
+        if "lease" in call.fields:
+            self._remember_lease(call.peer, call.field("lease", int))
+        reply = self._calls[call.name][0](call)
+        if "lease" in reply.fields:
+            self._remember_lease(call.peer, reply.fields["lease"])
+        return reply
 
     def closed(self, peer: Hashable) -> None:
         """See `Handler.closed`."""
@@ -52,10 +51,9 @@ class Service:
         for lease in leases - elsewhere:
             self._expire(lease)
 
-    def _remember_lease(self, peer: Hashable, fields: Fields) -> None:
-        if "lease" in fields:
-            with self._lock:
-                self._leases[peer].add(int(fields["lease"]))
+    def _remember_lease(self, peer: Hashable, lease: int) -> None:
+        with self._lock:
+            self._leases[peer].add(lease)
 
 
 class Client:

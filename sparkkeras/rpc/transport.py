@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.rpc.wire import (
@@ -32,6 +32,8 @@ from sparkkeras.rpc.wire import (
 )
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRANSPORTS = ("http", "socket", "inprocess")
 """The names of the transports; each is a module of this package."""
@@ -138,6 +140,18 @@ class Call:
     fields: Fields
     body: memoryview
     peer: Hashable
+
+    def field(self, name: str, convert: Callable[[Any], T]) -> T:
+        """An argument, converted to its type.
+
+        Raises:
+            RefusedError: It is missing or invalid.
+        """
+        try:
+            return convert(self.fields[name])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            message = f"the field {name!r} of the call {self.name!r} is missing or invalid: {error!r}."
+            raise RefusedError("malformed", message) from error
 
 
 def _no_op() -> None:

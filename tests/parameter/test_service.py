@@ -1,6 +1,7 @@
 """The service and the client, over the in-memory transport."""
 
 import json
+import math
 import re
 import threading
 import time
@@ -17,7 +18,7 @@ from sparkkeras.parameter.rules import Downpour
 from sparkkeras.parameter.service import ArraySpecs, ParameterClient, ParameterService, PayloadFormat, is_finite
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Store
-from sparkkeras.rpc.transport import Endpoint, RefusedError, connect, make_transport
+from sparkkeras.rpc.transport import Call, Endpoint, RefusedError, connect, make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.weights import Flat
 
@@ -292,7 +293,8 @@ def test_the_end_of_an_epoch_is_reported():
 def test_a_record_survives_its_packing_without_long_vectors():
     logs = {"loss": np.float32(0.5), "each": np.ones(MAX_LOG_VALUES), "long": np.ones(MAX_LOG_VALUES + 1)}
     point = replace(POINT, logs=logs)
-    received = ExchangePoint.unpack(json.loads(json.dumps(point.pack())), METRICS)
+    call = Call("update", json.loads(json.dumps(point.pack())), memoryview(b""), None)
+    received = ExchangePoint.unpack(call.field, METRICS)
     assert received == replace(point, logs={"loss": 0.5, "each": [1.0] * MAX_LOG_VALUES, "long": None})
 
 
@@ -395,7 +397,7 @@ def test_an_update_that_lacks_a_field_is_not_applied(bench, missing):
     assert (bench.values, bench.store.version, bench.ledger.rows) == (VECTOR.tolist(), 0, 0)
 
 
-@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"seconds": None}])
+@pytest.mark.parametrize("invalid", [{"logs": 7}, {"rows": "many"}, {"steps": math.inf}, {"seconds": None}, {"base": 1}])
 def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
     sent = fields(lease=bench.client()._lease, **invalid)
     rejected(bench, "malformed", "update", sent, body())
@@ -407,7 +409,7 @@ def test_an_update_with_an_invalid_field_is_not_applied(bench, invalid):
 def test_an_update_that_is_too_short_is_rejected(bench, size):
     client = bench.client()
     message = rejected(bench, "malformed", "update", fields(lease=client._lease), body(size))
-    assert f"expected an update of {PAYLOAD_FORMAT.update_bytes} bytes, received {size}" in message
+    assert f"the call 'update' takes a body of {PAYLOAD_FORMAT.update_bytes} bytes, received {size}" in message
     assert (bench.store.version, bench.ledger.rows) == (0, 0)
     push(client)
 
@@ -431,8 +433,21 @@ def test_an_unknown_worker_is_rejected(bench, name):
 @pytest.mark.parametrize("name", ["lease", "renew", "update", "report", "finish", "release"])
 def test_a_call_without_its_fields_is_rejected(bench, name):
     message = rejected(bench, "malformed", name, {}, body() if name == "update" else ())
-    assert f"the fields of the call {name!r} are invalid: KeyError" in message
+    assert re.search(rf"the field '\w+' of the call {name!r} is missing or invalid: KeyError", message)
     push(bench.client())
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError])
+def test_a_fault_of_the_server_is_not_taken_for_an_invalid_call(bench, caplog, monkeypatch, error):
+    lease = bench.client()._lease
+
+    def fail(*_):
+        raise error("lost")
+
+    monkeypatch.setattr(bench.ledger, "directive", fail)
+    message = rejected(bench, "failed", "renew", fields(lease=lease))
+    assert f"the call 'renew' failed: {error.__name__}" in message
+    assert "in fail" in caplog.text, "the traceback"
 
 
 def test_a_push_out_of_sequence_is_rejected(bench):
