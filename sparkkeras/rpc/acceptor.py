@@ -36,8 +36,11 @@ STOP_SECONDS = 2.5
 
 _log = logging.getLogger(__name__)
 
-Length = Callable[[bytes], int | None]
-"""The length of a first message, from the bytes that have arrived; ``None`` if they do not show it yet."""
+Length = Callable[[bytearray, int], int | None]
+"""The length of a first message, from the bytes that have arrived; ``None`` if they do not show it yet.
+
+The second argument is the number of bytes that an earlier call had, so that a search need not begin at the first byte again.
+"""
 
 Handle = Callable[[socket.socket, Any, bytes], None]
 """Handles a connection until it ends, given the client's address and the first message. May raise `OSError`."""
@@ -148,18 +151,20 @@ async def _receive_first(connection: socket.socket, length: Length) -> bytes:
     Raises:
         ConnectionError: The connection ends before, or the message is too long.
     """
-    loop, first = asyncio.get_running_loop(), b""
+    loop, first = asyncio.get_running_loop(), bytearray()
     total: int | None = None
     while total is None or len(first) < total:
-        readable = loop.create_future()
-        loop.add_reader(connection, readable.set_result, None)
+        readable = asyncio.Event()
+        loop.add_reader(connection, readable.set)
         try:
-            await readable
+            await readable.wait()
         finally:
             loop.remove_reader(connection)
-        arrived = connection.recv(MAX_FIRST_BYTES, socket.MSG_PEEK)
-        total = length(first + arrived)
-        first += connection.recv(len(arrived) if total is None else min(len(arrived), total - len(first)))
-        if not arrived or len(first) > MAX_FIRST_BYTES:
+        before = len(first)
+        first += connection.recv(MAX_FIRST_BYTES, socket.MSG_PEEK)
+        total = length(first, before)
+        end = len(first) if total is None else min(len(first), total)
+        first[before:] = connection.recv(end - before)
+        if len(first) == before or len(first) > MAX_FIRST_BYTES:
             raise ConnectionError("the connection ended before its first message, or that was too long")
-    return first
+    return bytes(first)

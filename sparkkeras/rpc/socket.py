@@ -59,7 +59,7 @@ class SocketTransport:
         listener = open_listener(endpoint)
         port = int(listener.getsockname()[1])
         server = _Server(handler, endpoint, Acceptor(secret, endpoint.encrypt))
-        with accepting(listener, lambda data: HELLO_BYTES, server.handle):
+        with accepting(listener, lambda data, before: HELLO_BYTES, server.handle):
             yield Address("socket", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
     def connect(self, address: Address) -> SocketCaller:

@@ -33,8 +33,8 @@ def serving(application: Any, listener: socket.socket, timeout: float) -> Abstra
     return accepting(listener, _header_length, server.handle)
 
 
-def _header_length(data: bytes) -> int | None:
-    end = data.find(b"\r\n\r\n")
+def _header_length(data: bytearray, before: int) -> int | None:
+    end = data.find(b"\r\n\r\n", max(0, before - 3))
     return None if end < 0 else end + 4
 
 

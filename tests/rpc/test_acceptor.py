@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from sparkkeras.rpc import acceptor
+from sparkkeras.rpc import acceptor, wsgi
 from tests.rpc.test_transports import eventually, shut_down
 
-GREETING = b"0123456789"
+FIRST = b"0123456789"
 
 
 @contextlib.contextmanager
-def accepting(handle=None, length=lambda data: len(GREETING)):
+def accepting(handle=None, length=lambda data, before: len(FIRST)):
     """An acceptor that replies to each first message with the same bytes, and echoes what follows; yields its address."""
 
     def echo(connection, address, first):
@@ -47,14 +47,27 @@ def test_the_first_message_is_received_whole_and_nothing_of_what_follows(lengths
         received.append((first, connection.recv(3, socket.MSG_WAITALL)))
 
     ends = [0, *itertools.accumulate(lengths)]
-    with accepting(handle, lambda data: data.find(b"9") + 1 or None) as address:
+    with accepting(handle, lambda data, before: data.find(b"9", before) + 1 or None) as address:
         with socket.create_connection(address, 10) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for start, end in itertools.pairwise(ends):
-                client.sendall((GREETING + b"abc")[start:end])
+                client.sendall((FIRST + b"abc")[start:end])
                 time.sleep(0.002)
             assert eventually(lambda: received)
-    assert received == [(GREETING, b"abc")]
+    assert received == [(FIRST, b"abc")]
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_the_end_of_a_header_is_found_in_pieces_of_any_size(size):
+    data = b"POST / HTTP/1.1\r\nA: b\r\n\r\nbody"
+    ends = [*range(size, len(data), size), len(data)]
+    found = [wsgi._header_length(bytearray(data[:end]), before) for before, end in itertools.pairwise([0, *ends])]
+    assert next(filter(None, found)) == len(data) - len("body")
+
+
+def test_bytes_that_were_searched_before_are_not_searched_again():
+    """Otherwise the time for a header that arrives byte by byte grows with the square of its length."""
+    assert wsgi._header_length(bytearray(b"\r\n\r\n" + bytes(10)), 14) is None
 
 
 def test_silent_and_slow_connections_occupy_no_thread_and_are_closed(monkeypatch):
@@ -62,10 +75,10 @@ def test_silent_and_slow_connections_occupy_no_thread_and_are_closed(monkeypatch
     with accepting() as address, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(30)]
         for client in clients[::2]:
-            client.sendall(GREETING[:5])
+            client.sendall(FIRST[:5])
         with socket.create_connection(address, 10) as valid:
-            valid.sendall(GREETING)
-            assert valid.recv(100) == GREETING
+            valid.sendall(FIRST)
+            assert valid.recv(100) == FIRST
             assert len(serving_threads()) == 1
             assert all(is_closed(client) for client in clients)
             valid.sendall(b"still here")
@@ -74,7 +87,7 @@ def test_silent_and_slow_connections_occupy_no_thread_and_are_closed(monkeypatch
 
 def test_a_first_message_that_is_too_long_closes_the_connection(monkeypatch):
     monkeypatch.setattr(acceptor, "MAX_FIRST_BYTES", 1000)
-    with accepting(length=lambda data: None) as address, socket.create_connection(address, 10) as client:
+    with accepting(length=lambda data, before: None) as address, socket.create_connection(address, 10) as client:
         client.sendall(bytes(1001))
         assert is_closed(client)
 
@@ -83,20 +96,20 @@ def test_the_number_of_connections_is_limited(monkeypatch):
     monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 2)
     with accepting() as address:
         with socket.create_connection(address, 10) as silent, socket.create_connection(address, 10) as valid:
-            valid.sendall(GREETING)
-            assert valid.recv(100) == GREETING
+            valid.sendall(FIRST)
+            assert valid.recv(100) == FIRST
             with socket.create_connection(address, 10) as late:
                 assert is_closed(silent), "the oldest that has sent nothing"
-                late.sendall(GREETING)
-                assert late.recv(100) == GREETING
+                late.sendall(FIRST)
+                assert late.recv(100) == FIRST
                 with socket.create_connection(address, 10) as one_more:
                     assert is_closed(one_more), "no other connection is silent"
                 valid.sendall(b"next")
                 assert valid.recv(100) == b"next"
         assert eventually(lambda: not serving_threads())
         with socket.create_connection(address, 10) as next_one:
-            next_one.sendall(GREETING)
-            assert next_one.recv(100) == GREETING
+            next_one.sendall(FIRST)
+            assert next_one.recv(100) == FIRST
 
 
 def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
@@ -107,11 +120,11 @@ def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
                 raise RuntimeError("can't start new thread")
 
             patch.setattr(threading.Thread, "start", fail)
-            unlucky.sendall(GREETING)
+            unlucky.sendall(FIRST)
             assert is_closed(unlucky)
         with socket.create_connection(address, 10) as client:
-            client.sendall(GREETING)
-            assert client.recv(100) == GREETING
+            client.sendall(FIRST)
+            assert client.recv(100) == FIRST
 
 
 def test_stopping_lets_calls_in_progress_reply():
@@ -125,7 +138,7 @@ def test_stopping_lets_calls_in_progress_reply():
     with socket.socket() as client:
         with accepting(handle) as address:
             client.connect(address)
-            client.sendall(GREETING)
+            client.sendall(FIRST)
             assert busy.wait(10)
         assert client.recv(100) == b"reply"
 
@@ -141,7 +154,7 @@ def test_stopping_does_not_wait_for_a_call_that_never_ends(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING), socket.socket() as client:
         with accepting(handle) as address:
             client.connect(address)
-            client.sendall(GREETING)
+            client.sendall(FIRST)
             assert busy.wait(10)
         assert "stopped while a call is still being handled" in caplog.text
         free.set()
