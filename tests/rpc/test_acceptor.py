@@ -16,7 +16,7 @@ FIRST = b"0123456789"
 
 
 @contextlib.contextmanager
-def accepting(handle=None, length=lambda data, before: len(FIRST)):
+def accepting(handle=None, length=lambda data, before: len(FIRST), listener=None):
     """An acceptor that replies to each first message with the same bytes, and echoes what follows; yields its address."""
 
     def echo(connection, address, first):
@@ -24,7 +24,7 @@ def accepting(handle=None, length=lambda data, before: len(FIRST)):
         while data := connection.recv(100):
             connection.sendall(data)
 
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     with acceptor.accepting(listener, length, handle or echo):
         yield listener.getsockname()
 
@@ -110,6 +110,16 @@ def test_the_number_of_connections_is_limited(monkeypatch):
         with socket.create_connection(address, 10) as next_one:
             next_one.sendall(FIRST)
             assert next_one.recv(100) == FIRST
+
+
+def test_connections_make_progress_while_others_are_accepted(monkeypatch):
+    monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 10)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+    with contextlib.ExitStack() as stack:
+        valid, *_ = [stack.enter_context(socket.create_connection(listener.getsockname(), 10)) for _ in range(50)]
+        valid.sendall(FIRST)
+        with accepting(listener=listener):
+            assert valid.recv(100) == FIRST
 
 
 def test_a_lack_of_threads_closes_the_connection_only(monkeypatch):
