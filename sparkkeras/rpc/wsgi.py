@@ -82,6 +82,7 @@ class _RequestHandler(WSGIRequestHandler):
         """Respond with the application. Called by `handle_one_request`."""
         environ = self.get_environ() | {"wsgi.input": self._stream}
         with closing(self.server.application(environ, self._start_response)) as response:
+            self.end_headers()  # here, so that the response is closed if this fails
             self.wfile.writelines(response)
 
     def _start_response(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], Any]:
@@ -91,7 +92,6 @@ class _RequestHandler(WSGIRequestHandler):
             self.send_header(name, value)
         if not code.startswith("2"):  # rejected, with its body unread
             self.send_header("Connection", "close")
-        self.end_headers()
         return self.wfile.write
 
     def log_message(self, format: str, *args: Any) -> None:

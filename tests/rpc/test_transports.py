@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 import ssl
+import struct
 import threading
 import time
 import warnings
@@ -569,13 +570,17 @@ def test_a_reply_is_released_once_if_the_connection_breaks_while_it_is_sent(name
     assert handler.sent == {0: 1, 1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 @over_tcp
-def test_a_reply_is_released_once_if_the_client_has_disconnected(name):
+def test_a_reply_is_released_once_if_the_client_has_disconnected(name, reset):
+    """If the client has reset the connection, the server cannot even send the header of its reply."""
     handler = RecordingHandler()
     with serving(name, handler) as address, ThreadPoolExecutor(1) as pool, calling(address) as caller:
         waiting = pool.submit(caller.call, "wait", {})
         assert handler.busy.wait(60)
-        shut_down(getattr(caller._connection, "sock", caller._connection))
+        connection = getattr(caller._connection, "sock", caller._connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        shut_down(connection)
         with pytest.raises(TransportError):
             waiting.result()
         handler.free.set()
