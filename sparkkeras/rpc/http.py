@@ -156,9 +156,9 @@ class _Peer:
 class _Application:
     """The server's end, to which Flask routes requests."""
 
-    def __init__(self, handler: Handler, acceptor: Acceptor, members: int) -> None:
-        self._handler, self._acceptor, self._max_sessions = handler, acceptor, 4 * members
-        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * members))
+    def __init__(self, handler: Handler, acceptor: Acceptor, expected_sessions: int) -> None:
+        self._handler, self._acceptor, self._max_sessions = handler, acceptor, 4 * expected_sessions
+        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * expected_sessions))
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
         self._buffers: list[bytearray] = []
@@ -228,6 +228,8 @@ class _Application:
             for index, buffer in enumerate(self._buffers):
                 if len(buffer) >= size > 0:
                     return self._buffers.pop(index)
+            if size and self._buffers:
+                self._buffers.pop()  # too small; the new one takes its place
         return bytearray(size)
 
     def _give_back(self, buffer: bytearray) -> None:

@@ -1249,6 +1249,17 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
         http._Application = kept
 
 
+def test_http_keeps_one_buffer_for_each_simultaneous_call_however_sizes_grow():
+    from sparkkeras.rpc import http
+
+    application = http._Application(RecordingHandler(), None, 1)
+    for size in (100, 200, 300, 0, 50):
+        buffer = application._borrow(size)
+        assert len(buffer) >= size
+        application._give_back(buffer)
+    assert [len(buffer) for buffer in application._buffers] == [300]
+
+
 def test_the_bodies_of_two_replies_never_share_a_nonce():
     """The nonce is chosen when the header is sealed, not when the body is requested."""
     ours, theirs = (Session(bytes(32), bytes(32), encrypt=False) for _ in range(2))
