@@ -68,7 +68,7 @@ class HttpTransport:
         """See `Transport.serve`."""
         from sparkkeras.rpc.wsgi import serving  # the server's libraries are not needed on workers
 
-        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint.expected_sessions)
+        application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint)
         listener = open_listener(endpoint)
         port = int(listener.getsockname()[1])
         with serving(application.flask(), listener, endpoint.timeout):
@@ -156,9 +156,9 @@ class _Peer:
 class _Application:
     """The server's end, to which Flask routes requests."""
 
-    def __init__(self, handler: Handler, acceptor: Acceptor, expected_sessions: int) -> None:
-        self._handler, self._acceptor, self._max_sessions = handler, acceptor, 4 * expected_sessions
-        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * expected_sessions))
+    def __init__(self, handler: Handler, acceptor: Acceptor, endpoint: Endpoint) -> None:
+        self._handler, self._acceptor, self._max_sessions = handler, acceptor, endpoint.max_sessions
+        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * endpoint.expected_sessions))
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
         self._buffers: list[bytearray] = []

@@ -114,7 +114,7 @@ class _Server:
 
     def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:
         self._handler, self._timeout, self._acceptor = handler, endpoint.timeout, acceptor
-        self._free_sessions = threading.Semaphore(4 * endpoint.expected_sessions)
+        self._free_sessions = threading.Semaphore(endpoint.max_sessions)
 
     def handle(self, connection: socket.socket, _: Any, hello: bytes) -> None:
         """Handle the calls of a connection, given the client's first message."""

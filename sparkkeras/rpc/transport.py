@@ -105,6 +105,11 @@ class Endpoint:
     timeout: float = 30.0
     expected_sessions: int = 16
 
+    @property
+    def max_sessions(self) -> int:
+        """The largest number of sessions. A client that reconnects may begin one before its last one ends."""
+        return 4 * self.expected_sessions
+
     def listen_error(self, error: OSError) -> ConfigurationError:
         """The error to raise where the server cannot listen here."""
         if isinstance(error, socket.gaierror):

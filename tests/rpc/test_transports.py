@@ -45,7 +45,7 @@ KB, MB = 1 << 10, 1 << 20
 
 every_transport = pytest.mark.parametrize("name", TRANSPORTS_UNDER_TEST)
 over_tcp = pytest.mark.parametrize("name", OVER_TCP)
-encrypts = pytest.mark.parametrize("encrypt", [False, True], ids=["signed", "encrypted"])
+encrypts = pytest.mark.parametrize("encrypt", [False, True], ids=["authenticated", "encrypted"])
 
 
 class RecordingHandler:
@@ -1252,7 +1252,7 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
 def test_http_keeps_one_buffer_for_each_simultaneous_call_however_sizes_grow():
     from sparkkeras.rpc import http
 
-    application = http._Application(RecordingHandler(), None, 1)
+    application = http._Application(RecordingHandler(), None, Endpoint("127.0.0.1", "127.0.0.1"))
     for size in (100, 200, 300, 0, 50):
         buffer = application._borrow(size)
         assert len(buffer) >= size
