@@ -200,7 +200,7 @@ class Handshake:
 
     def hello(self) -> bytes:
         """The first message, which the client sends."""
-        return _signed(self._secret, b"hello", self._random)
+        return _authenticated(self._secret, b"hello", self._random)
 
     def complete(self, answer: bytes) -> Session:
         """The session, from the server's answer to `hello`.
@@ -234,11 +234,11 @@ class Acceptor:
             self._seen.add(client_random)
         server_random = secrets.token_bytes(_RANDOM_BYTES)
         to_server, to_client = _keys(self._secret, client_random, server_random)
-        answer = _signed(self._secret, b"welcome" + client_random, server_random)
+        answer = _authenticated(self._secret, b"welcome" + client_random, server_random)
         return answer, Session(to_client, to_server, self._encrypt)
 
 
-def _signed(secret: Secret, purpose: bytes, random: bytes) -> bytes:
+def _authenticated(secret: Secret, purpose: bytes, random: bytes) -> bytes:
     """Magic, random number, tag. The key is a new one for each random number, so the nonce may be constant."""
     tag = AESGCM(_derived(secret, random, purpose, 32)).encrypt(_nonce(0), b"", _MAGIC + random)
     return _MAGIC + random + tag

@@ -30,7 +30,7 @@ FIELDS = {"worker": 3, "rate": 0.1, "ended": None, "missing": True, "logs": {"lo
 HEADER = Header("update", FIELDS, 64)
 BODY = bytes(range(64))
 
-encrypts = pytest.mark.parametrize("encrypt", [False, True], ids=["signed", "encrypted"])
+encrypts = pytest.mark.parametrize("encrypt", [False, True], ids=["authenticated", "encrypted"])
 
 
 def sessions(encrypt=False, secret=None):
