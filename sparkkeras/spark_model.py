@@ -31,6 +31,7 @@ from sparkkeras.parameter.rules import (
     rule_from_config,
 )
 from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
@@ -92,7 +93,7 @@ _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "mode": _mode,
     "frequency": arguments.frequency,
     "num_workers": arguments.optional_integer,
-    "parameter_server_mode": functools.partial(arguments.one_of, known=("http", "socket")),
+    "parameter_server_mode": functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS),
     "port": arguments.port,
     "rule": _rule,
     "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),

@@ -33,7 +33,7 @@ from sparkkeras.hyperopt.trials import Trial
 from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
-from sparkkeras.rpc.options import ServerOptions
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
 from sparkkeras.rpc.transport import make_transport
 from sparkkeras.rpc.wire import Secret
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
@@ -97,7 +97,7 @@ class HyperParamModel:
         safe_mode: bool = True,
     ) -> None:
         self.num_workers = arguments.optional_integer("num_workers", num_workers)
-        arguments.one_of("transport", transport, ("socket", "http"))
+        arguments.one_of("transport", transport, NETWORK_TRANSPORTS)
         if isinstance(server_options, ParameterServerOptions):
             raise ConfigurationError(
                 "server_options: ParameterServerOptions are for asynchronous training; trials share no weights. Give "

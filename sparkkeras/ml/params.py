@@ -19,6 +19,7 @@ from sparkkeras.ml import values
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.training.strategy import MODES
 
 T = TypeVar("T")
@@ -243,7 +244,7 @@ class TrainingParams(InferenceParams):
     )
     num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
     parameter_server_mode = param(
-        "the transport to the parameter server: 'http' or 'socket'", values.choice("http", "socket")
+        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}", values.choice(*NETWORK_TRANSPORTS)
     )
     port = param("the parameter server's port; 0: any free port", arguments.port)
     server_options = param(

@@ -10,6 +10,9 @@ import numpy as np
 from sparkkeras.arguments import known_fields
 from sparkkeras.errors import ConfigurationError
 
+NETWORK_TRANSPORTS = ("http", "socket")
+"""The names of the transports between machines; each is a module of this package."""
+
 
 @known_fields
 @dataclass(frozen=True)

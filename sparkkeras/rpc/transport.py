@@ -1,7 +1,7 @@
-"""The interface of transports: how calls travel between the driver and its workers, and the names of the transports.
+"""The interface of transports: how calls travel between the driver and its workers.
 
 A transport knows calls, not parameters: a call is a name, a few fields and one body. Both ends of a transport are in one
-file: `inprocess`, `http` or `socket`. To add a transport, add such a file and its name to `TRANSPORTS`.
+file: `inprocess`, `http` or `socket`. To add a transport, add such a file, and its name to `NETWORK_TRANSPORTS`.
 
 Who owns what: the handler gives calls their meaning, and says how large the body of each may be before it is read. The
 transport owns connections, buffers and authentication, and passes on only what authenticated peers sent.
@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.arguments import one_of
+from sparkkeras.errors import ConfigurationError
+from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
     TAG_BYTES,
@@ -35,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TRANSPORTS = ("http", "socket", "inprocess")
-"""The names of the transports; each is a module of this package."""
+TRANSPORTS = (*NETWORK_TRANSPORTS, "inprocess")
+"""The names of all transports; each is a module of this package."""
 
 
 class TransportError(Exception):
@@ -254,8 +256,7 @@ def make_transport(name: str) -> Transport:
     Raises:
         ConfigurationError: There is none with this name.
     """
-    if name not in TRANSPORTS:
-        raise ConfigurationError(f"parameter_server_mode={name!r} is not known. {known_names(name, TRANSPORTS)}")
+    one_of("transport", name, TRANSPORTS)
     transport: Transport = importlib.import_module(f"sparkkeras.rpc.{name}").TRANSPORT
     return transport
 

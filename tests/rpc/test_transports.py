@@ -250,7 +250,7 @@ def test_the_transports_under_test_exist():
 def test_an_unknown_transport_lists_the_known_ones():
     with pytest.raises(ConfigurationError) as caught:
         make_transport("sockets")
-    assert "parameter_server_mode='sockets' is not known" in str(caught.value)
+    assert "transport='sockets' is not known" in str(caught.value)
     assert "Did you mean 'socket'?" in str(caught.value)
 
 
