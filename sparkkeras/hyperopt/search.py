@@ -34,11 +34,9 @@ from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
-from sparkkeras.rpc.transport import make_transport
-from sparkkeras.rpc.wire import Secret
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.sources.source import is_distributed
-from sparkkeras.training.connectivity import check_reach, endpoint
+from sparkkeras.training.connectivity import check_reach, serving
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -386,9 +384,9 @@ class HyperParamModel:
         service = SearchService(ledger, results.journal, results.space.encode)
         try:
             with ExitStack() as stack:
-                listen_at = endpoint(self._server_options, self._port, workers.driver, 4 + 2 * count)
-                serve = make_transport(self._transport).serve
-                address = stack.enter_context(serve(service, listen_at, Secret.fresh()))
+                address = stack.enter_context(
+                    serving(self._transport, service, self._server_options, self._port, workers.driver, count)
+                )
                 if self._server_options.host is not None or not workers.driver.is_local:
                     check_reach(dataset, address)
                 try:

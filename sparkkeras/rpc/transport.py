@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sparkkeras.arguments import one_of
-from sparkkeras.errors import ConfigurationError
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
@@ -111,25 +110,6 @@ class Endpoint:
     def max_sessions(self) -> int:
         """The largest number of sessions. A client that reconnects may begin one before its last one ends."""
         return 4 * self.expected_sessions
-
-    def listen_error(self, error: OSError) -> ConfigurationError:
-        """The error to raise where the server cannot listen here."""
-        if isinstance(error, socket.gaierror):
-            return ConfigurationError(
-                f"the server on the driver cannot listen on {self.listen!r}, which this machine cannot resolve "
-                f"({error.strerror}). Check host= and bind= of server_options, spark.driver.host and "
-                "spark.driver.bindAddress."
-            )
-        if self.port:
-            return ConfigurationError(
-                f"the server on the driver cannot listen on port {self.port} of {self.listen}: {error.strerror or error}. "
-                "Give another port=, or port=0 for any free port."
-            )
-        return ConfigurationError(
-            f"the server on the driver cannot listen on {self.listen}: {error.strerror or error}. The address has to be "
-            "one of this machine's. Set bind= of server_options, for example bind='0.0.0.0' if workers reach the driver by "
-            "an address that this machine does not have."
-        )
 
 
 @dataclass(frozen=True)
@@ -241,7 +221,7 @@ class Transport(Protocol):
         """Serve a handler until the context ends; then no port, connection or thread is left.
 
         Raises:
-            ConfigurationError: The server cannot listen on the endpoint.
+            OSError: The server cannot listen on the endpoint.
         """
         ...
 
@@ -313,22 +293,19 @@ def open_listener(endpoint: Endpoint) -> socket.socket:
     """A listening socket at an endpoint.
 
     Raises:
-        ConfigurationError: The address is not one of this machine's, or the port is in use.
+        OSError: The address is not one of this machine's, or the port is in use.
     """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        endpoint.listen, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            endpoint.listen, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
-            listening.bind(address)
-            listening.listen(256)
-        except BaseException:
-            listening.close()
-            raise
-    except OSError as error:
-        raise endpoint.listen_error(error) from error
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        listening.bind(address)
+        listening.listen(256)
+    except BaseException:
+        listening.close()
+        raise
     return listening
 
 

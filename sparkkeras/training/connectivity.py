@@ -1,38 +1,73 @@
-"""The address that the driver's server listens on, and a check that workers can reach it."""
+"""The driver's server at the address that Spark's settings give, and a check that workers can reach it."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Dataset, DriverAddress, TaskContext
-from sparkkeras.errors import DriverConnectionError
+from sparkkeras.errors import ConfigurationError, DriverConnectionError
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.rpc.transport import Address, Endpoint, RefusedError, TransportError, connect
+from sparkkeras.rpc.transport import Address, Endpoint, Handler, RefusedError, TransportError, connect, make_transport
+from sparkkeras.rpc.wire import Secret
 
 PREFLIGHT_SECONDS = 10.0
 """How long a worker tries to reach the driver before training or a search begins."""
 
 
-def endpoint(options: ServerOptions, port: int, driver: DriverAddress, expected_sessions: int) -> Endpoint:
-    """The endpoint of the driver's server: the address that it listens on, and the one that workers connect to.
+@contextmanager
+def serving(
+    transport: str, handler: Handler, options: ServerOptions, port: int, driver: DriverAddress, num_workers: int
+) -> Iterator[Address]:
+    """Serve the workers of a run until the context ends; yields the address that they connect to.
 
     Args:
+        transport: The name of the transport.
+        handler: Handles the calls of the workers.
         options: The settings of the server.
         port: The port; 0: any free port.
         driver: The driver's addresses, as configured in Spark.
-        expected_sessions: The number of clients that connect at the same time.
+        num_workers: The number of workers that run at the same time.
+
+    Raises:
+        ConfigurationError: The server cannot listen on that address.
     """
     host = options.host or driver.host
-    return Endpoint(
+    endpoint = Endpoint(
         host=host,
         listen=options.bind or (host if options.host else driver.listen),
         port=port,
         encrypt=options.encrypt,
         timeout=options.timeout,
-        expected_sessions=expected_sessions,
+        expected_sessions=4 + 2 * num_workers,
+    )
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(make_transport(transport).serve(handler, endpoint, Secret.fresh()))
+        except OSError as error:
+            raise ConfigurationError(_listen_error(endpoint, error)) from error
+        yield address
+
+
+def _listen_error(endpoint: Endpoint, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return (
+            f"the server on the driver cannot listen on {endpoint.listen!r}, which this machine cannot resolve "
+            f"({error.strerror}). Check host= and bind= of server_options, spark.driver.host and spark.driver.bindAddress."
+        )
+    reason = error.strerror or error
+    if endpoint.port:
+        return (
+            f"the server on the driver cannot listen on port {endpoint.port} of {endpoint.listen}: {reason}. "
+            "Give another port=, or port=0 for any free port."
+        )
+    return (
+        f"the server on the driver cannot listen on {endpoint.listen}: {reason}. The address has to be one of this "
+        "machine's. Set bind= of server_options, for example bind='0.0.0.0' if workers reach the driver by an address that "
+        "this machine does not have."
     )
 
 

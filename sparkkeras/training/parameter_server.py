@@ -47,12 +47,11 @@ from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.rpc.transport import Address, make_transport
-from sparkkeras.rpc.wire import Secret
+from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.connect import NO_DRIVER, NO_SHARED_ROWS
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.connectivity import check_reach, endpoint
+from sparkkeras.training.connectivity import check_reach, serving
 from sparkkeras.training.gather import epoch_logs, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.weights import Array, Flat, average
@@ -377,11 +376,7 @@ class _Training:
         with ExitStack() as stack:
             validation = self._validation_plan(stack)
             address = stack.enter_context(
-                make_transport(server.transport).serve(
-                    self._service,
-                    endpoint(server.options, server.port, dataset.driver, 4 + 2 * job.num_workers),
-                    Secret.fresh(),
-                )
+                serving(server.transport, self._service, server.options, server.port, dataset.driver, job.num_workers)
             )
             stack.callback(self._end)
             if job.server.options.host is not None or not dataset.driver.is_local:
