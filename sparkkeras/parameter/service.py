@@ -285,8 +285,8 @@ class ParameterService(Service):
             self._staleness[applied.staleness] += 1
 
     def _check_finite(self, worker: int, point: ExchangePoint, sent: Array) -> None:
-        loss = (point.logs or {}).get("loss", 0.0)
-        if is_finite(sent) and np.isfinite(loss):
+        loss = (point.logs or {}).get("loss")  # a custom train_step may report a vector, of which a long one is left out
+        if is_finite(sent) and (loss is None or np.isfinite(loss).all()):
             return
         what = f"its loss is not finite ({loss})" if is_finite(sent) else "its update is not finite"
         message = (

@@ -323,7 +323,7 @@ def test_an_update_that_is_not_finite_ends_training(bench, values):
     assert_ended(bench, caught.value)
 
 
-@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf, np.array([1.0, np.nan])], ids=str)
 def test_a_loss_that_is_not_finite_ends_training(bench, loss):
     with pytest.raises(DivergenceError, match="training diverged in epoch 1 on worker 1: its loss is not finite") as caught:
         push(bench.client(1), logs={"loss": loss})
@@ -351,6 +351,12 @@ def test_after_a_divergence_the_other_workers_stop(bench):
 def test_large_but_finite_updates_are_applied(bench):
     push(bench.client(), (1e30, -1e38, 3e38, 4))
     assert bench.values == np.array([1e30, -1e38, 3e38, 4], np.float32).tolist()
+
+
+@pytest.mark.parametrize("size", [2, MAX_LOG_VALUES + 1])
+def test_the_loss_of_a_custom_train_step_may_be_a_vector(bench, size):
+    push(bench.client(), logs={"loss": np.ones(size)})
+    assert bench.store.version == 1
 
 
 def test_metrics_may_be_nan(bench):
