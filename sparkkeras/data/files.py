@@ -27,7 +27,7 @@ from sparkkeras.weights import Array
 
 _HEAD = bytes(8)
 """The offset of the array in its file. It prevents 16-byte alignment, so that backends copy the array; see
-`sparkkeras.worker.device.given_away`.
+`sparkkeras.worker.device.overwritable`.
 """
 
 

@@ -23,7 +23,7 @@ from sparkkeras.ensembles import compatibility
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, copy_of, custom_objects_of
-from sparkkeras.modeling.compilation import compile_arguments, compile_to_judge
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.custom_code import already_loaded
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.schema import schema_of
@@ -95,7 +95,7 @@ class EnsembleModel:
         )
         compiled = compatibility.first_compiled(self.models) or self.models[0]
         objects = custom_objects_of(compiled, self.custom_objects)
-        compile_to_judge(self._model, compile_arguments(compiled), objects, safe_mode=False)
+        compile_to_evaluate(self._model, compile_arguments(compiled), objects, safe_mode=False)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(model.name) for model in self.models)
@@ -351,7 +351,7 @@ def load_ensemble_model(
         models, settings = persistence.unpack_ensemble(data, objects, safe_mode)
         ensemble = EnsembleModel(models, settings["voting"], settings["weights"], custom_objects=objects)
         found = {**already_loaded(settings["compiled"]), **objects}
-        compile_to_judge(ensemble.model, settings["compiled"], found, safe_mode=safe_mode)
+        compile_to_evaluate(ensemble.model, settings["compiled"], found, safe_mode=safe_mode)
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
     except (ConfigurationError, KeyError) as error:

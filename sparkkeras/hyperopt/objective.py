@@ -68,7 +68,7 @@ class Fit:
 
     def __call__(self, params: Any, data: Data, reporter: Reporter) -> Outcome:
         """Train; the outcome has the weights of the best epoch."""
-        device.wake()
+        device.initialize_backend()
         model, returned = build_model(self.build.fresh(), params)
         arguments = {**data, **self.arguments.fresh(), **fit_arguments_of(params), **_check_fit_arguments(returned)}
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))

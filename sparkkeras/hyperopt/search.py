@@ -36,7 +36,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
 from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.sources.source import is_distributed
-from sparkkeras.training.connectivity import check_reach, serving
+from sparkkeras.training.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
@@ -388,7 +388,7 @@ class HyperParamModel:
                     serving(self._transport, service, self._server_options, self._port, workers.driver, count)
                 )
                 if self._server_options.host is not None or not workers.driver.is_local:
-                    check_reach(dataset, address)
+                    check_connectivity(dataset, address)
                 try:
                     shared = stack.enter_context(dataset.share(data))
                 except pickle.PicklingError as error:

@@ -143,7 +143,7 @@ def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, da
         params = decode(assignment.params, work.objects.fresh())
         return run_trial(work.objective, params, data, seed, lambda epoch, loss: ask((epoch, loss)), work.sign)
 
-    if work.in_child_processes and not device.is_untouched():
+    if work.in_child_processes and not device.is_uninitialized():
         raise ClusterError(
             "an object in the data or the space used the Keras backend in a worker process before its first trial, so the "
             "worker cannot fork processes for trials. Give NumPy arrays, or a function that reads the data."

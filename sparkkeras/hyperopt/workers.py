@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sparkkeras.data.dataset import Dataset, DriverAddress, Running
-from sparkkeras.data.local import LocalDataset, LocalRunning
+from sparkkeras.data.local_dataset import LocalDataset, LocalRunning
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt import data
 from sparkkeras.sources.frame import ColumnMapping

@@ -15,10 +15,10 @@ from pyspark.ml import Estimator
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import TrainingParams
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer, SchemaFrame, result_schema
-from sparkkeras.ml.values import Names
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable

@@ -16,7 +16,7 @@ from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, ModelError, known_names
 from sparkkeras.formats.images import INTERPOLATIONS, image_loader
-from sparkkeras.ml import values
+from sparkkeras.ml import converters
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
 from sparkkeras.ml.persistence import Savable
 from sparkkeras.ml.transformer import KerasTransformer
@@ -37,7 +37,7 @@ Preprocessing = str | float | Callable[[Any], Any] | None
 
 def _model_or_name(name: str, value: Any) -> keras.Model | str:
     if not isinstance(value, str):
-        return values.keras_model(name, value)
+        return converters.keras_model(name, value)
     one_of(name, value, applications())
     return value
 
@@ -51,7 +51,7 @@ def _layer(name: str, value: Any) -> str | int:
 def _size(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ConfigurationError(f"{name}={value!r}: expected (height, width), or None for the model's input size.")
-    height, width = (values.number()(name, side) for side in value)
+    height, width = (converters.number()(name, side) for side in value)
     return height, width
 
 
@@ -102,33 +102,34 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         Pipeline(stages=[featurizer, LogisticRegression()]).fit(labelled)
     """
 
-    model = param("a Keras model, or the name of one in keras.applications", values.optional(_model_or_name))
+    model = param("a Keras model, or the name of one in keras.applications", converters.optional(_model_or_name))
     weights = param(
         "if model is a name: the path of a weights file, 'imagenet', or None for random ones",
-        values.optional(values.text),
+        converters.optional(converters.text),
     )
     include_top = param("if model is a name: whether model and weights include the classifier on top", arguments.flag)
     layer = param(
         "the name or index of the layer whose output becomes the features; None: the input of the last Dense layer, or "
         "without one the model's output",
-        values.optional(_layer),
+        converters.optional(_layer),
     )
-    inputCol = param("the column of images: encoded bytes, rows of the image source, or paths", values.text)
-    outputCol = param("the new column of vectors", values.text)
-    size = param("the (height, width) that images are resized to; None: the model's input size", values.optional(_size))
+    inputCol = param("the column of images: encoded bytes, rows of the image source, or paths", converters.text)
+    outputCol = param("the new column of vectors", converters.text)
+    size = param("the (height, width) that images are resized to; None: the model's input size", converters.optional(_size))
     mode = param(
         "'RGB', 'L' or 'RGBA'; None: the mode that fits the model's channels",
-        values.optional(values.choice(*_MODES.values())),
+        converters.optional(converters.choice(*_MODES.values())),
     )
     preprocessing = param(
         "applied to each batch of pixels: a function, a factor, or None; 'auto': the preprocess_input of the named model",
         _preprocessing,
     )
     on_error = param(
-        "what to do with rows without a readable image: 'error', 'null' or 'drop'", values.choice("error", "null", "drop")
+        "what to do with rows without a readable image: 'error', 'null' or 'drop'",
+        converters.choice("error", "null", "drop"),
     )
-    interpolation = param(f"the resizing filter: {', '.join(map(repr, INTERPOLATIONS))}", values.choice(*INTERPOLATIONS))
-    inferenceBatchSize = param("images per batch", values.number())
+    interpolation = param(f"the resizing filter: {', '.join(map(repr, INTERPOLATIONS))}", converters.choice(*INTERPOLATIONS))
+    inferenceBatchSize = param("images per batch", converters.number())
 
     @known_arguments
     @keyword_only

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from sparkkeras.errors import ConfigurationError, known_names
-from sparkkeras.ml.values import Names, Thresholds
+from sparkkeras.ml.converters import Names, Thresholds
 from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pyspark.ml.param import Param, Params
 
 from sparkkeras import arguments
 from sparkkeras.errors import UnknownArgumentError, known_names
-from sparkkeras.ml import values
+from sparkkeras.ml import converters
 from sparkkeras.ml.grid import as_grid_value, from_grid_value
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES
@@ -176,75 +176,78 @@ class InferenceParams(KerasParams):
     featuresCol = param(
         "the input columns: one column, a list of columns to concatenate, or {input name: column(s)}; None: the column "
         "'features', or the columns named like the model's inputs",
-        values.optional(values.columns),
+        converters.optional(converters.columns),
     )
     labelCol = param(
         "the label columns, or {output name: column(s)}; None: the column 'label', or the columns named like the model's "
         "outputs",
-        values.optional(values.columns),
+        converters.optional(converters.columns),
     )
-    weightCol = param("the column of sample weights; None: all rows weigh the same", values.optional(values.columns))
+    weightCol = param("the column of sample weights; None: all rows weigh the same", converters.optional(converters.columns))
     outputCol = param(
         "the new column for the model's output; several outputs: a list, {output: column}, or a prefix for the output "
         "names; '' omits it",
-        values.names,
+        converters.names,
     )
     predictionCol = param(
         "the new column for the prediction: a value, a class index, or (multilabel) an array of label indices; several "
         "outputs: as outputCol",
-        values.names,
+        converters.names,
     )
     rawPredictionCol = param(
         "the new vector column for the classes' logits or log-probabilities; several outputs: as outputCol",
-        values.names,
+        converters.names,
     )
     probabilityCol = param(
-        "the new vector column for the classes' probabilities; several outputs: as outputCol", values.names
+        "the new vector column for the classes' probabilities; several outputs: as outputCol", converters.names
     )
     outputType = param(
-        "the type of outputCol where an output has several units: 'array' or 'vector'", values.choice("array", "vector")
+        "the type of outputCol where an output has several units: 'array' or 'vector'",
+        converters.choice("array", "vector"),
     )
     task = param(
-        f"the task of the outputs, or {{output: task}}: one of {', '.join(values.TASKS)}; 'auto' infers it from the loss",
-        values.task,
+        f"the outputs' task, or {{output: task}}: one of {', '.join(converters.TASKS)}; 'auto' infers it from the loss",
+        converters.task,
     )
     thresholds = param(
         "a threshold for each class, over 0 (one may be 0): the class with the largest probability / threshold is "
         "predicted; several outputs: {output: thresholds}; None: the class with the largest probability",
-        values.optional(values.thresholds),
+        converters.optional(converters.thresholds),
     )
-    inferenceBatchSize = param("rows per batch when predicting", values.number())
+    inferenceBatchSize = param("rows per batch when predicting", converters.number())
     custom_objects = param(
         "custom classes and functions by name, where they cannot be found from the model",
-        values.optional(arguments.custom_objects),
+        converters.optional(arguments.custom_objects),
     )
     loader = param(
         "converts a column into a model input, such as image_loader(...), or {input: loader}",
-        values.optional(values.loaders),
+        converters.optional(converters.loaders),
     )
 
 
 class TrainingParams(InferenceParams):
     """Params for training: the arguments of `SparkModel` and of `SparkModel.fit`."""
 
-    model = param("the compiled Keras model; each fit trains a copy of it", values.optional(values.keras_model))
+    model = param("the compiled Keras model; each fit trains a copy of it", converters.optional(converters.keras_model))
     validationIndicatorCol = param(
-        "a column: rows where it is true or not 0 are used for validation, not for training", values.optional(values.text)
+        "a column: rows where it is true or not 0 are used for validation, not for training",
+        converters.optional(converters.text),
     )
-    epochs = param("how many epochs to train", values.number())
-    batch_size = param("rows in a batch of one worker", values.number())
-    learning_rate = param("the optimizer's learning rate; None: the compiled one", values.optional(values.positive))
-    mode = param(f"how workers train together: one of {', '.join(MODES)}", values.choice(*MODES))
+    epochs = param("how many epochs to train", converters.number())
+    batch_size = param("rows in a batch of one worker", converters.number())
+    learning_rate = param("the optimizer's learning rate; None: the compiled one", converters.optional(converters.positive))
+    mode = param(f"how workers train together: one of {', '.join(MODES)}", converters.choice(*MODES))
     frequency = param(
         "how long a worker trains between two exchanges: 'epoch', 'batch', or a number of batches", arguments.frequency
     )
     rule = param(
         f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
-        values.optional(values.rule),
+        converters.optional(converters.rule),
     )
     num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
     parameter_server_mode = param(
-        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}", values.choice(*NETWORK_TRANSPORTS)
+        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}",
+        converters.choice(*NETWORK_TRANSPORTS),
     )
     port = param("the parameter server's port; 0: any free port", arguments.port)
     server_options = param(
@@ -255,19 +258,20 @@ class TrainingParams(InferenceParams):
         partial(arguments.optional_integer, low=0),
     )
     callbacks = param(
-        "Keras callbacks that run on the driver after each epoch; they are not saved", values.optional(values.callbacks)
+        "Keras callbacks that run on the driver after each epoch; they are not saved",
+        converters.optional(converters.callbacks),
     )
     worker_callbacks = param(
-        "Keras callbacks that run on the workers; they are not saved", values.optional(values.callbacks)
+        "Keras callbacks that run on the workers; they are not saved", converters.optional(converters.callbacks)
     )
     validation_split = param(
         "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", arguments.fraction
     )
-    validation_freq = param("validate every this many epochs", values.number())
+    validation_freq = param("validate every this many epochs", converters.number())
     validation_batch_size = param("rows in a validation batch; None: batch_size", arguments.optional_integer)
     shuffle = param("whether each worker shuffles its rows before each epoch", arguments.flag)
     class_weight = param("a weight for each class, {class index: weight}", arguments.class_weight)
-    initial_epoch = param("the epoch to start at, counted from 0", values.number(low=0))
+    initial_epoch = param("the epoch to start at, counted from 0", converters.number(low=0))
     steps_per_epoch = param(
         "the maximum number of batches of one worker in an epoch; None: all of its rows", arguments.optional_integer
     )
@@ -277,6 +281,6 @@ class TrainingParams(InferenceParams):
     )
     handleInvalid = param(
         "what to do with rows that hold nulls, NaN or infinite values: 'error', or 'skip' (drop)",
-        values.choice("error", "skip"),
+        converters.choice("error", "skip"),
     )
-    verbose = param("0: silent, 1: a progress bar, 2: one line per epoch; 'auto': 1", values.choice("auto", 0, 1, 2))
+    verbose = param("0: silent, 1: a progress bar, 2: one line per epoch; 'auto': 1", converters.choice("auto", 0, 1, 2))

@@ -17,11 +17,11 @@ from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError
-from sparkkeras.ml import values
+from sparkkeras.ml import converters
+from sparkkeras.ml.converters import Names
 from sparkkeras.ml.outputs import OutputColumns, columns_of
 from sparkkeras.ml.params import InferenceParams, param
 from sparkkeras.ml.persistence import Savable
-from sparkkeras.ml.values import Names
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
@@ -102,7 +102,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
     batch_transform = param("batch_transform(x, None) -> x on each batch, on the workers", arguments.function)
     handleInvalid = param(
         "what to do with rows that hold nulls, NaN or infinite values: 'error', 'skip' (drop), or 'keep' (predict null)",
-        values.choice("error", "skip", "keep"),
+        converters.choice("error", "skip", "keep"),
     )
 
     @known_arguments
@@ -129,7 +129,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
     ) -> None:
         super().__init__()
         # Not a param: a search over models passes its param map, with the untrained model, to `transform` as well.
-        self._model = None if model is None else values.keras_model("model", model)
+        self._model = None if model is None else converters.keras_model("model", model)
         self.history: dict[str, list[Any]] = {}
         self._begin(KerasTransformer.__init__)
 

@@ -29,7 +29,7 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling import custom_code, garbage
+from sparkkeras.modeling import custom_code, garbage_collection
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.load_errors import load_error
@@ -156,7 +156,7 @@ class ModelArchive:
             _kept[key] = self.unpack()
             if len(_kept) > KEPT_MODELS:
                 _kept.popitem(last=False)
-                garbage.collect_survivors()
+                garbage_collection.unfreeze_survivors()
         _kept.move_to_end(key)
         return _kept[key]
 

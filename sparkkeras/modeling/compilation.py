@@ -177,10 +177,10 @@ def _kind(given: object) -> str:
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
     """The losses and metrics that a model was compiled with, in serialized form; ``None`` if it is not compiled."""
     config = model.get_compile_config() if model.compiled else None
-    return None if config is None else {name: config.get(name) for name in _JUDGING}
+    return None if config is None else {name: config.get(name) for name in _EVALUATION_ARGUMENTS}
 
 
-def compile_to_judge(
+def compile_to_evaluate(
     model: keras.Model, given: Mapping[str, Any] | None, custom_objects: Mapping[str, Any], *, safe_mode: bool
 ) -> None:
     """Compile a model for evaluation only, with the `compile_arguments` of another model.
@@ -199,4 +199,4 @@ def compile_to_judge(
     model.compile("sgd", **arguments)  # Keras cannot load a model that was compiled and saved without an optimizer
 
 
-_JUDGING = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_EVALUATION_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")

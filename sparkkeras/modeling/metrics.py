@@ -17,7 +17,7 @@ import numpy as np
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError
 from sparkkeras.modeling.archive import custom_objects_of
-from sparkkeras.modeling.compilation import compile_arguments, compile_to_judge
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.schema import graph_of
 from sparkkeras.weights import Array
@@ -133,7 +133,7 @@ def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.M
         return None
     with suppress(Exception):  # a custom loss or metric may depend on the data, and then has no name before training
         around = keras.Model(graph._inputs_struct, outputs)
-        compile_to_judge(around, compile_arguments(model), custom_objects_of(model, custom_objects), safe_mode=False)
+        compile_to_evaluate(around, compile_arguments(model), custom_objects_of(model, custom_objects), safe_mode=False)
         for part in (around._compile_metrics, around._compile_loss):
             if part is not None:
                 part.build(outputs, outputs)

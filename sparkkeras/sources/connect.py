@@ -21,7 +21,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
 from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, joined
 from sparkkeras.data.files import Handle
-from sparkkeras.data.local import LocalShared
+from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import ClusterError

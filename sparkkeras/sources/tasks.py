@@ -20,7 +20,7 @@ from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Task, TaskCont
 from sparkkeras.data.files import Handle
 from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.errors import DataError
-from sparkkeras.modeling import garbage
+from sparkkeras.modeling import garbage_collection
 from sparkkeras.worker import device
 
 R = TypeVar("R")
@@ -102,7 +102,7 @@ class Deferred(Generic[R]):
         """Set up this process, and run the task."""
         started = time.perf_counter()
         device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())))
-        garbage.spare_survivors()
+        garbage_collection.freeze_survivors()
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 

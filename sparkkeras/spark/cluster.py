@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.dataset import DriverAddress, Shared
-from sparkkeras.data.local import LocalRunning, LocalShared
+from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated

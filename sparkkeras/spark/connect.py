@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors
 from sparkkeras.data.dataset import Shared
-from sparkkeras.data.local import LocalShared
+from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe

@@ -25,8 +25,8 @@ from sparkkeras.modeling.state import ModelState, ModelWeights, trainable_size
 from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_state
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.gather import epoch_logs, gathered, note_workers
 from sparkkeras.training.job import Job, Validation
+from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Replica
 
@@ -148,7 +148,7 @@ class AveragingStrategy:
                 ]
                 reports = [report for mean in means for report in mean.reports]
                 logs = epoch_logs(model, metrics.merge(mean.metrics for mean in means), reports)
-                note_workers(job, epoch, reports)
+                add_histories(job, epoch, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)

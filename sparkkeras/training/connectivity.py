@@ -71,7 +71,7 @@ def _listen_error(endpoint: Endpoint, error: OSError) -> str:
     )
 
 
-def check_reach(dataset: Dataset, address: Address) -> None:
+def check_connectivity(dataset: Dataset, address: Address) -> None:
     """Check that the workers of a dataset can connect to a server on the driver.
 
     Raises:

@@ -51,9 +51,9 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.connect import NO_DRIVER, NO_SHARED_ROWS
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.connectivity import check_reach, serving
-from sparkkeras.training.gather import epoch_logs, gathered, note_workers
+from sparkkeras.training.connectivity import check_connectivity, serving
 from sparkkeras.training.job import Job, Validation
+from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.weights import Array, Flat, average
 from sparkkeras.worker.trainer import (
     BatchOptions,
@@ -380,7 +380,7 @@ class _Training:
             )
             stack.callback(self._end)
             if job.server.options.host is not None or not dataset.driver.is_local:
-                check_reach(dataset, address)
+                check_connectivity(dataset, address)
             task = TrainTask(
                 stack.enter_context(dataset.share(job.archive)),
                 stack.enter_context(dataset.share(self._state)),
@@ -469,7 +469,7 @@ class _Training:
             self._steps[report.worker] += report.steps
         model_state.set_iterations(model, self._iterations + max(self._steps.values()))
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
-        note_workers(job, end.epoch, end.reports)
+        add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)
         job.rule_state.clear()
         job.rule_state.update(rule_state)

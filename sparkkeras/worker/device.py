@@ -17,7 +17,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.errors import ClusterError, DataError
-from sparkkeras.modeling import garbage
+from sparkkeras.modeling import garbage_collection
 
 AUTO_STEPS_PER_EXECUTION = 32
 """Default of ``steps_per_execution`` for backends that run the steps in a compiled loop."""
@@ -53,7 +53,7 @@ def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
     with _silenced():
         import keras  # noqa: F401
-    garbage.keep_loaded()
+    garbage_collection.freeze_loaded()
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             import torch
 
             torch.set_num_threads(cores)
-    garbage.keep_loaded()
+    garbage_collection.freeze_loaded()
 
 
 def _bind(addresses: str) -> None:
@@ -131,7 +131,7 @@ def _concerns_user(record: logging.LogRecord) -> bool:
     return not ("triggered tf.function retracing" in message and "TensorFlowTrainer." in message)
 
 
-def is_untouched() -> bool:
+def is_uninitialized() -> bool:
     """Whether the backend is still uninitialized in this process, so that forks of the process can use it."""
     import keras
 
@@ -149,7 +149,7 @@ def is_untouched() -> bool:
     return not torch.cuda.is_initialized()
 
 
-def wake() -> None:
+def initialize_backend() -> None:
     """Initialize the backend in this process. Suppresses its messages to standard error."""
     import keras
 
@@ -231,7 +231,7 @@ def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
         yield piece
 
 
-def given_away(block: Block) -> Block:
+def overwritable(block: Block) -> Block:
     """The block in memory that the backend may overwrite, copied if necessary.
 
     TensorFlow and JAX use memory that is aligned to 64 bytes (16 in older builds) without a copy, and may compute in place;
@@ -265,7 +265,7 @@ def padded(block: Block, batch_size: int) -> Block:
     return block[np.minimum(np.arange(rows), block.rows - 1)]
 
 
-def lent(block: Block) -> Block:
+def call_argument(block: Block) -> Block:
     """The block as the argument of one call of the model, copied if necessary.
 
     TensorFlow and JAX never change arguments. A PyTorch module may compute in place, so it gets a copy of rows in
@@ -273,7 +273,7 @@ def lent(block: Block) -> Block:
     """
     import keras
 
-    return given_away(block) if keras.backend.backend() == "torch" else block
+    return overwritable(block) if keras.backend.backend() == "torch" else block
 
 
 def _packed(block: Block) -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ class Predictor:
             for batch in piece.batches(self._options.batch_size):
                 padded = device.padded(batch, self._options.batch_size)
                 with _single_steps(self._model):
-                    predicted = self._model.predict_on_batch(device.lent(padded).x)
+                    predicted = self._model.predict_on_batch(device.call_argument(padded).x)
                 yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
 
     def whole(self, block: Block) -> Any:

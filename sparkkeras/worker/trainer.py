@@ -201,7 +201,7 @@ class LocalTrainer:
         started = time.perf_counter()
         _seed_globals(seed)
         pieces = (
-            _weighted(device.given_away(transformed(block[index], options)), options.class_weight)
+            _weighted(device.overwritable(transformed(block[index], options)), options.class_weight)
             for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
         )
         piece = next(pieces)
@@ -262,7 +262,7 @@ class LocalTrainer:
             found = label_ranges(piece)
             check_labels(self.archive.cached(), piece.spec, found)
             ranges = union(ranges, found)
-            return device.given_away(piece)
+            return device.overwritable(piece)
 
         pieces = map(noted, pieces_of(blocks, options))
         first = next(pieces, None)
@@ -282,7 +282,7 @@ class LocalTrainer:
             yield None
             return
         options = held_out.options
-        pieces = map(device.given_away, pieces_of(iter((held_out.block,)), options))
+        pieces = map(device.overwritable, pieces_of(iter((held_out.block,)), options))
         first = next(pieces)
         with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
             yield batches

@@ -10,7 +10,7 @@ import pytest
 from hyperopt import hp, rand
 
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.local import LocalDataset, LocalRunning, LocalShared
+from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShared
 from sparkkeras.errors import ConfigurationError, DriverConnectionError, StorageError, WorkerError
 from sparkkeras.hyperopt import search_job, service
 from sparkkeras.hyperopt.journal import Journal

@@ -26,9 +26,9 @@ def looks(_):
 
 def used(_):
     device.prepare(1)
-    before = device.is_untouched()
-    device.wake()
-    return before, device.is_untouched(), os.getpid()
+    before = device.is_uninitialized()
+    device.initialize_backend()
+    return before, device.is_uninitialized(), os.getpid()
 
 
 def run(sc, function):

@@ -98,7 +98,7 @@ class TestProcesses:
 
             from sparkkeras.worker import device
 
-            untouched = device.is_untouched()
+            untouched = device.is_uninitialized()
             keras.ops.zeros(3)
             threads = tf.config.threading.get_intra_op_parallelism_threads()
             return {"loss": 0.0, "threads": threads, "env": os.environ["NPROC"], "untouched": untouched}

@@ -20,7 +20,7 @@ from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_judge
+from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
 from tests.conftest import long
@@ -1314,7 +1314,7 @@ def test_an_exception_handled_by_the_caller_is_not_reported_as_the_cause(handled
     loss = {"loss": keras.saving.serialize_keras_object(Unloadable())}
     for call in (
         lambda: models.load_bytes(data, {"Unloadable": Unloadable}, safe_mode=True),
-        lambda: compile_to_judge(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
+        lambda: compile_to_evaluate(dense(), loss, {"Unloadable": Unloadable}, safe_mode=True),
     ):
         with pytest.raises(ModelError, match=r"class Unloadable: OverflowError: too much\.") as caught:
             call_while_handling(handled, call)

@@ -16,7 +16,7 @@ from sparkkeras import ConfigurationError, DataError, ModelError
 from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.local import LocalShared
+from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names

@@ -9,7 +9,7 @@ import pytest
 
 from sparkkeras import to_data_frame
 from sparkkeras.data.dataset import DriverDataset
-from sparkkeras.data.local import LocalDataset
+from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.sources.arrays import even_slices, rows_of

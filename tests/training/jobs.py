@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.local import LocalDataset
+from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState

@@ -7,14 +7,14 @@ import pytest
 from sparkkeras.data import local
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.local import LocalDataset
+from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
 from sparkkeras.training import gather
 from sparkkeras.training.averaging import Mean, Report, merge
-from sparkkeras.training.gather import merges_on_workers
 from sparkkeras.training.job import TrainValidationSplit, Validation
+from sparkkeras.training.worker_reports import merges_on_workers
 from sparkkeras.weights import Flat
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows

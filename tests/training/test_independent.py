@@ -6,7 +6,7 @@ import pytest
 
 from sparkkeras.data.block import concatenate
 from sparkkeras.data.dataset import TaskContext
-from sparkkeras.data.local import LocalDataset, LocalRows, LocalShared
+from sparkkeras.data.local_dataset import LocalDataset, LocalRows, LocalShared
 from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive

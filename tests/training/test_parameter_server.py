@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.local import LocalDataset, LocalResults, LocalRunning
+from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import ModelState
@@ -23,8 +23,8 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
-from sparkkeras.training.gather import mean_logs
 from sparkkeras.training.job import Server, TrainValidationSplit, Validation
+from sparkkeras.training.worker_reports import mean_logs
 from sparkkeras.worker.trainer import BatchOptions
 from tests.conftest import long
 from tests.rpc.test_transports import eventually

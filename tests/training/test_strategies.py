@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras.data.local import LocalDataset
+from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.state import ModelState

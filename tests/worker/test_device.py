@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.modeling import archive as models
-from sparkkeras.modeling import garbage
+from sparkkeras.modeling import garbage_collection
 from sparkkeras.worker import device
 from tests.models import regression
 
@@ -60,15 +60,15 @@ def test_steps_per_execution_divides_the_exchange_window(every, steps):
 def test_survivors_of_a_task_are_not_collected_until_a_model_is_evicted(monkeypatch):
     try:
         held = [[] for _ in range(20_000)]
-        garbage.spare_survivors()  # not a worker: the process belongs to the user
+        garbage_collection.freeze_survivors()  # not a worker: the process belongs to the user
         assert gc.get_freeze_count() == 0
         monkeypatch.setenv("SPARKKERAS_WORKER", "1")
-        garbage.spare_survivors()
+        garbage_collection.freeze_survivors()
         assert gc.get_freeze_count() > len(held)
         frozen = gc.get_freeze_count()
-        garbage.spare_survivors()  # only a few objects are new
+        garbage_collection.freeze_survivors()  # only a few objects are new
         assert gc.get_freeze_count() <= frozen  # other threads may have let go of some
-        garbage.collect_survivors()
+        garbage_collection.unfreeze_survivors()
         assert gc.get_freeze_count() == 0
     finally:
         gc.unfreeze()
@@ -80,7 +80,7 @@ def test_an_evicted_model_is_collected(monkeypatch):
     monkeypatch.setattr(models, "KEPT_MODELS", 1)
     try:
         first = weakref.ref(models.ModelArchive.pack(regression()).cached())
-        garbage.spare_survivors()
+        garbage_collection.freeze_survivors()
         models.ModelArchive.pack(regression(width=4)).cached()
         gc.collect()
         assert first() is None

@@ -6,13 +6,13 @@ import gc
 import os
 
 
-def keep_loaded() -> None:
+def freeze_loaded() -> None:
     """Exclude all current objects from garbage collection, which takes 0.15 s per task once a backend is loaded."""
     gc.collect()
     gc.freeze()
 
 
-def spare_survivors() -> None:
+def freeze_survivors() -> None:
     """In a worker, exclude objects that survived earlier tasks from garbage collection. Called when a task starts.
 
     PySpark collects garbage after every task, which takes 20 ms for each traced model in the cache of the process. Because
@@ -22,7 +22,7 @@ def spare_survivors() -> None:
         gc.freeze()
 
 
-def collect_survivors() -> None:
+def unfreeze_survivors() -> None:
     """In a worker, include all objects in the next garbage collection, because a large one is no longer in use."""
     if os.environ.get("SPARKKERAS_WORKER"):
         gc.unfreeze()

@@ -88,7 +88,7 @@ def _mean(values: Sequence[tuple[Any, int]]) -> Any:
     return float(mean) if np.ndim(mean) == 0 else mean
 
 
-def note_workers(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
+def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None:
     """Append a record of each worker's epoch to the job's histories; its metrics are row-weighted means of its rounds."""
     for worker in sorted({report.worker for report in reports}):
         rounds = [report for report in reports if report.worker == worker]
