@@ -7,7 +7,7 @@ the three, a `Form` all three, and a `Block` is a form with its arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -205,6 +205,13 @@ class Block:
         if transform is None or self.rows == 0:
             return self
         return concatenate([_transform_batch(batch, transform) for batch in self.batches(batch_size)])
+
+    def with_names(self, names: Sequence[str] | None) -> Block:
+        """Features given as a tuple become a dict with these keys, in their order; other features stay as they are."""
+        x = self.form.x
+        if names is None or x.names is not None or x.count != len(names):
+            return self
+        return Block(replace(self.form, x=Structure(len(names), tuple(names), bare=False)), self.arrays)
 
     def with_floats(self, dtype: str) -> Block:
         """Cast all floating-point arrays to one dtype."""

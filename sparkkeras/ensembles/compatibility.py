@@ -15,7 +15,7 @@ from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
-from sparkkeras.modeling.schema import graph_of, schema_of
+from sparkkeras.modeling.schema import graph_of, input_tensors, pack_inputs, schema_of
 from sparkkeras.modeling.voting import Vote
 
 VOTING = ("soft", "hard", "average")
@@ -93,8 +93,7 @@ def features_for(x: Any, model: keras.Model, first: keras.Model) -> Any:
     if isinstance(x, Mapping):
         names = [spec.name for spec in schema_of(first).inputs]
         inputs = [x[name] for name in names] if set(names) <= set(x) else list(x.values())
-    structure = graph_of(model)._inputs_struct
-    return keras.tree.pack_sequence_as(structure, [inputs[index] for index in input_order(model, first)])
+    return pack_inputs(model, [inputs[index] for index in input_order(model, first)])
 
 
 def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:
@@ -124,15 +123,13 @@ def as_one_model(
         is_exclusive: For each output, whether its classes are mutually exclusive.
     """
     first = graph_of(like)
-    inputs = [
-        keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in keras.tree.flatten(first.inputs)
-    ]
+    inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in input_tensors(like)]
     predictions = []
     for number, member in enumerate(members):
         order = input_order(member, like)
         member.name = f"ensemble_member_{number}"
         member.trainable = False  # otherwise their regularization penalties would be part of the ensemble's loss
-        given = keras.tree.pack_sequence_as(graph_of(member)._inputs_struct, [inputs[index] for index in order])
+        given = pack_inputs(member, [inputs[index] for index in order])
         predictions.append(keras.tree.flatten(member(given)))
     names = [spec.name for spec in schema_of(like).outputs]
     outputs = [
@@ -140,7 +137,7 @@ def as_one_model(
         for name, each, several in zip(names, is_exclusive, zip(*predictions, strict=True), strict=True)
     ]
     return keras.Model(
-        keras.tree.pack_sequence_as(first._inputs_struct, inputs),
+        pack_inputs(like, inputs),
         keras.tree.pack_sequence_as(first._outputs_struct, outputs),
         name="ensemble",
     )

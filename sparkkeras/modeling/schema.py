@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,12 @@ from sparkkeras.modeling.state import floatx
 
 def schema_of(model: keras.Model) -> Schema:
     """The inputs and outputs of a model, as far as they are known."""
-    tensors = list(getattr(model, "inputs", None) or ())
+    tensors = input_tensors(model)
+    names = input_names(model) or [tensor.name for tensor in tensors]
     entries = _entries(model)
     inputs = tuple(
-        replace(spec, indices=entries.get(id(tensor))) for spec, tensor in zip(_specs(tensors), tensors, strict=True)
+        replace(spec, indices=entries.get(id(tensor)), name=name)
+        for spec, tensor, name in zip(_specs(tensors), tensors, names, strict=True)
     )
     outputs = _specs(getattr(model, "outputs", None))
     names = _output_names(model)
@@ -25,6 +27,32 @@ def schema_of(model: keras.Model) -> Schema:
         outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
     named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
     return Schema(inputs, outputs, floatx(), named)
+
+
+def input_tensors(model: keras.Model) -> list[Any]:
+    """The inputs in the order in which the model was built with them; empty if unknown. Keras sorts those in a dict."""
+    by_name = _inputs_by_name(model)
+    return list(getattr(model, "inputs", None) or ()) if by_name is None else list(by_name.values())
+
+
+def input_names(model: keras.Model) -> tuple[str, ...] | None:
+    """The keys of the inputs of a model that was built with a dict of them; ``None`` for other models."""
+    by_name = _inputs_by_name(model)
+    return None if by_name is None else tuple(by_name)
+
+
+def pack_inputs(model: keras.Model, inputs: Sequence[Any]) -> Any:
+    """Inputs in the order of `input_tensors`, in the structure that the model was built with."""
+    names = input_names(model)
+    if names is None:
+        return keras.tree.pack_sequence_as(graph_of(model)._inputs_struct, inputs)
+    return dict(zip(names, inputs, strict=True))
+
+
+def _inputs_by_name(model: keras.Model) -> dict[str, Any] | None:
+    structure = getattr(graph_of(model), "_inputs_struct", None)
+    is_flat = isinstance(structure, dict) and all(isinstance(each, keras.KerasTensor) for each in structure.values())
+    return structure if is_flat else None
 
 
 def _output_names(model: keras.Model) -> list[str]:

@@ -25,7 +25,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.outputs import Output, outputs_of
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.sources.column_names import is_case_sensitive, quoted
@@ -84,7 +84,7 @@ class Scorer:
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            BatchOptions(batch_size, by_value),
+            BatchOptions(batch_size, by_value, input_names(model)),
             schema_of(model),
             outputs_of(model),
             on_invalid,

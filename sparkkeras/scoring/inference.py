@@ -24,7 +24,7 @@ from sparkkeras.modeling.compilation import check_compiled
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.sources.source import NamedColumns, Source, as_source, lazy_dataset
 from sparkkeras.worker.predictor import Predictor, join_predictions
@@ -168,7 +168,8 @@ def check_evaluate(
     check_compiled(model)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
-    options = BatchOptions(arguments.integer("batch_size", batch_size), transform_by_value(transform))
+    size = arguments.integer("batch_size", batch_size)
+    options = BatchOptions(size, transform_by_value(transform), input_names(model))
     source = as_source(data, Reader(schema_of(model).before(transform), True, on_invalid), y, sample_weight, columns)
     if source.block is not None:
         if not source.block.rows:
@@ -197,7 +198,8 @@ def check_predict(
         ConfigurationError: An argument is out of range, or does not fit another one.
         DataError: The data does not fit the model.
     """
-    options = BatchOptions(arguments.integer("batch_size", batch_size), transform_by_value(transform))
+    size = arguments.integer("batch_size", batch_size)
+    options = BatchOptions(size, transform_by_value(transform), input_names(model))
     source = as_source(data, Reader(schema_of(model).before(transform), False, on_invalid), columns=columns)
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))

@@ -22,7 +22,7 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_class_weight
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
@@ -138,13 +138,14 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     options = FitOptions(
         batch_size=arguments.integer("batch_size", batch_size),
         transform=inference.transform_by_value(transform),
+        input_names=input_names(model),
         shuffle=arguments.flag("shuffle", shuffle),
         seed=seed,
         class_weight=arguments.class_weight("class_weight", class_weight),
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
-    validation_options = BatchOptions(validation_size, options.transform)
+    validation_options = BatchOptions(validation_size, options.transform, options.input_names)
     reader = Reader(schema_of(model).before(transform), True, on_invalid)
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)

@@ -47,10 +47,12 @@ class BatchOptions:
     Attributes:
         batch_size: Rows per batch.
         transform: ``transform(x, y) -> (x, y)``, applied to each batch.
+        input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
     """
 
     batch_size: int
     transform: ByValue[Transform] | None = None
+    input_names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -346,12 +348,12 @@ def overrides(callback: Any, hook: str) -> bool:
 
 
 def transformed(piece: Block, options: BatchOptions) -> Block:
-    """Apply the transform, if there is one, to a copy of the rows."""
+    """Apply the transform, if there is one, to a copy of the rows, and name the inputs of a model that takes a dict."""
     if options.transform is None:
-        return piece
+        return piece.with_names(options.input_names)
     copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
     made = copy.transformed(options.transform.load(), options.batch_size).with_floats(model_state.floatx())
-    return Block(made.form, tuple(np.array(array) for array in made.arrays))
+    return Block(made.form, tuple(np.array(array) for array in made.arrays)).with_names(options.input_names)
 
 
 def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:

@@ -13,7 +13,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
-from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
@@ -695,3 +695,23 @@ def test_labels_for_only_the_output_with_a_loss_work_as_in_keras(named):
     state, _, _ = model.evaluate([block], BatchOptions(BATCH))
     expected = model.anew().evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True)
     assert metric_values(both, state) == pytest.approx(expected, rel=1e-5)
+
+
+def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
+    """Keras sorts the keys; the order is that in which the model was built."""
+    b, a = keras.Input((3,), name="b"), keras.Input((3,), name="a")
+    model = keras.Model({"b": b, "a": a}, keras.layers.Dense(1)(keras.layers.concatenate([10 * b, a])))
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    assert [spec.name for spec in schema_of(model).inputs] == ["b", "a"]
+    x = {"b": X, "a": X[::-1]}
+    mine, rows = Model(model), from_arrays((X, X[::-1]), Y, None)
+    options = FitOptions(BATCH, shuffle=False, input_names=input_names(model))
+    predicted = mine.predictor(options).whole(rows)
+    np.testing.assert_allclose(predicted, model.predict(x, verbose=0), rtol=1e-5)
+    expected = model.evaluate(x, Y, verbose=0, return_dict=True)
+    state, _, _ = mine.evaluate(iter([rows]), options)
+    assert metric_values(model, state) == pytest.approx(expected, rel=1e-5)
+    replica = mine.fit(rows, options=options)
+    plain = mine.anew()
+    plain.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert close(replica.state, plain)
