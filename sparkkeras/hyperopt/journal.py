@@ -18,6 +18,7 @@ import json
 import re
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ _MODEL = re.compile(r"\.?([0-9]{5,})\.(npz|keras)(\.[0-9a-f]{32}\.tmp)?")  # tem
 
 
 class Journal:
-    """The folder of a search.
+    """The folder of a search. One thread may write to it while others call `wants`, `has_model` and `draft`.
 
     Args:
         folder: The path, on any file system that Spark can access; ``None`` makes a temporary folder, which is removed with
@@ -51,6 +52,7 @@ class Journal:
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._drafts = Path(scratch)
         self.folder = (folder or str(self._drafts / "search")).rstrip("/")
+        self._lock = threading.Lock()  # of the following three; never held while files are read or written
         self._kept: dict[int, float] = {}
         self._files: dict[int, str] = {}
         self._written: set[int] = set()
@@ -79,7 +81,11 @@ class Journal:
             self._check(settings)
             trials = [self._read(name, params) for name in self._trials()]
             self._find_models(trials)
-            yield trials
+            try:
+                yield trials
+            finally:
+                for draft in self._drafts.glob("*.draft"):
+                    draft.unlink(missing_ok=True)
 
     def settings(self) -> dict[str, Any]:
         """The settings of the search in this folder; empty if there is none."""
@@ -87,23 +93,20 @@ class Journal:
 
     def wants(self, value: float) -> bool:
         """Whether the model of a trial with this value may be among those to keep; ties keep the earlier trial."""
-        better = [number for number in self._written & self._kept.keys() if self._kept[number] < self._sign * value]
+        with self._lock:
+            better = [number for number in self._written & self._kept.keys() if self._kept[number] < self._sign * value]
         return self._keep is None or len(better) < self._keep
 
     def draft(self, lease: int) -> Path:
-        """The local path of the file in which the driver assembles the uploaded model of a trial."""
+        """The local path of the file in which the driver assembles an uploaded model; removed when the search ends."""
         return self._drafts / f"{lease}.draft"
-
-    def drop_drafts(self) -> None:
-        """Remove partly uploaded models."""
-        for draft in self._drafts.glob("*.draft"):
-            draft.unlink(missing_ok=True)
 
     def keep_model(self, number: int, value: float, draft: Path, suffix: str) -> None:
         """Keep the model of a trial; once the trial is written, `drop_surplus` can remove a worse one in exchange."""
         name = f"{number:05d}.{suffix}"
         filesystem.put_file(f"{self.folder}/models/{name}", draft)
-        self._kept[number], self._files[number] = self._sign * value, name
+        with self._lock:
+            self._kept[number], self._files[number] = self._sign * value, name
 
     def drop_surplus(self) -> None:
         """Remove the worst models beyond the number to keep; a model counts only once its trial is written."""
@@ -124,7 +127,8 @@ class Journal:
         fields = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
         fields["params"] = repr(trial.params)  # only for readers: a resumed search computes them from the chosen values
         filesystem.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
-        self._written.add(trial.number)
+        with self._lock:
+            self._written.add(trial.number)
 
     def _trials(self) -> list[str]:
         return [name for name in filesystem.names_in(f"{self.folder}/trials") if _TRIAL.fullmatch(name)]
@@ -196,8 +200,10 @@ class Journal:
                 self._kept[number], self._files[number] = self._sign * value, name
 
     def _drop(self, number: int) -> None:
-        filesystem.remove(f"{self.folder}/models/{self._files.pop(number)}")
-        del self._kept[number]
+        with self._lock:
+            name = self._files.pop(number)
+            del self._kept[number]
+        filesystem.remove(f"{self.folder}/models/{name}")
 
 
 def _difference(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:

@@ -5,9 +5,13 @@ one lease at a time. When its worker is lost (its connection closed, or its hear
 gets the same trial under a new lease, and calls with the old lease are rejected; so each trial counts once. A worker that
 was only slow keeps its trial as long as no other worker asks.
 
-The ledger only decides; functions that it is given suggest trials, write them and check for an early stop. It calls them
-under one lock, during which no heartbeat can be received, so it extends the leases by the time that they take. All methods
-may be called from any thread.
+A trial that ended is first saved, in the background (`saving`), and counts as finished once `TrialLedger.saved` is called:
+whatever a search has shown or used as finished is on storage, so a resumed search does not repeat it. Until then the trial
+is among the running ones, and its worker waits for its next trial, so that the algorithm and the limits see the result.
+
+The ledger only decides; functions that it is given suggest trials and check for an early stop. It calls them under one
+lock, during which no heartbeat can be received, so it extends the leases by the time that they take. All methods may be
+called from any thread.
 """
 
 from __future__ import annotations
@@ -108,6 +112,14 @@ class _Run:
     pruned: bool = False
 
 
+@dataclass(frozen=True)
+class _Saving:
+    """A trial that ended and is being saved, and the worker that ran it."""
+
+    trial: Trial
+    worker: Worker
+
+
 class TrialLedger:
     """The trials of a search and their leases. See the module docstring.
 
@@ -116,7 +128,8 @@ class TrialLedger:
         limits: The conditions under which the search ends.
         clock: A monotonic clock, in seconds.
         finished: The trials of earlier calls.
-        on_end: Called with each trial that ended other than by a stop of the search, before its worker gets a reply.
+        save: Called under the lock with each trial that ended and the model that `finish` got for it; must return at once,
+            and have `saved` called later. Trials that were stopped are saved only with a model.
 
     Attributes:
         reason: Why the search ended early, as a message; empty if it did not.
@@ -129,12 +142,14 @@ class TrialLedger:
         limits: Limits,
         clock: Callable[[], float],
         finished: Iterable[Trial] = (),
-        on_end: Callable[[Trial], None] = lambda trial: None,
+        *,
+        save: Callable[[Trial, Any], None],
     ) -> None:
-        self._suggest, self._limits, self._clock, self._on_end = suggest, limits, clock, on_end
+        self._suggest, self._limits, self._clock, self._save = suggest, limits, clock, save
         self._lock = threading.RLock()
         self._finished = {trial.number: trial for trial in finished}
         self._running: dict[int, Trial] = {}
+        self._saving: dict[int, _Saving] = {}
         self._leases: Leases[int, _Run] = Leases(limits.lease_seconds, clock)  # of trials
         self._earlier = frozenset(self._finished)
         self._numbers = (number for number in itertools.count() if number not in self._finished)
@@ -162,7 +177,7 @@ class TrialLedger:
 
     @property
     def running(self) -> list[Trial]:
-        """The trials that are assigned to workers, or were and are lost."""
+        """The trials that are assigned to workers, or were and are lost, and those that are being saved."""
         with self._lock:
             return list(self._running.values())
 
@@ -177,6 +192,12 @@ class TrialLedger:
         """Whether a worker is uploading the result of its trial."""
         with self._lock:
             return any(run.is_uploading for run in self._active())
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a trial that ended is not on storage yet."""
+        with self._lock:
+            return bool(self._saving)
 
     def ask(self, worker: Worker) -> Assignment | None:
         """Assign the next trial to a worker; ``None`` if there is none for it."""
@@ -194,15 +215,17 @@ class TrialLedger:
                     )
                 self._fail_lost_trial(lost)
                 return self.ask(worker)
-            new = self._suggest_trial() if self._has_more() else None
+            new = self._suggest_trial() if self._has_more() and not self._is_saving_trial_of(worker) else None
             return None if new is None else self._assign(new, worker)
 
     def should_wait(self, worker: Worker) -> bool:
-        """Whether a worker without a trial should wait, since another attempt of the same Spark task still has one.
+        """Whether a worker without a trial should wait: its last one is being saved, or another attempt of its task has one.
 
-        Spark ends all other attempts of a task as soon as one has finished.
+        Spark ends all other attempts of a task as soon as one has finished, and with it their trials.
         """
         with self._lock:
+            if self._has_more() and self._is_saving_trial_of(worker):
+                return True
             others = [run.worker for run in self._active()]
             return any(other.task == worker.task and other.attempt != worker.attempt for other in others)
 
@@ -276,10 +299,13 @@ class TrialLedger:
         with self._lock:
             return self._leases.is_finished(lease)
 
-    def finish(self, lease: int, trial: Trial) -> None:
-        """Record the result of a trial.
+    def finish(self, lease: int, trial: Trial, model: Any = None) -> bool:
+        """Record the result of a trial, and save it with its model.
 
         A trial that was stopped although the search continues counts as lost: its machine is probably being shut down.
+
+        Returns:
+            Whether the model will be saved.
 
         Raises:
             RefusedError: Another worker has the trial.
@@ -288,9 +314,14 @@ class TrialLedger:
             held = self._renew_lease(lease)
             if trial.status == STOPPED and not self.reason:
                 self.lose(lease, "its process received a request to stop")
-                return
+                return False
             self._leases.finish(lease)
-            self._end(trial, held)
+            return self._end(trial, held, model)
+
+    def saved(self, number: int) -> None:
+        """Count a trial as finished, since it is on storage, or cannot be saved and `fail` was called."""
+        with self._lock:
+            self._record(self._saving.pop(number).trial)
 
     def lose(self, lease: int, cause: str) -> None:
         """Record that the process of a trial ended, although its worker still runs.
@@ -320,8 +351,8 @@ class TrialLedger:
     def has_value(self) -> bool:
         """Whether a trial of this call, not of an earlier one, has a value."""
         with self._lock:
-            finished = self._finished.values()
-            return any(trial.value is not None for trial in finished if trial.number not in self._earlier)
+            ended = [*self._finished.values(), *(saving.trial for saving in self._saving.values())]
+            return any(trial.value is not None for trial in ended if trial.number not in self._earlier)
 
     def end_running(self) -> None:
         """End the running trials as stopped, after the search and all workers have ended."""
@@ -396,21 +427,27 @@ class TrialLedger:
         error = f"its worker was lost {trial.attempts} times, the last time because {cause}"
         self._end(replace(trial, status=FAILED, error=error), held)
 
-    def _end(self, trial: Trial, held: Lease[int, _Run]) -> None:
-        """Record the end of a trial. A stopped one has the value of its best reported epoch."""
+    def _is_saving_trial_of(self, worker: Worker) -> bool:
+        return any(saving.worker == worker for saving in self._saving.values())
+
+    def _end(self, trial: Trial, held: Lease[int, _Run], model: Any = None) -> bool:
+        """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
         self._leases.revoke(held.number)
-        del self._running[trial.number]
         if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
             best = min(trial.intermediate_values)
             trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.intermediate_values.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
-        self._finished[trial.number] = ended
-        try:
-            with self._leases.paused():
-                if trial.status != STOPPED and self.failure is None:
-                    self._on_end(ended)
-        except Exception as error:
-            self.fail(error)
+        if self.failure is not None or (trial.status == STOPPED and model is None):
+            self._record(ended)
+            return False
+        self._saving[trial.number] = _Saving(ended, held.holder.worker)
+        self._save(ended, model)
+        return True
+
+    def _record(self, trial: Trial) -> None:
+        """Count a trial as finished."""
+        del self._running[trial.number]
+        self._finished[trial.number] = trial
         self._check_limits()
         self._check_early_stop(self.finished)
 

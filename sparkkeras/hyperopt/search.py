@@ -26,6 +26,7 @@ from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
+from sparkkeras.hyperopt.saving import TrialSaver
 from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
@@ -253,11 +254,13 @@ class HyperParamModel:
         }
         with journal.opened(settings, search_space.params) as earlier_trials:
             suggest = functools.partial(_suggest, search_space, algorithm, search_seed, sign)
-            ledger = TrialLedger(suggest, limits, time.monotonic, earlier_trials, journal.write)
+            saver = TrialSaver(journal)
+            ledger = TrialLedger(suggest, limits, time.monotonic, earlier_trials, save=saver.save)
             sample = None if shared is None or model is None else shared["x"]
             results = SearchResults(ledger, journal, search_space, metric_name, sign, model, sample, work.objects)
             self._results, self.seed = results, search_seed
-            self._search(workers, work, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
+            with saver.running(ledger):
+                self._search(workers, work, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
         results.check(limits.max_failures)
         return self.best_model
 
@@ -400,7 +403,6 @@ class HyperParamModel:
                 supervise(dataset, task, ledger, workers.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
-            results.journal.drop_drafts()
         progress.end()
 
 

@@ -208,17 +208,7 @@ def supervise(
         ended = len(ledger.finished)
         running = start(dataset.run(task).collect)
         try:
-            _watch(running, ledger, tick)
-            if not ledger.reason:
-                running.result()
-            ledger.expire_all()
-        except SparkKerasError as error:
-            ledger.expire_all()
-            failed_jobs = 0 if len(ledger.finished) > ended else failed_jobs + 1
-            if failed_jobs > MAX_FAILED_JOBS or not _is_lost(error):
-                ledger.stop(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                ledger.end_running()
-                raise
+            error = _wait_for(running, ledger, tick)
         except BaseException:
             ledger.stop("it was interrupted")
             try:
@@ -227,11 +217,33 @@ def supervise(
                 running.cancel()
                 ledger.end_running()
             raise
+        if error is not None:
+            failed_jobs = 0 if len(ledger.finished) > ended else failed_jobs + 1
+            if failed_jobs > MAX_FAILED_JOBS or not _is_lost(error):
+                ledger.stop(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                ledger.end_running()
+                raise error
         if ledger.reason:
             ledger.end_running()
     tick()
     if ledger.failure is not None:
         raise ledger.failure
+
+
+def _wait_for(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> SparkKerasError | None:
+    """Wait until a job has ended and its trials are saved; returns the error with which it ended before the search."""
+    error = None
+    _watch(running, ledger, tick)
+    try:
+        if not ledger.reason:
+            running.result()
+    except SparkKerasError as raised:
+        error = raised
+    ledger.expire_all()
+    while ledger.is_saving:
+        time.sleep(TICK_SECONDS)
+        tick()
+    return error
 
 
 def _watch(running: Running[Any], ledger: TrialLedger, tick: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 ==========  ==========================================================  =================================================
 call        meaning                                                     body of the request / of the reply
 ==========  ==========================================================  =================================================
-`ask`       get the next trial                                          - / the hyper-parameters, as JSON
+`ask`       get the next trial, or wait and ask again                   - / the hyper-parameters, as JSON
 `report`    report the loss of an epoch; replies whether to continue
 `renew`     heartbeat: renew the lease; replies whether to continue
 `offer`     ask whether the model of a trial with this value is wanted
@@ -13,32 +13,29 @@ call        meaning                                                     body of 
 ==========  ==========================================================  =================================================
 
 The calls use the same transports as the parameter server (`sparkkeras.rpc.transport`). All except `ask` are idempotent; if
-the reply to an `ask` is lost, the lease of its trial expires and another worker gets the trial.
+the reply to an `ask` is lost, the lease of its trial expires and another worker gets the trial. No call waits for the
+storage of the search: `finish` hands the trial over to be saved (`saving`), and until that has ended, the reply to its
+worker's next `ask` is to wait.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
-from sparkkeras.hyperopt.trials import STOPPED, Trial
+from sparkkeras.hyperopt.saving import UploadedModel
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.service import Client, Service
-from sparkkeras.rpc.transport import Address, Call, Caller, Reply
+from sparkkeras.rpc.transport import Address, Call, Caller, Reply, backoff
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
-
-WAIT_SECONDS = 0.5
-"""The interval at which a worker that has to wait asks again."""
 
 OUTCOME_BYTES = 16 * 1024 * 1024
 """The maximum size of a trial's result without its model (metrics, a traceback)."""
@@ -94,7 +91,6 @@ class SearchService(Service):
         }
         super().__init__(calls, ledger.expire)
         self._ledger, self._journal, self._encode = ledger, journal, encode
-        self._keeping = threading.Lock()
 
     def _ask(self, call: Call) -> Reply:
         worker = Worker(call.field("worker", str), call.field("task", int), call.field("attempt", int))
@@ -114,8 +110,7 @@ class SearchService(Service):
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
-        with self._keeping:
-            return Reply({"wanted": self._journal.wants(call.field("value", float))})
+        return Reply({"wanted": self._journal.wants(call.field("value", float))})
 
     def _model(self, call: Call) -> Reply:
         lease, start = _lease_of(call), call.field("start", int)
@@ -137,26 +132,20 @@ class SearchService(Service):
         trial = replace(trial, **{name: fields[name] for name in _OUTCOME_FIELDS})
         if call.field("is_mistake", bool) and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
-        draft = self._journal.draft(lease)
-        is_lost = trial.status == STOPPED and not self._ledger.reason  # as in the ledger: the trial runs again
-        try:
-            with self._keeping:
-                if draft.exists() and trial.value is not None and not is_lost:
-                    self._keep(trial, draft, call.field("suffix", _suffix))
-                self._ledger.finish(lease, trial)
-                try:
-                    self._journal.drop_surplus()
-                except StorageError as error:
-                    self._ledger.fail(error)
-        finally:
-            draft.unlink(missing_ok=True)
+        model = self._uploaded_model(lease, call.field("suffix", str))
+        is_saved = self._ledger.finish(lease, trial, model)
+        if model is not None and not is_saved:
+            model.draft.unlink(missing_ok=True)
         return Reply({})
 
-    def _keep(self, trial: Trial, draft: Path, suffix: str) -> None:
-        try:
-            self._journal.keep_model(trial.number, trial.value or 0.0, draft, suffix)
-        except StorageError as error:
-            self._ledger.fail(error)
+    def _uploaded_model(self, lease: int, suffix: str) -> UploadedModel | None:
+        draft = self._journal.draft(lease)
+        if not draft.exists():
+            return None
+        if suffix not in SUFFIXES:
+            draft.unlink()
+            raise ValueError(suffix)
+        return UploadedModel(draft, suffix)
 
 
 class LeaseLostError(Exception):
@@ -179,10 +168,11 @@ class SearchClient(Client):
     def ask(self) -> Assignment | None:
         """The next trial, with its hyper-parameters still encoded; ``None`` if there is none for this worker."""
         worker = self._worker
-        reply, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
-        while reply.get("wait"):
-            time.sleep(WAIT_SECONDS)
+        for delay in backoff():
             reply, body = self._call("ask", {"worker": worker.name, "task": worker.task, "attempt": worker.attempt})
+            if not reply.get("wait"):
+                break
+            time.sleep(delay)
         if "lease" not in reply:
             return None
         return Assignment(int(reply["number"]), int(reply["lease"]), json.loads(bytes(body)))

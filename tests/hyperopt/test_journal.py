@@ -38,7 +38,7 @@ def opened(journal, settings=SETTINGS):
 
 
 def keep(journal, number, value, data=b"weights"):
-    """Offer a model and keep it if it is wanted; then write its trial, as the service does."""
+    """Offer a model and keep it if it is wanted; then write its trial, as `TrialSaver` does."""
     if journal.wants(value):
         draft = journal.draft(100 + number)
         draft.write_bytes(data + str(number).encode())
@@ -59,8 +59,8 @@ def folder(tmp_path):
 
 def test_unfinished_drafts_are_removed(folder):
     journal = Journal(folder, None, 1.0)
-    journal.draft(3).write_bytes(b"half")
-    journal.drop_drafts()
+    with journal.opened(SETTINGS, params):
+        journal.draft(3).write_bytes(b"half")
     assert not journal.draft(3).exists()
 
 

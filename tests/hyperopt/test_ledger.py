@@ -42,9 +42,9 @@ class Clock:
 
 
 class Bench:
-    """A ledger with its clock, its calls of the suggest function, and the trials that it reported as ended."""
+    """A ledger with its clock, its calls of the suggest function, and the trials that it saves, which takes no time."""
 
-    def __init__(self, *, earlier=(), suggest=None, on_end=None, **limits):
+    def __init__(self, *, earlier=(), suggest=None, save=None, **limits):
         self.clock, self.suggest_calls, self.ended = Clock(), [], []
         self._suggest = suggest
         self.ledger = TrialLedger(
@@ -52,8 +52,12 @@ class Bench:
             Limits(**({"lease_seconds": LEASE_SECONDS} | limits)),
             self.clock,
             earlier,
-            on_end or self.ended.append,
+            save=save or self.save,
         )
+
+    def save(self, trial, model):
+        self.ended.append(trial)
+        self.ledger.saved(trial.number)
 
     def suggest(self, number, trials):
         self.suggest_calls.append((number, trials))
@@ -251,9 +255,8 @@ def test_a_slow_suggestion_does_not_expire_leases():
     assert_lease_lost(bench.ledger.renew, lease)
 
 
-@pytest.mark.parametrize("what", ["on_end", "early_stop"])
-def test_slow_callbacks_at_the_end_of_a_trial_do_not_expire_leases(what):
-    bench = Bench(**{what: lambda trials: bench.clock.advance(10 * LEASE_SECONDS)})
+def test_a_slow_stop_function_does_not_expire_leases():
+    bench = Bench(early_stop=lambda trials: bench.clock.advance(10 * LEASE_SECONDS))
     (_, slow), (_, quick) = bench.ask("a"), bench.ask("b")
     bench.finish(quick, 0.5)
     assert bench.ask("b")[0] == 2
@@ -801,7 +804,7 @@ def test_has_value_finds_trials_with_a_value(values, expected):
     assert bench.ledger.has_value() is expected
 
 
-# Failing suggestions and writes
+# Failing suggestions and saves
 
 
 def test_a_suggest_function_that_raises_ends_the_search():
@@ -837,29 +840,51 @@ def test_a_search_without_further_suggestions_ends_after_its_running_trials():
     assert bench.ledger.reason == ""
 
 
-def test_a_failed_write_ends_the_search():
-    def full(trial):
-        raise OSError("no space left")
-
-    bench = Bench(on_end=full)
-    bench.run(0.5)
-    assert bench.ledger.reason == "OSError: no space left"
-    assert bench.numbers == [0]
-
-
-def test_trials_are_not_written_after_a_failure():
-    calls = []
-
-    def full(trial):
-        calls.append(trial.number)
-        raise OSError("no space left")
-
-    bench = Bench(on_end=full)
+def test_trials_are_not_saved_after_a_failure():
+    bench = Bench()
     (_, one), (_, two) = bench.ask(), bench.ask()
     bench.finish(one, 0.5)
+    bench.ledger.fail(OSError("no space left"))
     bench.finish(two, 0.5)
-    assert calls == [0]
+    assert bench.ledger.reason == "OSError: no space left"
+    assert [trial.number for trial in bench.ended] == [0]
     assert bench.numbers == [0, 1]
+
+
+# Saving
+
+
+def test_a_trial_counts_as_finished_when_it_is_saved():
+    bench = Bench(save=lambda trial, model: None, max_evals=2, loss_threshold=0.5)
+    _, lease = bench.ask("a")
+    bench.finish(lease, 0.5)
+    assert (bench.ledger.is_saving, bench.numbers, bench.running().status) == (True, [], RUNNING)
+    assert bench.ledger.has_value()
+    assert_lease_lost(bench.ledger.renew, lease)
+    bench.ledger.expire_all()
+    bench.ledger.saved(0)
+    assert (bench.ledger.is_saving, bench.numbers, bench.ledger.running) == (False, [0], [])
+    assert bench.ledger.is_over  # the threshold is reached
+
+
+def test_a_worker_waits_for_a_new_trial_until_its_last_one_is_saved():
+    bench = Bench(save=lambda trial, model: None, max_evals=3)
+    one, other = Worker("a", 0), Worker("b", 1)
+    bench.finish(bench.ledger.ask(one).lease, 0.5)
+    assert bench.ledger.ask(one) is None
+    assert bench.ledger.should_wait(one)
+    assert bench.ledger.ask(other).number == 1  # other workers do not wait
+    bench.ledger.saved(0)
+    assert bench.ledger.ask(one).number == 2
+
+
+def test_a_worker_does_not_wait_at_the_end_of_a_search():
+    bench = Bench(save=lambda trial, model: None, max_evals=1)
+    _, lease = bench.ask("a")
+    bench.finish(lease, 0.5)
+    assert bench.ledger.ask(Worker("a")) is None
+    assert not bench.ledger.should_wait(Worker("a"))
+    assert not bench.ledger.is_over
 
 
 # Resuming
@@ -918,11 +943,12 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
         time.sleep(0)  # let other threads run in between
         return Suggestion({}, number)
 
-    def on_end(trial):
+    def save(trial, model):
         time.sleep(0)
         ended.update([trial.number])
+        ledger.saved(trial.number)
 
-    ledger = TrialLedger(suggest, Limits(max_evals=count), clock, on_end=on_end)
+    ledger = TrialLedger(suggest, Limits(max_evals=count), clock, save=save)
     accepted, errors = [], []
 
     def finish(assignment):

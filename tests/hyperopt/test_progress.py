@@ -20,7 +20,11 @@ class Bench:
     def __init__(self, verbose=1, *, max_evals=10, sign=1.0, earlier=(), workers=2):
         self.now = 0.0
         self.ledger = TrialLedger(
-            lambda number, trials: Suggestion({"lr": 0.001 * (number + 1)}, {}), Limits(max_evals), lambda: self.now, earlier
+            lambda number, trials: Suggestion({"lr": 0.001 * (number + 1)}, {}),
+            Limits(max_evals),
+            lambda: self.now,
+            earlier,
+            save=lambda trial, model: self.ledger.saved(trial.number),
         )
         self.progress = SearchProgress(verbose, self.ledger, "val_loss", sign, max_evals, workers, [LR])
 

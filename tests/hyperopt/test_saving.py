@@ -1,0 +1,107 @@
+"""Trials and models that are saved in the background; tests/hyperopt/test_search_job.py saves those of whole searches."""
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from sparkkeras.errors import StorageError
+from sparkkeras.hyperopt.ledger import Limits, Suggestion, TrialLedger, Worker
+from sparkkeras.hyperopt.saving import TrialSaver, UploadedModel
+from sparkkeras.hyperopt.trials import OK, STOPPED, Trial
+
+
+class Storage:
+    """A journal that records what the saver writes; a test may let it fail or wait."""
+
+    def __init__(self):
+        self.calls, self.failing, self.is_open = [], "", threading.Event()
+        self.is_open.set()
+
+    def __getattr__(self, name):
+        def call(*given):
+            assert self.is_open.wait(10)
+            self.calls.append((name, *(each.number if isinstance(each, Trial) else each for each in given[:1])))
+            if name == self.failing:
+                raise StorageError("no space left")
+
+        return call
+
+
+@pytest.fixture
+def storage():
+    return Storage()
+
+
+@pytest.fixture
+def saver(storage):
+    return TrialSaver(storage)
+
+
+@pytest.fixture
+def ledger(saver):
+    return TrialLedger(lambda number, trials: Suggestion({}, {}), Limits(), lambda: 0.0, save=saver.save)
+
+
+def end(ledger, draft=None, status=OK):
+    """Run a trial; returns whether its model will be saved."""
+    assignment = ledger.ask(Worker(f"w{len(ledger.running)}"))
+    model = None if draft is None else UploadedModel(draft, "npz")
+    return ledger.finish(assignment.lease, Trial(assignment.number, {}, status, 0.5), model)
+
+
+def test_a_model_is_saved_before_its_trial_and_surplus_models_are_removed_last(ledger, saver, storage, tmp_path):
+    draft = tmp_path / "1.draft"
+    draft.touch()
+    with saver.running(ledger):
+        assert end(ledger, draft)
+        end(ledger)
+    assert storage.calls == [("keep_model", 0), ("write", 0), ("drop_surplus",), ("write", 1), ("drop_surplus",)]
+    assert not draft.exists()
+
+
+def test_only_the_model_of_a_stopped_trial_is_saved(ledger, saver, storage, tmp_path):
+    first, second = ledger.ask(Worker("a")), ledger.ask(Worker("b"))
+    ledger.stop("enough")
+    with saver.running(ledger):
+        model = UploadedModel(tmp_path / "1.draft", "npz")
+        assert ledger.finish(first.lease, Trial(0, {}, STOPPED, 0.5), model)
+        assert not ledger.finish(second.lease, Trial(1, {}, STOPPED))
+    assert storage.calls == [("keep_model", 0), ("drop_surplus",)]
+    assert [trial.number for trial in ledger.finished] == [0, 1]
+
+
+@pytest.mark.parametrize("step", ["keep_model", "write", "drop_surplus"])
+def test_an_error_of_the_storage_ends_the_search(ledger, saver, storage, step, tmp_path):
+    storage.failing = step
+    storage.is_open.clear()
+    with saver.running(ledger):
+        end(ledger, tmp_path / "1.draft")
+        end(ledger)
+        storage.is_open.set()
+    assert storage.calls[-1][0] == step
+    assert ("write", 1) not in storage.calls
+    assert str(ledger.failure) == "no space left"
+    assert ledger.reason == "StorageError: no space left"
+    assert [trial.number for trial in ledger.finished] == [0, 1]
+    assert not ledger.is_saving
+
+
+def test_an_interrupt_of_the_last_wait_cancels_what_is_left(ledger, saver, storage, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    storage.is_open.clear()
+    with ExitStack() as stack:
+        stack.enter_context(saver.running(ledger))
+        (thread,) = (each for each in threading.enumerate() if each.name == "sparkkeras-save-trials")
+        end(ledger)
+        end(ledger)
+        with monkeypatch.context() as patch:
+            patch.setattr(thread, "join", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                stack.close()
+    storage.is_open.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ("write", 1) not in storage.calls
