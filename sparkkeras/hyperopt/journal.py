@@ -29,7 +29,9 @@ from sparkkeras.errors import ConfigurationError, StorageError
 from sparkkeras.hyperopt.trials import Trial, ranked
 from sparkkeras.spark import filesystem
 
-_FORMAT = 1
+_FORMAT = 2
+"""The version of the files. In version 1, the intermediate values of a metric to be maximized have their sign changed."""
+
 _SEARCH, _LOCK = "search.json", "search.lock"
 _SEARCH_FILES, _NO_FILES = re.compile(r"search\.(json|lock)"), re.compile(r"(?!)")
 _TRIAL = re.compile(r"[0-9]{5,}\.json")
@@ -125,6 +127,7 @@ class Journal:
     def write(self, trial: Trial) -> None:
         """Write a trial that has ended."""
         fields = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
+        fields["format"] = _FORMAT  # of this file: a resumed search may have older ones
         fields["params"] = repr(trial.params)  # only for readers: a resumed search computes them from the chosen values
         filesystem.write_bytes(f"{self.folder}/trials/{trial.number:05d}.json", json.dumps(fields, indent=1).encode())
         with self._lock:
@@ -148,13 +151,13 @@ class Journal:
         given = {"format": _FORMAT, **settings}
         saved = self.settings()
         if not saved or not self._trials():  # without trials there is nothing to resume
-            filesystem.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(given, indent=1).encode())
+            self._write_settings(given)
             return
-        if saved.get("format", 0) > _FORMAT:
+        if saved.get("format", 1) > _FORMAT:
             raise ConfigurationError(
                 f"save_to={self.folder!r} was written by a later version of sparkkeras: upgrade sparkkeras to resume it."
             )
-        differing = [name for name in given if saved.get(name) != given[name]]
+        differing = [name for name in settings if saved.get(name) != given[name]]
         if "parameters" in differing and "space" in differing:  # different labels imply a different space
             differing.remove("space")
         if differing:
@@ -163,13 +166,20 @@ class Journal:
                 f"save_to={self.folder!r} holds another search: {differences}. Resume it with the same arguments, or give "
                 "another folder."
             )
+        if saved.get("format") != _FORMAT:
+            self._write_settings(given)
+
+    def _write_settings(self, settings: Mapping[str, Any]) -> None:
+        filesystem.write_bytes(f"{self.folder}/{_SEARCH}", json.dumps(settings, indent=1).encode())
 
     def _read(self, name: str, params: Callable[[Mapping[str, Any]], Any]) -> Trial:
         saved = self._json(f"trials/{name}")
         if not {"number", "status", "chosen", "intermediate_values"} <= saved.keys():
             raise self._damaged(f"trials/{name}", "it lacks fields of a trial")
         known = {field.name for field in dataclasses.fields(Trial)}  # a later version may have written more
-        converted = {"params": params(saved["chosen"]), "intermediate_values": tuple(saved["intermediate_values"])}
+        factor = self._sign if saved.get("format", 1) == 1 else 1.0
+        values = tuple(factor * value for value in saved["intermediate_values"])
+        converted = {"params": params(saved["chosen"]), "intermediate_values": values}
         return Trial(**{**{key: saved[key] for key in saved if key in known}, **converted})
 
     def _json(self, name: str) -> dict[str, Any]:

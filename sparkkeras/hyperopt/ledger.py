@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkkeras.errors import ConfigurationError, SparkKerasError
-from sparkkeras.hyperopt.pruners import Pruner
+from sparkkeras.hyperopt.pruners import Pruner, as_losses
 from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
 from sparkkeras.rpc.transport import RefusedError
@@ -229,15 +229,15 @@ class TrialLedger:
             others = [run.worker for run in self._active()]
             return any(other.task == worker.task and other.attempt != worker.attempt for other in others)
 
-    def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Record the loss of an epoch; returns whether to continue the trial, prune it or stop it.
+    def report(self, lease: int, epoch: int, value: float) -> str:
+        """Record the metric at an epoch; returns whether to continue the trial, prune it or stop it.
 
-        An epoch without a report gets the loss of the epoch before; epochs before the first report get the first loss.
+        An epoch without a report gets the value of the epoch before; epochs before the first report get the first value.
 
         Args:
             lease: The lease of the trial.
             epoch: The epoch, counted from 1; a repeated report of an epoch is ignored.
-            loss: The loss; smaller is better.
+            value: The value of the metric.
 
         Raises:
             RefusedError: Another worker has the trial.
@@ -245,26 +245,21 @@ class TrialLedger:
         with self._lock:
             held = self._renew_lease(lease)
             trial = self._running[held.key]
-            others = [
-                other.intermediate_values
-                for other in self._trials()
-                if other.number != trial.number and other.intermediate_values
-            ]
             new = range(len(trial.intermediate_values), max(epoch, len(trial.intermediate_values)))
             if new:
-                known = (trial.intermediate_values or (loss,))[-1]
+                known = (trial.intermediate_values or (value,))[-1]
                 missing = (known,) * (epoch - 1 - len(trial.intermediate_values))
-                trial = replace(trial, intermediate_values=(*trial.intermediate_values, *missing, loss))
+                trial = replace(trial, intermediate_values=(*trial.intermediate_values, *missing, value))
                 self._running[held.key] = trial
             if self.reason:
                 return STOP
             pruner = self._limits.pruner
+            if pruner is None:
+                return CONTINUE
             ends = [number + 1 for number in new] or [len(trial.intermediate_values)]  # includes epochs without a report
             try:
                 with self._leases.paused():
-                    if pruner is not None and any(
-                        pruner.should_prune(trial.intermediate_values[:end], others) for end in ends
-                    ):
+                    if self._should_prune(pruner, trial, ends):
                         held.holder.pruned = True  # a repeated report, since the reply was lost, gets the same reply
                     return PRUNE if held.holder.pruned else CONTINUE
             except Exception as error:
@@ -376,6 +371,17 @@ class TrialLedger:
         with self._lock:
             self._check_limits()
 
+    def _should_prune(self, pruner: Pruner, trial: Trial, epochs: Sequence[int]) -> bool:
+        """Whether to end a trial at one of some epochs, counted from 1."""
+        sign = self._limits.sign
+        losses = as_losses(trial.intermediate_values, sign)
+        others = [
+            as_losses(other.intermediate_values, sign)
+            for other in self._trials()
+            if other.number != trial.number and other.intermediate_values
+        ]
+        return any(pruner.should_prune(losses[:epoch], others) for epoch in epochs)
+
     def _trials(self) -> list[Trial]:
         return [*self._finished.values(), *self._running.values()]
 
@@ -434,8 +440,8 @@ class TrialLedger:
         """End a trial; returns whether it will be saved. A stopped one has the value of its best reported epoch."""
         self._leases.revoke(held.number)
         if trial.status == STOPPED and trial.value is None and trial.intermediate_values:
-            best = min(trial.intermediate_values)
-            trial = replace(trial, value=self._limits.sign * best, best_epoch=trial.intermediate_values.index(best) + 1)
+            best = min(trial.intermediate_values, key=lambda value: self._limits.sign * value)
+            trial = replace(trial, value=best, best_epoch=trial.intermediate_values.index(best) + 1)
         ended = replace(trial, ended=self.seconds, seconds=self._clock() - held.holder.started)
         if self.failure is not None or (trial.status == STOPPED and model is None):
             self._record(ended)

@@ -1,6 +1,6 @@
 """Pruners: they decide from the intermediate values of trials whether to end a trial early.
 
-Every value is a loss here, so smaller is better: a metric to be maximized has its sign changed.
+Pruners compare losses, of which smaller ones are better: `as_losses` changes the sign of a metric to be maximized.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from sparkkeras.errors import ConfigurationError, known_names
 IntermediateValues = Sequence[float]
 
 
+def as_losses(values: IntermediateValues, sign: float) -> IntermediateValues:
+    """The losses that pruners compare.
+
+    Args:
+        values: The values of the metric.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+    """
+    return values if sign > 0 else tuple(-value for value in values)
+
+
 @runtime_checkable
 class Pruner(Protocol):
     """Decides after each epoch whether to end a trial. The search calls it from one thread at a time."""
@@ -24,7 +34,8 @@ class Pruner(Protocol):
         """Whether to end a trial.
 
         Args:
-            losses: The loss of the trial at each epoch so far, at least one, all finite; smaller is better.
+            losses: The loss of the trial at each epoch so far, at least one, all finite; smaller is better. If the search
+                maximizes its metric, this is the metric with its sign changed.
             others: The losses of all other trials that have reported any: running, finished and pruned ones.
         """
         ...

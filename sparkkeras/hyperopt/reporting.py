@@ -26,8 +26,7 @@ class Reporter:
     """Collects the reports of one trial, and sends its intermediate values to the driver.
 
     Args:
-        send: Sends an epoch, counted from 1, and its loss (smaller is better); returns the driver's reply, whether to
-            continue.
+        send: Sends an epoch, counted from 1, and its value; returns the driver's reply, whether to continue.
         sign: 1 if smaller values are better, -1 if larger ones are.
 
     Attributes:
@@ -70,7 +69,7 @@ class Reporter:
         if self.best is None or self._sign * value < self._sign * self.best:
             on_best()
             self.best, self.best_epoch = value, self.epoch
-        reply = self._send(self.epoch, self._sign * value)
+        reply = self._send(self.epoch, value)
         if reply != CONTINUE:
             self._next_status = PRUNED if reply == PRUNE else STOPPED
         if not is_last:

@@ -141,7 +141,7 @@ def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, da
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
         params = decode(assignment.params, work.objects.fresh())
-        return run_trial(work.objective, params, data, seed, lambda epoch, loss: ask((epoch, loss)), work.sign)
+        return run_trial(work.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), work.sign)
 
     if work.in_child_processes and not device.is_uninitialized():
         raise ClusterError(
@@ -153,7 +153,7 @@ def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, da
     try:
         outcome = run(
             trial,
-            lambda epoch_and_loss: client.report(lease, *epoch_and_loss),
+            lambda epoch_and_value: client.report(lease, *epoch_and_value),
             lambda: client.renew(lease) == CONTINUE,
             HEARTBEAT_SECONDS,
         )

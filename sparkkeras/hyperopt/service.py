@@ -4,7 +4,7 @@
 call        meaning                                                     body of the request / of the reply
 ==========  ==========================================================  =================================================
 `ask`       get the next trial, or wait and ask again                   - / the hyper-parameters, as JSON
-`report`    report the loss of an epoch; replies whether to continue
+`report`    report the metric at an epoch; replies whether to continue
 `renew`     heartbeat: renew the lease; replies whether to continue
 `offer`     ask whether the model of a trial with this value is wanted
 `model`     upload a piece of that model                                the piece / -
@@ -105,8 +105,8 @@ class SearchService(Service):
         return Reply({})
 
     def _report(self, call: Call) -> Reply:
-        epoch, loss = call.field("epoch", int), call.field("loss", float)
-        return Reply({"go": self._ledger.report(_lease_of(call), epoch, loss)})
+        epoch, value = call.field("epoch", int), call.field("value", float)
+        return Reply({"go": self._ledger.report(_lease_of(call), epoch, value)})
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
@@ -177,13 +177,13 @@ class SearchClient(Client):
             return None
         return Assignment(int(reply["number"]), int(reply["lease"]), json.loads(bytes(body)))
 
-    def report(self, lease: int, epoch: int, loss: float) -> str:
-        """Report the loss of an epoch, counted from 1; returns whether to continue.
+    def report(self, lease: int, epoch: int, value: float) -> str:
+        """Report the metric at an epoch, counted from 1; returns whether to continue.
 
         Raises:
             LeaseLostError: Another worker has the trial.
         """
-        return str(self._call("report", {"lease": lease, "epoch": epoch, "loss": loss})[0]["go"])
+        return str(self._call("report", {"lease": lease, "epoch": epoch, "value": value})[0]["go"])
 
     def renew(self, lease: int) -> str:
         """Send a heartbeat; returns whether to continue.

@@ -34,8 +34,7 @@ class Trial:
         extra: Further entries of the dict that an objective returned, as JSON values.
         chosen: The value that the search algorithm chose for each label of the space; for ``hp.choice`` the index of the
             option.
-        intermediate_values: The metric at each epoch, with the sign changed if larger is better, so that smaller is always
-            better; the input of pruners.
+        intermediate_values: The metric at each epoch. An epoch without one has that of the epoch before.
     """
 
     number: int

@@ -78,9 +78,9 @@ class Bench:
             _, lease = self.ask()
             self.finish(lease, value, FAILED if value is None else OK)
 
-    def report(self, lease, *losses):
-        """Report the losses of the first epochs; returns the last reply."""
-        return [self.ledger.report(lease, epoch, loss) for epoch, loss in enumerate(losses, 1)][-1]
+    def report(self, lease, *values):
+        """Report the metric at the first epochs; returns the last reply."""
+        return [self.ledger.report(lease, epoch, value) for epoch, value in enumerate(values, 1)][-1]
 
     def running(self, number=0):
         """A running trial."""
@@ -472,16 +472,23 @@ class Recorder:
         return self.result
 
 
-def test_a_pruner_sees_the_losses_of_all_others():
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_pruner_sees_the_losses_of_all_others(sign):
+    """If the metric is maximized, its sign is changed for pruners, and for nothing else."""
+
+    def losses(*values):
+        return tuple(sign * value for value in values)
+
     pruner = Recorder()
-    bench = Bench(pruner=pruner)
+    bench = Bench(pruner=pruner, sign=sign)
     (_, finished), (_, pruned), (silent, _), (number, mine) = (bench.ask() for _ in range(4))
     bench.report(finished, 1.0)
     bench.finish(finished, 1.0)
     bench.report(pruned, 2.0, 2.5)
     bench.finish(pruned, 2.0, PRUNED)
     assert bench.report(mine, 3.0, 4.0) == CONTINUE
-    assert pruner.calls[-2:] == [((3.0,), [(1.0,), (2.0, 2.5)]), ((3.0, 4.0), [(1.0,), (2.0, 2.5)])]
+    others = sorted([losses(1.0), losses(2.0, 2.5)])
+    assert pruner.calls[-2:] == [(losses(3.0), others), (losses(3.0, 4.0), others)]
     assert bench.running(number).intermediate_values == (3.0, 4.0)
     assert bench.running(silent).intermediate_values == ()
 
@@ -503,7 +510,7 @@ def test_a_repeated_report_gets_the_same_reply():
     assert bench.ledger.report(lease, 1, 0.5) == bench.ledger.report(lease, 1, 0.5) == PRUNE
 
 
-def test_epochs_without_a_report_get_the_previous_loss():
+def test_epochs_without_a_report_get_the_previous_value():
     """For example with ``validation_freq``; pruners compare trials epoch by epoch."""
     bench = Bench()
     _, lease = bench.ask()
@@ -736,7 +743,7 @@ def test_trials_that_run_at_the_end_have_their_best_reported_value():
     for sign in (1.0, -1.0):
         bench = Bench(sign=sign)
         (_, one), (two, _) = bench.ask(), bench.ask()
-        bench.report(one, *(sign * loss for loss in (0.5, 0.2, 0.3)))
+        bench.report(one, 0.5, 0.2, 0.3)
         bench.clock.advance(7)
         bench.ledger.stop("enough")
         bench.ledger.end_running()

@@ -122,7 +122,7 @@ def test_maximizing_keeps_the_largest_value():
     values = outcome.history["loss"]
     assert outcome.value == max(values)
     assert outcome.best_epoch == values.index(max(values)) + 1
-    assert driver.reports == [(epoch, -value) for epoch, value in enumerate(values, 1)]
+    assert driver.reports == [(epoch, value) for epoch, value in enumerate(values, 1)]
 
 
 def test_the_seed_determines_a_trial():

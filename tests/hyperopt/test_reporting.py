@@ -16,13 +16,13 @@ from sparkkeras.hyperopt.trials import OK, PRUNED, STOPPED
 
 
 class Driver:
-    """Records the reported losses and epochs, and returns the given replies in order."""
+    """Records the reported values and epochs, and returns the given replies in order."""
 
     def __init__(self, *replies):
-        self.losses, self.epochs, self._replies = [], [], list(replies)
+        self.values, self.epochs, self._replies = [], [], list(replies)
 
-    def __call__(self, epoch, loss):
-        self.losses.append(loss)
+    def __call__(self, epoch, value):
+        self.values.append(value)
         self.epochs.append(epoch)
         return self._replies.pop(0) if self._replies else CONTINUE
 
@@ -86,7 +86,7 @@ def test_losses_go_to_the_driver_and_metrics_to_the_history(trial):
     reporter = trial()
     report(0.5, accuracy=0.75)
     report(np.float32(0.25), accuracy=1)
-    assert reporter._send.losses == [0.5, 0.25]
+    assert reporter._send.values == [0.5, 0.25]
     assert reporter._send.epochs == [1, 2]
     assert reporter.epoch == 2
     assert reporter.history == {"loss": [0.5, 0.25], "accuracy": [0.75, 1.0]}
@@ -101,7 +101,7 @@ def test_the_best_value_is_kept_with_its_epoch(trial, sign, best):
     for value in (0.5, 0.7, 0.2, 0.7, 0.2):
         report(value)
     assert (reporter.best, reporter.best_epoch) == best
-    assert reporter._send.losses == [sign * value for value in (0.5, 0.7, 0.2, 0.7, 0.2)]
+    assert reporter._send.values == [0.5, 0.7, 0.2, 0.7, 0.2]
 
 
 def test_zero_counts_as_a_value(trial):
@@ -138,7 +138,7 @@ def test_a_value_that_is_not_finite_ends_the_trial_and_is_not_sent(trial, value)
     report(0.5)
     with pytest.raises(TrialEnd):
         report(value)
-    assert reporter._send.losses == [0.5]
+    assert reporter._send.values == [0.5]
     assert (reporter.diverged_at, reporter.epoch) == (2, 2)
     assert (reporter.best, reporter.best_epoch, reporter.status) == (0.5, 1, OK)
     assert len(reporter.history["loss"]) == 2
@@ -232,7 +232,7 @@ def test_fit_reports_its_metric_and_keeps_the_best_weights(trial):
     reporter = trial(sign=-1.0)
     callback = ReportCallback("accuracy")
     model = run_epochs(callback, *({"loss": 1.0, "accuracy": value} for value in (0.5, 0.9, 0.7)))
-    assert reporter._send.losses == [-0.5, -0.9, -0.7]
+    assert reporter._send.values == [0.5, 0.9, 0.7]
     assert reporter.history == {"loss": [1.0] * 3, "accuracy": [0.5, 0.9, 0.7]}
     assert (reporter.best, reporter.best_epoch) == (0.9, 2)
     assert not model.stop_training
@@ -284,7 +284,7 @@ def test_a_missing_validation_metric_suggests_validation_data(trial):
 def test_epochs_without_validation_are_not_reported(trial):
     reporter = trial()
     run_epochs(ReportCallback(), {"loss": 1.0, "val_loss": 0.5}, {"loss": 0.9}, {"loss": 0.8, "val_loss": 0.4})
-    assert reporter._send.losses == [0.5, 0.4]
+    assert reporter._send.values == [0.5, 0.4]
     assert reporter._send.epochs == [1, 3]
     assert (reporter.best_epoch, reporter.epoch) == (3, 3)
     assert reporter.history == {"loss": [1.0, 0.9, 0.8], "val_loss": [0.5, 0.4]}
@@ -295,7 +295,7 @@ def test_validation_may_start_at_a_later_epoch(trial, frequency):
     epochs = [{"loss": 1.0}, {"loss": 0.9, "val_loss": 0.5}, {"loss": 0.8}, {"loss": 0.7, "val_loss": 0.4}]
     reporter = trial()
     run_epochs(ReportCallback("val_loss", frequency), *epochs)
-    assert reporter._send.losses == [0.5, 0.4]
+    assert reporter._send.values == [0.5, 0.4]
     assert reporter._send.epochs == [2, 4]
     trial()
     with pytest.raises(SearchMistakeError, match="metric='val_acc' is not in the logs"):

@@ -143,6 +143,7 @@ class TestResults:
         search = fits_of(rows, metric="val_accuracy")
         assert search.best_value == max(trial.value for trial in search.trials)
         assert search.best_value == max(search.best_trial.history["val_accuracy"])
+        assert list(search.best_trial.intermediate_values) == search.best_trial.history["val_accuracy"]
         assert search_of(objective=parabola, mode="max").best_value == max(
             (trial.params["x"] - 3) ** 2 for trial in search_of(objective=parabola, mode="max").trials
         )

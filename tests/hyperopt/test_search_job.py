@@ -456,8 +456,8 @@ def test_malformed_and_unknown_calls_are_rejected(served):
     with SearchClient(address, Worker("here/0")) as client:
         for name, fields in [
             ("report", {"lease": 1}),
-            ("report", {"lease": 1, "loss": 1}),
-            ("report", {"lease": "x", "epoch": 1, "loss": 1}),
+            ("report", {"lease": 1, "value": 1}),
+            ("report", {"lease": "x", "epoch": 1, "value": 1}),
             ("ask", {}),
             ("ask", {"worker": "here/0"}),
             ("nothing", {}),
