@@ -28,7 +28,7 @@ _MAXIMIZED = re.compile(
 
 
 @dataclass(frozen=True)
-class FitOptions:
+class TrialFitArguments:
     """The arguments of a search for fitting each trial's model; they do not apply to an objective."""
 
     epochs: int = 1

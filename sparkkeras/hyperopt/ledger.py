@@ -29,7 +29,7 @@ from sparkkeras.hyperopt.trials import FAILED, STOPPED, Trial, ranked
 from sparkkeras.rpc.leases import LEASE_LOST, Lease, Leases
 from sparkkeras.rpc.transport import RefusedError
 
-CONTINUE, PRUNE, STOP = "go on", "prune", "stop"
+CONTINUE, PRUNE, STOP = "continue", "prune", "stop"
 """The replies to a worker's report or heartbeat: continue the trial, prune it, or stop it with the search."""
 
 UPLOAD_SECONDS = 300.0
@@ -308,7 +308,7 @@ class TrialLedger:
         with self._lock:
             held = self._renew_lease(lease)
             if trial.status == STOPPED and not self.reason:
-                self.lose(lease, "its process received a request to stop")
+                self.release(lease, "its process received a request to stop")
                 return False
             self._leases.finish(lease)
             return self._end(trial, held, model)
@@ -318,7 +318,7 @@ class TrialLedger:
         with self._lock:
             self._record(self._saving.pop(number).trial)
 
-    def lose(self, lease: int, cause: str) -> None:
+    def release(self, lease: int, cause: str) -> None:
         """Record that the process of a trial ended, although its worker still runs.
 
         Raises:

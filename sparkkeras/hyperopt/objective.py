@@ -17,7 +17,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, known_names
 from sparkkeras.hyperopt import reporting
-from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd
+from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd
 from sparkkeras.hyperopt.service import Outcome
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
@@ -74,9 +74,9 @@ class Fit:
         callbacks = as_callbacks("callbacks", arguments.pop("callbacks", None))
         report = ReportCallback(self.metric, arguments.get("validation_freq", 1))
         if arguments.get("validation_data") is not None and arguments.get("validation_split"):
-            raise SearchMistakeError("give only one of validation_split and validation_data.")
+            raise SearchDefinitionError("give only one of validation_split and validation_data.")
         if not model.built and not self.has_rows:
-            raise SearchMistakeError(
+            raise SearchDefinitionError(
                 f"the model {model.name!r} is not built, and the driver cannot build it, since the data is read on the "
                 "workers: start the model with keras.Input(shape)."
             )
@@ -90,7 +90,7 @@ class Fit:
             reporter.end(end)
             return _reported_outcome(reporter, weights=report.best_weights)
         if not reporter.history or (report.best_weights is None and reporter.diverged_at is None):
-            raise SearchMistakeError(reporting.unknown_metric(self.metric, reporter.history))
+            raise SearchDefinitionError(reporting.unknown_metric(self.metric, reporter.history))
         return _reported_outcome(reporter, weights=report.best_weights)
 
 
@@ -114,14 +114,14 @@ class CallObjective:
         status, loss, model = result.pop("status", _STATUS_OK), result.pop("loss", None), result.pop("model", None)
         extra = _json_compatible(result)
         if status not in (_STATUS_OK, _STATUS_FAIL):
-            raise SearchMistakeError(_unknown_status_message(status))
+            raise SearchDefinitionError(_unknown_status_message(status))
         if status == _STATUS_FAIL:
             return Outcome(
                 FAILED, history=reporter.history, error=f"the objective returned status 'fail': {extra}", extra=extra
             )
         value = _number(loss)
         if value is None:
-            raise SearchMistakeError(_missing_loss_message(returned))
+            raise SearchDefinitionError(_missing_loss_message(returned))
         if not np.isfinite(value):
             return replace(
                 _reported_outcome(reporter, FAILED), error=f"the objective returned the loss {value}", extra=extra
@@ -150,8 +150,8 @@ def run_trial(
         reporter.end(end)
         return _reported_outcome(reporter)
     except (Exception, SystemExit) as error:
-        if isinstance(error, SearchMistakeError):
-            return Outcome(FAILED, history=reporter.history, error=str(error), is_mistake=True)
+        if isinstance(error, SearchDefinitionError):
+            return Outcome(FAILED, history=reporter.history, error=str(error), is_definition_error=True)
         return Outcome(
             FAILED,
             history=reporter.history,
@@ -166,19 +166,19 @@ def build_model(build: Callable[[Any], Any], params: Any) -> tuple[keras.Model, 
     """Call the function that builds models; returns the model and the arguments of ``fit`` that it returned with it.
 
     Raises:
-        SearchMistakeError: The function returns something else, or a model that is not compiled.
+        SearchDefinitionError: The function returns something else, or a model that is not compiled.
     """
     returned = build(params)
     model, arguments = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(model, keras.Model) or not isinstance(arguments, Mapping):
-        raise SearchMistakeError(
+        raise SearchDefinitionError(
             f"the function that builds models returned {returned!r}; expected a compiled keras.Model, or a tuple of the "
             "model and a dict of arguments of fit."
         )
     if model.built:
         _check_trainable(model)
     elif not model.compiled:
-        raise SearchMistakeError(
+        raise SearchDefinitionError(
             f"the function that builds models returned {model.name!r}, which is not compiled: call model.compile(...) in it."
         )
     return model, dict(arguments)
@@ -188,7 +188,7 @@ def _check_trainable(model: keras.Model) -> None:
     try:
         check_trainable(model)
     except ModelError as error:
-        raise SearchMistakeError(
+        raise SearchDefinitionError(
             f"the function that builds models returned a model that cannot be trained: {error}"
         ) from error
 
@@ -199,7 +199,7 @@ def _check_data(model: keras.Model, data: Mapping[str, Any]) -> None:
         schema_of(model).check_features(block.spec, has_transform=False)
         check_labels(model, block.spec, label_ranges(block))
     except DataError as error:
-        raise SearchMistakeError(str(error)) from error
+        raise SearchDefinitionError(str(error)) from error
 
 
 def fit_arguments_of(params: Any) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _check_fit_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     known = set(inspect.signature(keras.Model.fit).parameters) - {"self", "x", "y", "verbose"}
     for name in arguments:
         if name not in known:
-            raise SearchMistakeError(
+            raise SearchDefinitionError(
                 f"the function that builds models returned {name!r} as an argument of fit. {known_names(name, known)}"
             )
     return arguments

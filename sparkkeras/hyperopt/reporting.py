@@ -18,8 +18,8 @@ class TrialEnd(BaseException):
     """Raised in a trial to end it: it was pruned or has diverged, or the search is over."""
 
 
-class SearchMistakeError(ConfigurationError):
-    """An error that every trial would raise, so the search ends immediately."""
+class SearchDefinitionError(ConfigurationError):
+    """The function, metric or data of the search is invalid: every trial would fail, so the search ends immediately."""
 
 
 class Reporter:
@@ -158,10 +158,10 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._metric not in logs:
             if self._metric.startswith("val_") and (self._metric in current.history or not self._is_validated(epoch + 1)):
                 return
-            raise SearchMistakeError(unknown_metric(self._metric, logs))
+            raise SearchDefinitionError(unknown_metric(self._metric, logs))
         value = logs[self._metric]
         if np.ndim(value):
-            raise SearchMistakeError(
+            raise SearchDefinitionError(
                 f"metric={self._metric!r} has {np.size(value)} values, but a search optimizes a single one: use a metric "
                 'that averages them, such as keras.metrics.F1Score(average="macro").'
             )

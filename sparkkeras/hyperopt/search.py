@@ -18,7 +18,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
-from sparkkeras.hyperopt.arguments import FitOptions, check_function, make_call, make_limits, num_kept_models, sign_of
+from sparkkeras.hyperopt.arguments import TrialFitArguments, check_function, make_call, make_limits, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_is_sendable, fit_data
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggestion, TrialLedger
@@ -27,7 +27,7 @@ from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
 from sparkkeras.hyperopt.saving import TrialSaver
-from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
+from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import SearchService
 from sparkkeras.hyperopt.space import Algorithm, Space, make_algorithm
 from sparkkeras.hyperopt.trials import Trial
@@ -205,7 +205,9 @@ class HyperParamModel:
                 "give exactly one of model= (a function that builds a model) and objective= (a function that trains one)."
             )
         function = check_function("model" if objective is None else "objective", model or objective)
-        fit_options = FitOptions(epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight)
+        fit_arguments = TrialFitArguments(
+            epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight
+        )
         algorithm, search_space = make_algorithm(algo), Space(space)
         metric_name = metric if objective is None else "loss"
         sign = sign_of(metric_name, mode)
@@ -231,20 +233,22 @@ class HyperParamModel:
         read_data = ByValue.dump(data, "data") if callable(data) else None
         trial_objective: Objective
         if objective is None:
-            trial_objective = fit_options.fit(function, data)
+            trial_objective = fit_arguments.fit(function, data)
         else:
-            fit_options.reject_given()
+            fit_arguments.reject_given()
             trial_objective = make_call(function, data)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
         named = ColumnMapping(features, label, sample_weight=sample_weight)
         shared = None
         if read_data is None:
-            shared = _objective_data(workers, data, named) if model is None else _fit_data(workers, data, fit_options, named)
+            shared = (
+                _objective_data(workers, data, named) if model is None else _fit_data(workers, data, fit_arguments, named)
+            )
         journal = Journal(folder, num_models, sign)
         search_seed = _choose_seed(seed, journal)
         objects = ByValue.dump(search_space.objects, "space")
-        work = Work(trial_objective, objects, sign, search_seed, read_data, workers.in_child_processes)
+        work = TrialSettings(trial_objective, objects, sign, search_seed, read_data, workers.in_child_processes)
         settings = {
             "parameters": sorted(search_space.labels),
             "space": search_space.digest,
@@ -370,7 +374,7 @@ class HyperParamModel:
         return self._results
 
     def _search(
-        self, workers: Workers, work: Work, data: Any, results: SearchResults, max_evals: int | None, verbose: int
+        self, workers: Workers, work: TrialSettings, data: Any, results: SearchResults, max_evals: int | None, verbose: int
     ) -> None:
         ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
@@ -439,16 +443,16 @@ def _spark_context(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _fit_data(workers: Workers, data: Any, fit_options: FitOptions, named: ColumnMapping) -> dict[str, Any]:
-    validation_data = fit_options.validation_data
+def _fit_data(workers: Workers, data: Any, fit_arguments: TrialFitArguments, named: ColumnMapping) -> dict[str, Any]:
+    validation_data = fit_arguments.validation_data
     if is_distributed(data):
         data = workers.collected(data, named)
     if validation_data is not None and is_distributed(validation_data):
         validation_data = workers.collected(validation_data, named)
-    fit_arguments = fit_data(data, validation_data)
-    if "validation_data" in fit_arguments and fit_options.validation_split:
+    arrays = fit_data(data, validation_data)
+    if "validation_data" in arrays and fit_arguments.validation_split:
         raise ConfigurationError("give only one of validation_split and validation_data.")
-    return fit_arguments
+    return arrays
 
 
 def _objective_data(workers: Workers, data: Any, named: ColumnMapping) -> Any:

@@ -47,7 +47,7 @@ SHUTDOWN_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Work:
+class TrialSettings:
     """The settings that all trials of a search share.
 
     Attributes:
@@ -71,7 +71,7 @@ class Work:
 class SearchTask:
     """The task of a worker: runs trials until the driver has no more."""
 
-    work: Shared[Work]
+    work: Shared[TrialSettings]
     data: Shared[Data]
     address: Address
 
@@ -105,7 +105,7 @@ class _Loaded:
     error: Outcome | None = None
 
     @classmethod
-    def of(cls, work: Work, shared: Shared[Data]) -> _Loaded:
+    def of(cls, work: TrialSettings, shared: Shared[Data]) -> _Loaded:
         if work.read is None:
             return cls(shared.value)
         read = _ReadData(work.read, isinstance(work.objective, Fit))
@@ -113,7 +113,7 @@ class _Loaded:
         try:
             return run(read, lambda _: None, lambda: True, HEARTBEAT_SECONDS)
         except (ChildLostError, TypeError) as error:  # for example too large, or not picklable
-            return cls(None, Outcome(FAILED, error=f"{_READ_FAILED}: {error}", is_mistake=True))
+            return cls(None, Outcome(FAILED, error=f"{_READ_FAILED}: {error}", is_definition_error=True))
 
 
 _READ_FAILED = "the function that reads the data failed"
@@ -132,10 +132,10 @@ class _ReadData:
             return _Loaded(fit_data(data) if self.checks else data)
         except (Exception, SystemExit) as error:
             message = f"{_READ_FAILED}: {type(error).__name__}: {error}"
-            return _Loaded(None, Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_mistake=True))
+            return _Loaded(None, Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_definition_error=True))
 
 
-def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, data: Data) -> None:
+def _run_assignment(work: TrialSettings, client: SearchClient, assignment: Assignment, data: Data) -> None:
     """Run a trial and report its result."""
     lease = assignment.lease
 
@@ -160,7 +160,7 @@ def _run_assignment(work: Work, client: SearchClient, assignment: Assignment, da
     except ChildStoppedError:
         outcome = Outcome(STOPPED)
     except ChildLostError as error:
-        client.lose(lease, str(error))
+        client.release(lease, str(error))
         return
     client.finish(lease, outcome)
 

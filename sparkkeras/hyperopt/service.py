@@ -9,7 +9,7 @@ call        meaning                                                     body of 
 `offer`     ask whether the model of a trial with this value is wanted
 `model`     upload a piece of that model                                the piece / -
 `finish`    report the result of the trial                              the result, as JSON / -
-`lose`      report that the trial's process ended: assign it again
+`release`   report that the trial's process ended: assign it again
 ==========  ==========================================================  =================================================
 
 The calls use the same transports as the parameter server (`sparkkeras.rpc.transport`). All except `ask` are idempotent; if
@@ -46,7 +46,8 @@ class Outcome:
     """The result of a trial, as its worker reports it; `Trial` describes the attributes that are not listed here.
 
     Attributes:
-        is_mistake: Whether other trials would fail in the same way; unless one already has a value, the search ends.
+        is_definition_error: Whether the search itself is invalid, so that other trials would fail in the same way; unless one
+            already has a value, the search ends.
         model: The bytes of the model's file.
         suffix: The suffix of that file, one of `SUFFIXES`.
     """
@@ -58,7 +59,7 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    is_mistake: bool = False
+    is_definition_error: bool = False
     model: bytes = field(default=b"", repr=False)
     suffix: str = ""
 
@@ -83,11 +84,11 @@ class SearchService(Service):
             "health": (lambda call: Reply({}), 0),
             "ask": (self._ask, 0),
             "report": (self._report, 0),
-            "renew": (lambda call: Reply({"go": ledger.renew(_lease_of(call))}), 0),
+            "renew": (lambda call: Reply({"directive": ledger.renew(_lease_of(call))}), 0),
             "offer": (self._offer, 0),
             "model": (self._model, PIECE_BYTES),
             "finish": (self._finish, OUTCOME_BYTES),
-            "lose": (self._lose, 0),
+            "release": (self._release, 0),
         }
         super().__init__(calls, ledger.expire)
         self._ledger, self._journal, self._encode = ledger, journal, encode
@@ -100,13 +101,13 @@ class SearchService(Service):
         body = json.dumps(self._encode(assignment.params)).encode()
         return Reply({"number": assignment.number, "lease": assignment.lease}, (memoryview(body),))
 
-    def _lose(self, call: Call) -> Reply:
-        self._ledger.lose(_lease_of(call), call.field("cause", str))
+    def _release(self, call: Call) -> Reply:
+        self._ledger.release(_lease_of(call), call.field("cause", str))
         return Reply({})
 
     def _report(self, call: Call) -> Reply:
         epoch, value = call.field("epoch", int), call.field("value", float)
-        return Reply({"go": self._ledger.report(_lease_of(call), epoch, value)})
+        return Reply({"directive": self._ledger.report(_lease_of(call), epoch, value)})
 
     def _offer(self, call: Call) -> Reply:
         self._ledger.extend_for_upload(_lease_of(call))
@@ -130,7 +131,7 @@ class SearchService(Service):
         trial = self._ledger.extend_for_upload(lease)
         fields = json.loads(bytes(call.body))
         trial = replace(trial, **{name: fields[name] for name in _OUTCOME_FIELDS})
-        if call.field("is_mistake", bool) and not self._ledger.has_value():
+        if call.field("is_definition_error", bool) and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
         model = self._uploaded_model(lease, call.field("suffix", str))
         is_saved = self._ledger.finish(lease, trial, model)
@@ -183,7 +184,7 @@ class SearchClient(Client):
         Raises:
             LeaseLostError: Another worker has the trial.
         """
-        return str(self._call("report", {"lease": lease, "epoch": epoch, "value": value})[0]["go"])
+        return str(self._call("report", {"lease": lease, "epoch": epoch, "value": value})[0]["directive"])
 
     def renew(self, lease: int) -> str:
         """Send a heartbeat; returns whether to continue.
@@ -191,15 +192,15 @@ class SearchClient(Client):
         Raises:
             LeaseLostError: Another worker has the trial.
         """
-        return str(self._call("renew", {"lease": lease})[0]["go"])
+        return str(self._call("renew", {"lease": lease})[0]["directive"])
 
-    def lose(self, lease: int, cause: str) -> None:
+    def release(self, lease: int, cause: str) -> None:
         """Report that the process of the trial ended, and why.
 
         Raises:
             LeaseLostError: Another worker has the trial.
         """
-        self._call("lose", {"lease": lease, "cause": cause})
+        self._call("release", {"lease": lease, "cause": cause})
 
     def finish(self, lease: int, outcome: Outcome) -> None:
         """Report the result of a trial, and upload its model if the driver wants it.
@@ -218,7 +219,9 @@ class SearchClient(Client):
             error = "; ".join(filter(None, (outcome.error[:1000], too_large)))
             body = _pack(replace(outcome, history={}, extra={}, error=error))
         self._call(
-            "finish", {"lease": lease, "suffix": outcome.suffix, "is_mistake": outcome.is_mistake}, (memoryview(body),)
+            "finish",
+            {"lease": lease, "suffix": outcome.suffix, "is_definition_error": outcome.is_definition_error},
+            (memoryview(body),),
         )
 
 

@@ -287,7 +287,7 @@ def test_calls_with_an_old_lease_are_rejected():
     assert_lease_lost(bench.ledger.renew, old)
     assert_lease_lost(bench.ledger.report, old, 1, 0.1)
     assert_lease_lost(bench.ledger.extend_for_upload, old)
-    assert_lease_lost(bench.ledger.lose, old, "it crashed")
+    assert_lease_lost(bench.ledger.release, old, "it crashed")
     assert_lease_lost(bench.ledger.finish, old, replace(trial, value=0.1, status=OK))
     assert not bench.ledger.is_done(old)
     bench.ledger.expire(old)
@@ -352,7 +352,7 @@ def test_after_the_loss_of_all_workers_trials_without_attempts_left_fail():
 def test_after_the_loss_of_all_workers_trials_with_attempts_left_continue():
     bench = Bench(max_evals=2)
     for _ in range(ATTEMPTS - 1):
-        bench.ledger.lose(bench.ask()[1], "its process was killed by SIGKILL")
+        bench.ledger.release(bench.ask()[1], "its process was killed by SIGKILL")
     (number, _), (other, _) = bench.ask(), bench.ask()
     bench.ledger.expire_all()
     assert bench.numbers == [number]
@@ -405,7 +405,7 @@ def test_a_repeated_trial_starts_without_intermediate_values():
     _, old = bench.ask()
     bench.report(old, 0.1)
     bench.clock.advance(4)
-    bench.ledger.lose(old, "it crashed")
+    bench.ledger.release(old, "it crashed")
     _, new = bench.ask()
     assert new != old
     trial = bench.running()
@@ -420,7 +420,7 @@ def test_a_trial_that_loses_too_many_workers_fails():
     for attempt in range(ATTEMPTS):
         number, lease = bench.ask()
         assert (number, bench.ledger.running[0].attempts) == (0, attempt + 1)
-        bench.ledger.lose(lease, "its process was killed by SIGKILL")
+        bench.ledger.release(lease, "its process was killed by SIGKILL")
     assert bench.ask()[0] == 1
     (trial,) = bench.ledger.finished
     assert (trial.number, trial.status, trial.attempts, trial.value) == (0, FAILED, ATTEMPTS, None)
@@ -443,7 +443,7 @@ def test_the_duration_of_a_lost_trial_is_that_of_its_last_attempt():
     for _ in range(ATTEMPTS):
         _, lease = bench.ask()
         bench.clock.advance(3)
-        bench.ledger.lose(lease, "it crashed")
+        bench.ledger.release(lease, "it crashed")
     bench.ledger.ask(Worker("w"))
     assert bench.ledger.finished[0].seconds == 3
 
@@ -451,7 +451,7 @@ def test_the_duration_of_a_lost_trial_is_that_of_its_last_attempt():
 def test_lost_trials_count_towards_max_failures():
     bench = Bench(max_failures=0)
     for _ in range(ATTEMPTS):
-        bench.ledger.lose(bench.ask()[1], "it crashed")
+        bench.ledger.release(bench.ask()[1], "it crashed")
     assert bench.ledger.ask(Worker("w")) is None
     assert bench.ledger.reason == "more trials failed than max_failures=0"
 
@@ -977,7 +977,7 @@ def test_every_trial_ends_exactly_once_whatever_workers_do():
                 with suppress(RefusedError):
                     ledger.report(assignment.lease, 1, generator.random())
                     if chance < 0.1:
-                        ledger.lose(assignment.lease, "it crashed")
+                        ledger.release(assignment.lease, "it crashed")
                     elif chance < 0.2:
                         ledger.expire(assignment.lease)
                 if chance > 0.3:

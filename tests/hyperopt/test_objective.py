@@ -152,7 +152,7 @@ def test_a_pruned_or_stopped_fit_keeps_its_best_epoch(reply, status):
 @pytest.mark.parametrize(("epoch", "value"), [(1, False), (3, True)])
 def test_a_fit_stopped_by_a_signal_keeps_its_best_epoch(epoch, value):
     outcome = run_fit(epochs=9, callbacks=[RaiseAt(StopWork(), epoch)])
-    assert (outcome.status, outcome.error, outcome.is_mistake) == (STOPPED, "", False)
+    assert (outcome.status, outcome.error, outcome.is_definition_error) == (STOPPED, "", False)
     assert (outcome.value is not None, bool(outcome.model)) == (value, value)
     assert outcome.best_epoch == (2 if value else None)
 
@@ -166,13 +166,13 @@ def test_a_fit_that_diverges_later_keeps_its_best_epoch():
 
 def test_a_fit_that_diverges_in_its_first_epoch_fails():
     outcome = run_fit(params={"lr": math.nan}, batch_size=1)
-    assert (outcome.status, outcome.value, outcome.model, outcome.is_mistake) == (FAILED, None, b"", False)
+    assert (outcome.status, outcome.value, outcome.model, outcome.is_definition_error) == (FAILED, None, b"", False)
     assert outcome.error == "the value of epoch 1 is not finite: training diverged there"
 
 
 def test_a_fit_that_raises_fails_with_its_traceback():
     outcome = run_fit(callbacks=[RaiseAt(ValueError("too large\nby far"), 2)])
-    assert (outcome.status, outcome.error, outcome.is_mistake) == (FAILED, "ValueError: too large\nby far", False)
+    assert (outcome.status, outcome.error, outcome.is_definition_error) == (FAILED, "ValueError: too large\nby far", False)
     assert "on_epoch_begin" in outcome.traceback
     assert len(outcome.history["loss"]) == 1
 
@@ -222,9 +222,9 @@ def classifier(params):
     ],
     ids=range(13),
 )
-def test_errors_that_every_trial_would_raise_are_marked_as_mistakes(given, message):
+def test_errors_that_every_trial_would_raise_are_marked_as_definition_errors(given, message):
     outcome = run_fit(**given)
-    assert (outcome.status, outcome.is_mistake) == (FAILED, True)
+    assert (outcome.status, outcome.is_definition_error) == (FAILED, True)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(outcome.error)
 
@@ -340,7 +340,7 @@ def test_a_model_that_an_objective_returns_is_kept():
 )
 def test_a_result_without_a_finite_loss_is_a_failure(given, error):
     outcome = run_objective(lambda params: given)
-    assert (outcome.status, outcome.value, outcome.is_mistake) == (FAILED, None, False)
+    assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, False)
     assert outcome.error.startswith(error)
     if isinstance(given, dict) and "why" in given:
         assert outcome.extra == {"why": "cold"}
@@ -365,9 +365,9 @@ def test_a_result_without_a_finite_loss_is_a_failure(given, error):
     ],
     ids=repr,
 )
-def test_an_invalid_result_of_an_objective_is_a_mistake(given, error):
+def test_an_invalid_result_of_an_objective_is_a_definition_error(given, error):
     outcome = run_objective(lambda params: given)
-    assert (outcome.status, outcome.value, outcome.is_mistake) == (FAILED, None, True)
+    assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, True)
     assert outcome.error.startswith(error)
 
 
@@ -413,7 +413,7 @@ def test_an_objective_that_raises_fails(error):
         raise error
 
     outcome = run_objective(objective)
-    assert (outcome.status, outcome.value, outcome.is_mistake) == (FAILED, None, False)
+    assert (outcome.status, outcome.value, outcome.is_definition_error) == (FAILED, None, False)
     assert outcome.error == f"{type(error).__name__}: {error}"
     assert "in objective" in outcome.traceback
     assert outcome.history == {"loss": [0.5]}
@@ -440,7 +440,7 @@ def test_an_objective_may_report_with_the_keras_callback():
     assert (outcome.status, outcome.suffix) == (OK, "keras")
     assert len(driver.reports) == 3
     unknown = run_objective(partial(objective, metric="accuracy"), {"lr": 0.1}, data=DATA)
-    assert (unknown.status, unknown.is_mistake) == (FAILED, True)
+    assert (unknown.status, unknown.is_definition_error) == (FAILED, True)
     assert unknown.error.startswith("metric='accuracy' is not in the logs of fit. Known: 'loss'")
 
 

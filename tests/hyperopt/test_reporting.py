@@ -10,7 +10,7 @@ import pytest
 from sparkkeras.hyperopt import report as public_report
 from sparkkeras.hyperopt import reporting
 from sparkkeras.hyperopt.ledger import CONTINUE, PRUNE, STOP
-from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchMistakeError, TrialEnd, report, unknown_metric
+from sparkkeras.hyperopt.reporting import ReportCallback, Reporter, SearchDefinitionError, TrialEnd, report, unknown_metric
 from sparkkeras.hyperopt.subprocess_task import StopWork
 from sparkkeras.hyperopt.trials import OK, PRUNED, STOPPED
 
@@ -199,7 +199,7 @@ def test_metrics_with_several_values_are_lists(trial):
     reporter = trial()
     run_epochs(ReportCallback("loss"), {"loss": 0.5, "f1_score": np.array([0.25, 1.0], np.float32)})
     assert reporter.history == {"loss": [0.5], "f1_score": [[0.25, 1.0]]}
-    with pytest.raises(SearchMistakeError, match="metric='f1_score' has 2 values.*average="):
+    with pytest.raises(SearchDefinitionError, match="metric='f1_score' has 2 values.*average="):
         run_epochs(ReportCallback("f1_score"), {"loss": 0.5, "f1_score": np.array([0.25, 1.0], np.float32)})
 
 
@@ -267,15 +267,15 @@ def test_other_metrics_may_be_not_finite(trial):
 
 def test_an_unknown_metric_is_reported_with_the_known_ones(trial):
     trial()
-    with pytest.raises(SearchMistakeError, match="metric='acc' is not in the logs of fit. Known: 'accuracy', 'loss'"):
+    with pytest.raises(SearchDefinitionError, match="metric='acc' is not in the logs of fit. Known: 'accuracy', 'loss'"):
         run_epochs(ReportCallback("acc"), {"loss": 0.5, "accuracy": 0.5})
-    with pytest.raises(SearchMistakeError, match="Did you mean 'val_accuracy'"):
+    with pytest.raises(SearchDefinitionError, match="Did you mean 'val_accuracy'"):
         run_epochs(ReportCallback("val_accurracy"), {"val_accuracy": 0.5})
 
 
 def test_a_missing_validation_metric_suggests_validation_data(trial):
     trial()
-    with pytest.raises(SearchMistakeError, match="need validation data: give validation_split= or validation_data="):
+    with pytest.raises(SearchDefinitionError, match="need validation data: give validation_split= or validation_data="):
         run_epochs(ReportCallback(), {"loss": 0.5})
     assert "validation_split" not in unknown_metric("val_acc", ["val_loss"])
     assert "validation_split" not in unknown_metric("acc", ["loss"])
@@ -298,7 +298,7 @@ def test_validation_may_start_at_a_later_epoch(trial, frequency):
     assert reporter._send.values == [0.5, 0.4]
     assert reporter._send.epochs == [2, 4]
     trial()
-    with pytest.raises(SearchMistakeError, match="metric='val_acc' is not in the logs"):
+    with pytest.raises(SearchDefinitionError, match="metric='val_acc' is not in the logs"):
         run_epochs(ReportCallback("val_acc", frequency), *epochs)
 
 

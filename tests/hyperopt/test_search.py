@@ -428,7 +428,7 @@ class TestResume:
         again = fits_of(rows, space=space(another), max_evals=2, **arguments)
         assert again.trials[0].params["layer"] is another
 
-    def test_stopped_trials_and_trials_with_a_mistake_run_again(self, rows, tmp_path):
+    def test_stopped_trials_and_trials_with_an_invalid_definition_run_again(self, rows, tmp_path):
         slow = tmp_path / "slow"
         slow.touch()
 

@@ -19,7 +19,7 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import CONTINUE, STOP, Limits, Suggestion, TrialLedger, Worker
 from sparkkeras.hyperopt.objective import CallObjective
 from sparkkeras.hyperopt.saving import TrialSaver
-from sparkkeras.hyperopt.search_job import SearchTask, Work, supervise
+from sparkkeras.hyperopt.search_job import SearchTask, TrialSettings, supervise
 from sparkkeras.hyperopt.service import PIECE_BYTES, LeaseLostError, Outcome, SearchClient, SearchService
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, STOPPED
@@ -57,7 +57,7 @@ def run_search(
     saver = TrialSaver(journal)
     ledger = ledger_of(saver, **limits)
     with journal.opened({}, SPACE.params), saver.running(ledger):
-        work = Work(
+        work = TrialSettings(
             CallObjective(ByValue.dump(objective, "objective"), True),
             ByValue.dump(SPACE.objects, "space"),
             1.0,
@@ -147,7 +147,7 @@ def test_an_interrupted_search_ends_its_job(monkeypatch):
     journal = Journal(None, None, 1.0)
     saver = TrialSaver(journal)
     ledger = ledger_of(saver, max_evals=10_000)
-    work = Work(
+    work = TrialSettings(
         CallObjective(ByValue.dump(objective, "objective"), True), ByValue.dump(SPACE.objects, "space"), 1.0, 0, None, False
     )
     handler = SearchService(ledger, journal, SPACE.encode)
@@ -357,29 +357,29 @@ def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypa
 
 def test_a_copy_of_a_worker_gets_the_lost_trial_of_that_worker(served, monkeypatch):
     ledger, _, address = served
-    monkeypatch.setattr(service.time, "sleep", lambda seconds: first.lose(assignments[3].lease, "it was killed"))
+    monkeypatch.setattr(service.time, "sleep", lambda seconds: first.release(assignments[3].lease, "it was killed"))
     with SearchClient(address, Worker("a/0")) as first, SearchClient(address, Worker("b/0", attempt=1)) as copy:
         assignments = [first.ask() for _ in range(6)]
         assert copy.ask().number == 3
     assert len(ledger.running) == 6
 
 
-def test_a_mistake_ends_the_search_if_no_trial_has_a_value_yet(served):
+def test_a_definition_error_ends_the_search_if_no_trial_has_a_value_yet(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         client.finish(client.ask().lease, Outcome(FAILED, error="it raised"))
         assert ledger.reason == ""
-        client.finish(client.ask().lease, Outcome(FAILED, error="no such metric", traceback="Tr", is_mistake=True))
+        client.finish(client.ask().lease, Outcome(FAILED, error="no such metric", traceback="Tr", is_definition_error=True))
         assert client.ask() is None
     assert isinstance(ledger.failure, ConfigurationError)
     assert str(ledger.failure) == "no such metric\n\nTr"
 
 
-def test_a_mistake_after_successful_trials_only_fails_its_trial(served):
+def test_a_definition_error_after_successful_trials_only_fails_its_trial(served):
     ledger, _, address = served
     with SearchClient(address, Worker("here/0")) as client:
         finish(client, ledger, client.ask().lease, Outcome(OK, 0.5))
-        finish(client, ledger, client.ask().lease, Outcome(FAILED, error="no such metric", is_mistake=True))
+        finish(client, ledger, client.ask().lease, Outcome(FAILED, error="no such metric", is_definition_error=True))
         assert client.ask().number == 2
     assert ledger.failure is None
     assert [trial.status for trial in ledger.finished] == [OK, FAILED]
@@ -470,7 +470,9 @@ def test_the_task_consumes_all_its_rows(served):
     """Spark ends a Python worker that leaves rows unread."""
     ledger, _, address = served
     ledger.stop("enough")
-    work = Work(CallObjective(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), 1.0, 0, None, False)
+    work = TrialSettings(
+        CallObjective(ByValue.dump(abs, "objective"), False), ByValue.dump([], "space"), 1.0, 0, None, False
+    )
     rows = iter([1, 2])
     assert list(SearchTask(LocalShared(work), LocalShared(None), address)(TaskContext(0), rows)) == []
     assert list(rows) == []
