@@ -13,7 +13,7 @@ import keras
 from sparkkeras import arguments
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.ledger import Limits
-from sparkkeras.hyperopt.objective import CallObjective, Fit
+from sparkkeras.hyperopt.objective import CallObjective, Fit, Objective
 from sparkkeras.hyperopt.pruners import Pruner, make_pruner
 from sparkkeras.hyperopt.space import Space, history_of, is_finite
 from sparkkeras.hyperopt.trials import Trial
@@ -39,12 +39,12 @@ class TrialFitArguments:
     callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None
     class_weight: Mapping[int, float] | None = None
 
-    def fit(self, build: Callable[[Any], Any], data: Any) -> Fit:
+    def objective(self, build: Callable[[Any], Any], has_rows: bool) -> Fit:
         """Make the objective of trials that build and fit a model.
 
         Args:
             build: Called with hyper-parameters; returns a compiled model.
-            data: The training data, or a function that reads it on the workers.
+            has_rows: Whether the driver has the rows; else a function reads them on the workers.
 
         Raises:
             ConfigurationError: An argument is out of range.
@@ -59,12 +59,12 @@ class TrialFitArguments:
         arguments.fraction("validation_split", self.validation_split)
         if self.validation_split:
             given["validation_split"] = self.validation_split
-        if callable(data) and self.validation_data is not None:
+        if not has_rows and self.validation_data is not None:
             raise ConfigurationError(
                 "validation_data cannot be combined with a function that reads the data: let it return a dict, "
                 '{"x": ..., "y": ..., "validation_data": (x, y)}.'
             )
-        return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), self.metric, not callable(data))
+        return Fit(ByValue.dump(build, "model"), ByValue.dump(given, "callbacks"), self.metric, has_rows)
 
     def reject_given(self) -> None:
         """Check that no option was given: they have no effect on an objective.
@@ -80,25 +80,47 @@ class TrialFitArguments:
                 )
 
 
-def make_call(objective: Callable[..., Any], data: Any) -> CallObjective:
-    """Make the objective of trials that call a function, with ``(params, data)`` if data is given or required.
+def make_objective(
+    model: Callable[[Any], Any] | None,
+    objective: Callable[..., Any] | None,
+    fit_arguments: TrialFitArguments,
+    *,
+    has_rows: bool,
+    has_data: bool,
+) -> Objective:
+    """Make the objective of trials from the function that the user gave, which builds models or trains one itself.
+
+    Args:
+        model: The function that builds models.
+        objective: The function that trains a model.
+        fit_arguments: The arguments for fitting the models of ``model``.
+        has_rows: Whether the driver has the data; else a function reads it on the workers.
+        has_data: Whether any data was given.
 
     Raises:
-        ConfigurationError: The function takes neither one argument nor two.
-        CustomObjectError: The function cannot be sent to workers.
+        ConfigurationError: Both functions were given, or none; or a function or an argument is invalid.
+        CustomObjectError: The function or a callback cannot be sent to workers.
     """
-    for count in (1, 2) if data is None else (2, 1):
+    if (model is None) == (objective is None):
+        raise ConfigurationError(
+            "give exactly one of model= (a function that builds a model) and objective= (a function that trains one)."
+        )
+    if objective is None:
+        return fit_arguments.objective(_check_function("model", model), has_rows)
+    fit_arguments.reject_given()
+    return _make_call(_check_function("objective", objective), has_data)
+
+
+def _make_call(objective: Callable[..., Any], has_data: bool) -> CallObjective:
+    """Make the objective of trials that call a function, with ``(params, data)`` if data is given or required."""
+    for count in (2, 1) if has_data else (1, 2):
         if _accepts(objective, count):
             return CallObjective(ByValue.dump(objective, "objective"), count == 2)
     raise ConfigurationError(f"objective={objective!r}: expected a function of (params, data) or of (params).")
 
 
-def check_function(name: str, given: Any) -> Callable[..., Any]:
-    """Check the function that was given as ``model=`` or ``objective=``.
-
-    Raises:
-        ConfigurationError: It is a model, or not a function, or takes no hyper-parameters.
-    """
+def _check_function(name: str, given: Any) -> Callable[..., Any]:
+    """Check the function that was given as ``model=`` or ``objective=``."""
     if isinstance(given, keras.Model):
         raise ConfigurationError(
             f"{name}={given!r} is a model; expected a function that builds one, build(params) -> compiled keras.Model."

@@ -1,8 +1,11 @@
-"""The data of a search: every worker receives all of it once, and every trial trains on it."""
+"""The data of a search: every worker receives all of it once, and every trial trains on it.
+
+Only this module distinguishes kinds of data: arrays, data on Spark, and functions that read it on the workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from sparkkeras.data.block import concatenate, describe
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, known_names
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.frame import ColumnMapping, is_frame
 from sparkkeras.sources.source import NamedColumns, as_source, is_distributed
 from sparkkeras.sources.tasks import Collect
@@ -98,6 +102,33 @@ def _read_arrays(name: str, given: Any) -> tuple[Any, ...]:
 def _normalize(array: Any) -> Any:
     several = isinstance(array, list) and array and all(isinstance(part, np.ndarray) and part.ndim > 1 for part in array)
     return array.to_numpy() if hasattr(array, "to_numpy") else tuple(array) if several else array
+
+
+def check_columns(data: Any, columns: ColumnMapping) -> None:
+    """Check that columns are named only for a DataFrame.
+
+    Raises:
+        ConfigurationError: Columns are named, but the data is of another kind.
+    """
+    if columns != ColumnMapping() and not is_frame(data):
+        raise ConfigurationError(
+            f"features=, label= and sample_weight= name DataFrame columns, but data is of type {type(data).__name__}: "
+            "give a DataFrame, or omit them."
+        )
+
+
+def reader_of(data: Any) -> ByValue[Callable[[], Any]] | None:
+    """The function that reads the data on the workers; ``None`` if the driver sends the data.
+
+    Raises:
+        CustomObjectError: The function cannot be sent to workers.
+    """
+    return ByValue.dump(data, "data") if callable(data) else None
+
+
+def local(data: Any, collect: Callable[[Any], Any]) -> Any:
+    """Data in this process: an RDD or a DataFrame is collected, other data is returned as it is."""
+    return collect(data) if is_distributed(data) else data
 
 
 def check_is_sendable(data: Any) -> None:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,10 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
-from sparkkeras.hyperopt.arguments import TrialFitArguments, check_function, make_call, make_limits, num_kept_models, sign_of
-from sparkkeras.hyperopt.data import check_is_sendable, fit_data
+from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
+from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Suggestion, TrialLedger
-from sparkkeras.hyperopt.objective import Objective
 from sparkkeras.hyperopt.progress import SearchProgress
 from sparkkeras.hyperopt.pruners import Pruner
 from sparkkeras.hyperopt.results import Loading, SearchResults
@@ -35,12 +35,51 @@ from sparkkeras.hyperopt.workers import SparkWorkers, Workers
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
-from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
-from sparkkeras.sources.source import is_distributed
+from sparkkeras.sources.frame import ColumnMapping, Columns
 from sparkkeras.training.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]
+
+
+@dataclass(frozen=True)
+class SearchDefinition:
+    """What a search optimizes, and how. A search can resume another one that has the same `settings`.
+
+    Attributes:
+        space: The search space.
+        algorithm: The search algorithm.
+        metric: The name of the metric.
+        sign: 1 if smaller values are better, -1 if larger ones are.
+        seed: The seed of the search.
+    """
+
+    space: Space
+    algorithm: Algorithm
+    metric: str
+    sign: float
+    seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings for the journal, as JSON values."""
+        return {
+            "parameters": sorted(self.space.labels),
+            "space": self.space.digest,
+            "metric": self.metric,
+            "mode": "min" if self.sign > 0 else "max",
+            "seed": self.seed,
+        }
+
+    def suggest(self, number: int, trials: Sequence[Trial]) -> Suggestion | None:
+        """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
+        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+        chosen = self.space.suggest(self.algorithm, number, trials, seed, self.sign)
+        if chosen is None:
+            return None
+        params = self.space.params(chosen)
+        self.space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
+        return Suggestion(chosen, params)
 
 
 class HyperParamModel:
@@ -200,17 +239,16 @@ class HyperParamModel:
             DriverConnectionError: Workers cannot reach the driver.
             WorkerError: Workers were lost repeatedly.
         """
-        if (model is None) == (objective is None):
-            raise ConfigurationError(
-                "give exactly one of model= (a function that builds a model) and objective= (a function that trains one)."
-            )
-        function = check_function("model" if objective is None else "objective", model or objective)
         fit_arguments = TrialFitArguments(
             epochs, batch_size, metric, validation_split, validation_data, callbacks, class_weight
         )
+        read_data, columns = reader_of(data), ColumnMapping(features, label, sample_weight=sample_weight)
+        trial_objective = make_objective(
+            model, objective, fit_arguments, has_rows=read_data is None, has_data=data is not None
+        )
         algorithm, search_space = make_algorithm(algo), Space(space)
-        metric_name = metric if objective is None else "loss"
-        sign = sign_of(metric_name, mode)
+        metric = metric if objective is None else "loss"
+        sign = sign_of(metric, mode)
         limits = make_limits(
             search_space,
             sign,
@@ -225,46 +263,25 @@ class HyperParamModel:
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
         num_models = num_kept_models(keep_models)
         arguments.optional_integer("seed", seed, low=0)
-        if not is_frame(data) and (features, label, sample_weight) != (None, None, None):
-            raise ConfigurationError(
-                f"features=, label= and sample_weight= name DataFrame columns, but data is of type {type(data).__name__}: "
-                "give a DataFrame, or omit them."
-            )
-        read_data = ByValue.dump(data, "data") if callable(data) else None
-        trial_objective: Objective
-        if objective is None:
-            trial_objective = fit_arguments.fit(function, data)
-        else:
-            fit_arguments.reject_given()
-            trial_objective = make_call(function, data)
+        check_columns(data, columns)
         folder = None if save_to is None else arguments.path("save_to", save_to)
         workers = self._workers()
-        named = ColumnMapping(features, label, sample_weight=sample_weight)
         shared = None
         if read_data is None:
-            shared = (
-                _objective_data(workers, data, named) if model is None else _fit_data(workers, data, fit_arguments, named)
-            )
+            collect = functools.partial(workers.collected, named=columns)
+            shared = _shared_data(data, fit_arguments if objective is None else None, collect)
         journal = Journal(folder, num_models, sign)
-        search_seed = _choose_seed(seed, journal)
+        definition = SearchDefinition(search_space, algorithm, metric, sign, _choose_seed(seed, journal))
         objects = ByValue.dump(search_space.objects, "space")
-        work = TrialSettings(trial_objective, objects, sign, search_seed, read_data, workers.in_child_processes)
-        settings = {
-            "parameters": sorted(search_space.labels),
-            "space": search_space.digest,
-            "metric": metric_name,
-            "mode": "min" if sign > 0 else "max",
-            "seed": search_seed,
-        }
-        with journal.opened(settings, search_space.params) as earlier_trials:
-            suggest = functools.partial(_suggest, search_space, algorithm, search_seed, sign)
+        settings = TrialSettings(trial_objective, objects, sign, definition.seed, read_data, workers.in_child_processes)
+        with journal.opened(definition.settings, search_space.params) as earlier_trials:
             saver = TrialSaver(journal)
-            ledger = TrialLedger(suggest, limits, time.monotonic, earlier_trials, save=saver.save)
+            ledger = TrialLedger(definition.suggest, limits, time.monotonic, earlier_trials, save=saver.save)
             sample = None if shared is None or model is None else shared["x"]
-            results = SearchResults(ledger, journal, search_space, metric_name, sign, model, sample, work.objects)
-            self._results, self.seed = results, search_seed
+            results = SearchResults(ledger, journal, search_space, metric, sign, model, sample, objects)
+            self._results, self.seed = results, definition.seed
             with saver.running(ledger):
-                self._search(workers, work, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
+                self._search(workers, settings, shared, results, limits.max_evals, 1 if verbose == "auto" else verbose)
         results.check(limits.max_failures)
         return self.best_model
 
@@ -374,7 +391,13 @@ class HyperParamModel:
         return self._results
 
     def _search(
-        self, workers: Workers, work: TrialSettings, data: Any, results: SearchResults, max_evals: int | None, verbose: int
+        self,
+        workers: Workers,
+        settings: TrialSettings,
+        data: Any,
+        results: SearchResults,
+        max_evals: int | None,
+        verbose: int,
     ) -> None:
         ledger, slots = results.ledger, workers.free_slots
         count = min(self.num_workers or slots, slots)
@@ -403,24 +426,11 @@ class HyperParamModel:
                         f"data cannot be sent to the workers ({error}): give arrays, or a function that reads them on the "
                         "workers."
                     ) from error
-                task = SearchTask(stack.enter_context(dataset.share(work)), shared, address)
+                task = SearchTask(stack.enter_context(dataset.share(settings)), shared, address)
                 supervise(dataset, task, ledger, workers.background, progress.tick)
         finally:
             self.seconds = ledger.seconds
         progress.end()
-
-
-def _suggest(
-    space: Space, algorithm: Algorithm, seed: int, sign: float, number: int, trials: Sequence[Trial]
-) -> Suggestion | None:
-    """Suggest the next trial, with a random seed derived from the search's seed and the trial's number."""
-    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    chosen = space.suggest(algorithm, number, trials, trial_seed, sign)
-    if chosen is None:
-        return None
-    params = space.params(chosen)
-    space.encode(params)  # raises ConfigurationError for objects that cannot be sent to workers
-    return Suggestion(chosen, params)
 
 
 def _workers_factory(sc: Any) -> Callable[[], Workers]:
@@ -443,21 +453,21 @@ def _spark_context(sc: Any) -> Any:
     raise ConfigurationError(f"sc={sc!r}: expected a SparkContext, a SparkSession, or None.")
 
 
-def _fit_data(workers: Workers, data: Any, fit_arguments: TrialFitArguments, named: ColumnMapping) -> dict[str, Any]:
-    validation_data = fit_arguments.validation_data
-    if is_distributed(data):
-        data = workers.collected(data, named)
-    if validation_data is not None and is_distributed(validation_data):
-        validation_data = workers.collected(validation_data, named)
-    arrays = fit_data(data, validation_data)
+def _shared_data(data: Any, fit_arguments: TrialFitArguments | None, collect: Callable[[Any], Any]) -> Any:
+    """The data that the driver sends to the workers.
+
+    Args:
+        data: The data, as the user gave it.
+        fit_arguments: The arguments for fitting models; ``None`` for an objective, which gets the data as it is.
+        collect: Collects an RDD or a DataFrame as arrays.
+    """
+    if fit_arguments is None:
+        check_is_sendable(data)
+        return local(data, collect)
+    arrays = fit_data(local(data, collect), local(fit_arguments.validation_data, collect))
     if "validation_data" in arrays and fit_arguments.validation_split:
         raise ConfigurationError("give only one of validation_split and validation_data.")
     return arrays
-
-
-def _objective_data(workers: Workers, data: Any, named: ColumnMapping) -> Any:
-    check_is_sendable(data)
-    return workers.collected(data, named) if is_distributed(data) else data
 
 
 def _choose_seed(given: int | None, journal: Journal) -> int:

@@ -46,8 +46,8 @@ class Outcome:
     """The result of a trial, as its worker reports it; `Trial` describes the attributes that are not listed here.
 
     Attributes:
-        is_definition_error: Whether the search itself is invalid, so that other trials would fail in the same way; unless one
-            already has a value, the search ends.
+        is_definition_error: Whether the search itself is invalid, so that other trials would fail in the same way; unless
+            one already has a value, the search ends.
         model: The bytes of the model's file.
         suffix: The suffix of that file, one of `SUFFIXES`.
     """

@@ -20,7 +20,7 @@ from hyperopt.pyll import scope
 
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.hyperopt.encoding import decode, encode
-from sparkkeras.hyperopt.search import _suggest
+from sparkkeras.hyperopt.search import SearchDefinition
 from sparkkeras.hyperopt.space import ALGORITHMS, Space, history_of, is_finite, make_algorithm
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
 
@@ -303,9 +303,10 @@ class TestAlgorithms:
 
 def test_each_trial_has_a_separate_seed():
     space = Space({"x": hp.uniform("x", -10, 10)})
-    suggestions = [_suggest(space, ALGORITHMS["random"], 7, 1.0, number, ()).params["x"] for number in range(5)]
+    definition = SearchDefinition(space, ALGORITHMS["random"], "loss", 1.0, 7)
+    suggestions = [definition.suggest(number, ()).params["x"] for number in range(5)]
     assert len(set(suggestions)) == 5
-    assert _suggest(space, ALGORITHMS["random"], 7, 1.0, 3, ()).params["x"] == suggestions[3]
+    assert definition.suggest(3, ()).params["x"] == suggestions[3]
 
 
 @pytest.mark.parametrize("algorithm", [tpe.suggest, anneal.suggest], ids=["tpe", "anneal"])
