@@ -262,7 +262,7 @@ class TrialLedger:
                     if self._should_prune(pruner, trial, ends):
                         held.holder.pruned = True  # a repeated report, since the reply was lost, gets the same reply
                     return PRUNE if held.holder.pruned else CONTINUE
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self.fail(_failed("the pruner", pruner, error))
                 return STOP
 
@@ -398,7 +398,7 @@ class TrialLedger:
         except SparkKerasError as error:
             self.fail(error)
             return None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.fail(_failed("the search algorithm", self._suggest, error))
             return None
         if suggested is None:
@@ -466,7 +466,7 @@ class TrialLedger:
             with self._leases.paused():
                 if early_stop(finished):
                     self.stop("early_stop_fn requested it")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.fail(_failed("early_stop_fn", early_stop, error))
 
     def _check_limits(self) -> None:
@@ -484,6 +484,6 @@ class TrialLedger:
             self.stop(f"more trials failed than max_failures={limits.max_failures}")
 
 
-def _failed(what: str, given: object, error: Exception) -> ConfigurationError:
+def _failed(what: str, given: object, error: BaseException) -> ConfigurationError:
     lines = "".join(traceback.format_exception(error))
     return ConfigurationError(f"{what} {given!r} failed: {type(error).__name__}: {error}\n\n{lines}")

@@ -1,6 +1,7 @@
 """The assignment of trials to workers, and the end of a search, on a simulated clock."""
 
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -467,7 +468,7 @@ class Recorder:
 
     def should_prune(self, losses, others):
         self.calls.append((tuple(losses), sorted(tuple(other) for other in others)))
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.result
 
@@ -718,6 +719,19 @@ def test_a_stop_function_that_raises_ends_the_search():
     bench.run(0.5)
     assert_failed(bench, "early_stop_fn", "<lambda>", "ZeroDivisionError: division by zero")
     assert bench.numbers == [0]
+
+
+def test_functions_of_the_user_that_exit_end_the_search():
+    """They run in threads of the driver, which would end silently."""
+    for function in ("early_stop", "suggest"):
+        bench = Bench(**{function: lambda *given: sys.exit("enough")})
+        assignment = bench.ledger.ask(Worker("w"))
+        if assignment is not None:
+            bench.finish(assignment.lease, 0.5)
+        assert "SystemExit: enough" in str(bench.ledger.failure)
+    bench = Bench(pruner=Recorder(SystemExit("enough")))
+    assert bench.report(bench.ask()[1], 0.5) == STOP
+    assert "SystemExit: enough" in str(bench.ledger.failure)
 
 
 def test_the_first_reason_is_kept():
