@@ -117,7 +117,9 @@ class SearchService(Service):
         lease, start = _lease_of(call), call.field("start", int)
         self._ledger.extend_for_upload(lease)
         try:
-            with self._journal.draft(lease).open("r+b" if start else "wb") as file:
+            draft = self._journal.draft(lease)
+            draft.touch()  # and not truncated: a repeated call may write its piece after later pieces
+            with draft.open("r+b") as file:
                 file.seek(start)
                 file.write(call.body)
         except OSError as error:
@@ -133,7 +135,7 @@ class SearchService(Service):
         trial = replace(trial, **{name: fields[name] for name in _OUTCOME_FIELDS})
         if call.field("is_definition_error", bool) and not self._ledger.has_value():
             self._ledger.fail(ConfigurationError("\n\n".join(filter(None, (trial.error, trial.traceback)))))
-        model = self._uploaded_model(lease, call.field("suffix", str))
+        model = None if trial.value is None else self._uploaded_model(lease, call.field("suffix", str))
         is_saved = self._ledger.finish(lease, trial, model)
         if model is not None and not is_saved:
             model.draft.unlink(missing_ok=True)

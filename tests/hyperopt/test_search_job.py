@@ -253,6 +253,17 @@ def test_models_are_uploaded_in_pieces_and_the_best_are_kept(served):
     assert [trial.value for trial in ledger.finished] == [3.0, 1.0, 2.0, 5.0]
 
 
+def test_a_repeated_piece_of_a_model_leaves_later_pieces_unchanged(served):
+    """The driver may handle the first call, to which the worker got no reply, after the repeated one."""
+    ledger, journal, address = served
+    with SearchClient(address, Worker("here/0")) as client:
+        lease = client.ask().lease
+        for start, piece in ((0, b"one,"), (4, b"two"), (0, b"one,")):
+            client._call("model", {"lease": lease, "start": start}, (piece,))
+        finish(client, ledger, lease, Outcome(OK, 3.0, suffix="npz"))
+    assert journal.model_file(0) == ("00000.npz", b"one,two")
+
+
 def test_too_large_results_are_left_out(served, monkeypatch):
     monkeypatch.setattr(service, "OUTCOME_BYTES", 1000)
     ledger, _, address = served
