@@ -71,7 +71,7 @@ class TrialSettings:
 class SearchTask:
     """The task of a worker: runs trials until the driver has no more."""
 
-    work: Shared[TrialSettings]
+    settings: Shared[TrialSettings]
     data: Shared[Data]
     address: Address
 
@@ -79,13 +79,13 @@ class SearchTask:
         """Run trials until there are no more."""
         for _ in blocks:
             pass
-        work = self.work.value
-        if work.in_child_processes and not hasattr(os, "fork"):
+        settings = self.settings.value
+        if settings.in_child_processes and not hasattr(os, "fork"):
             raise ClusterError(
                 "a search needs workers that can fork, since each trial runs in a separate process, but this worker cannot "
                 f"({sys.platform}): run the executors on Linux or macOS."
             )
-        loaded = _Loaded.of(work, self.data)
+        loaded = _Loaded.of(settings, self.data)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:
             while (assignment := client.ask()) is not None:
@@ -93,7 +93,7 @@ class SearchTask:
                     if loaded.error is not None:  # not the fault of the hyper-parameters, so do not fail more trials
                         client.finish(assignment.lease, loaded.error)
                         break
-                    _run_assignment(work, client, assignment, loaded.data)
+                    _run_assignment(settings, client, assignment, loaded.data)
         return iter(())
 
 
@@ -105,11 +105,11 @@ class _Loaded:
     error: Outcome | None = None
 
     @classmethod
-    def of(cls, work: TrialSettings, shared: Shared[Data]) -> _Loaded:
-        if work.read is None:
+    def of(cls, settings: TrialSettings, shared: Shared[Data]) -> _Loaded:
+        if settings.read is None:
             return cls(shared.value)
-        read = _ReadData(work.read, isinstance(work.objective, Fit))
-        run = run_in_child if work.in_child_processes else run_inline
+        read = _ReadData(settings.read, isinstance(settings.objective, Fit))
+        run = run_in_child if settings.in_child_processes else run_inline
         try:
             return run(read, lambda _: None, lambda: True, HEARTBEAT_SECONDS)
         except (ChildLostError, TypeError) as error:  # for example too large, or not picklable
@@ -135,21 +135,21 @@ class _ReadData:
             return _Loaded(None, Outcome(FAILED, error=message, traceback=traceback.format_exc(), is_definition_error=True))
 
 
-def _run_assignment(work: TrialSettings, client: SearchClient, assignment: Assignment, data: Data) -> None:
+def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: Assignment, data: Data) -> None:
     """Run a trial and report its result."""
     lease = assignment.lease
 
     def trial(ask: Callable[[tuple[int, float]], str]) -> Outcome:
-        params = decode(assignment.params, work.objects.fresh())
-        return run_trial(work.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), work.sign)
+        params = decode(assignment.params, settings.objects.fresh())
+        return run_trial(settings.objective, params, data, seed, lambda epoch, value: ask((epoch, value)), settings.sign)
 
-    if work.in_child_processes and not device.is_uninitialized():
+    if settings.in_child_processes and not device.is_uninitialized():
         raise ClusterError(
             "an object in the data or the space used the Keras backend in a worker process before its first trial, so the "
             "worker cannot fork processes for trials. Give NumPy arrays, or a function that reads the data."
         )
-    seed = (work.seed * 1_000_003 + assignment.number) % 2**32
-    run = run_in_child if work.in_child_processes else run_inline
+    seed = (settings.seed * 1_000_003 + assignment.number) % 2**32
+    run = run_in_child if settings.in_child_processes else run_inline
     try:
         outcome = run(
             trial,
