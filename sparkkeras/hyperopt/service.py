@@ -32,7 +32,7 @@ from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import UploadedModel
 from sparkkeras.rpc.leases import LEASE_LOST
 from sparkkeras.rpc.service import Client, Service
-from sparkkeras.rpc.transport import Address, Call, Caller, Reply, backoff
+from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, backoff
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Workers upload models in pieces of this size, so that the driver never holds a whole model in memory."""
@@ -147,7 +147,7 @@ class SearchService(Service):
             return None
         if suffix not in SUFFIXES:
             draft.unlink()
-            raise ValueError(suffix)
+            raise RefusedError("malformed", f"the model of a trial has the suffix {suffix!r}; expected one of {SUFFIXES}.")
         return UploadedModel(draft, suffix)
 
 
@@ -229,12 +229,6 @@ class SearchClient(Client):
 
 def _pack(outcome: Outcome) -> bytes:
     return json.dumps({name: getattr(outcome, name) for name in _OUTCOME_FIELDS}).encode()
-
-
-def _suffix(value: Any) -> str:
-    if value not in SUFFIXES:
-        raise ValueError(value)
-    return str(value)
 
 
 def _lease_of(call: Call) -> int:
