@@ -21,7 +21,10 @@ Every message says what was received, what was expected, and how to fix it.
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 
 class SparkKerasError(Exception):
@@ -93,6 +96,19 @@ def nearest_name(given: object, known: Iterable[object]) -> str:
     longer = [name for name in names if len(str(given)) >= _MIN_PREFIX and name.startswith(str(given))]
     close = same or (longer if len(longer) == 1 else []) or difflib.get_close_matches(str(given), names, n=1)
     return f" Did you mean {names[close[0]]!r}?" if close else ""
+
+
+def warn(message: str) -> None:
+    """Issue a UserWarning that points to the user's line: the innermost one outside of this package and of PySpark."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+_NOT_THE_USERS = (__package__, "pyspark", "contextlib")
+"""The packages whose code calls the functions that warn. With Python 3.12, ``skip_file_prefixes`` could replace them."""
 
 
 _MIN_PREFIX = 3

@@ -1,14 +1,16 @@
 """The exception classes match the tree in the module docstring, and errors of Spark are translated."""
 
 import builtins
+import contextlib
 import inspect
 import pickle
 import re
+from functools import partial
 
 import pytest
 
 from sparkkeras import errors
-from sparkkeras.errors import SparkKerasError, WorkerError, known_names
+from sparkkeras.errors import SparkKerasError, WorkerError, known_names, warn
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
@@ -76,6 +78,20 @@ def test_known_names_are_sorted_and_the_closest_is_suggested():
     assert known_names("1", ("auto", 0, 1, None)) == "Known: 0, 1, None, 'auto'. Did you mean 1?"
     assert known_names("mom", ["alpha", "momentum"]) == "Known: 'alpha', 'momentum'. Did you mean 'momentum'?"
     assert known_names("val", ["val_loss", "val_accuracy", "vale"]).endswith("Did you mean 'vale'?")
+
+
+def test_warnings_point_to_the_line_that_calls_the_package_or_pyspark():
+    def calls(module, function):
+        names = {"__name__": module, "function": function, "contextmanager": contextlib.contextmanager}
+        exec("@contextmanager\ndef context(): yield function()\ndef call():\n  with context(): pass", names)
+        return names["call"]
+
+    with pytest.warns(UserWarning, match="beware") as warned:
+        calls("pyspark.ml.base", calls("sparkkeras.ml", lambda: calls("sparkkeras", lambda: warn("beware"))()))()
+    assert warned[0].filename == __file__
+    with pytest.warns(UserWarning, match="beware") as warned:
+        calls("pyspark.ml.base", calls("sparkkeras.ml", partial(warn, "beware")))()
+    assert warned[0].filename == __file__
 
 
 def test_a_missing_module_on_workers_is_reported_by_name():

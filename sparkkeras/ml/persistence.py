@@ -10,7 +10,6 @@ import inspect
 import json
 import sys
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
-from sparkkeras.errors import CustomObjectError, ModelError, StorageError
+from sparkkeras.errors import CustomObjectError, ModelError, StorageError, warn
 from sparkkeras.ml.references import decode, encode, find_code, is_registered, reference_to_code
 from sparkkeras.modeling import custom_code
 from sparkkeras.modeling.archive import ModelArchive
@@ -113,10 +112,7 @@ class Content:
         given = {param.name: value for param, value in instance._paramMap.items()}
         for name in _NOT_SAVED:
             if given.pop(name, None):
-                warnings.warn(
-                    f"{instance.uid}: the param {name!r} cannot be saved and is left out. Set it again after loading.",
-                    stacklevel=5,
-                )
+                warn(f"{instance.uid}: the param {name!r} cannot be saved and is left out. Set it again after loading.")
         model = instance._saved_model()
         if isinstance(given.get("model"), keras.Model):
             del given["model"]

@@ -3,7 +3,6 @@
 # ruff: noqa: N803, N815 - Spark's names
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +15,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.invalid_rows import InvalidPolicy
-from sparkkeras.errors import ConfigurationError, DataError, ModelError
+from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.outputs import OutputColumns, columns_of
@@ -204,10 +203,7 @@ class KerasTransformer(InferenceParams, Model, Savable):
         columns = output_columns(self, model)
         get = self.getOrDefault
         if not any(True for column in columns for _ in column.fields()):
-            warnings.warn(
-                f"{self.uid} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.",
-                stacklevel=3,
-            )
+            warn(f"{self.uid} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
         scored = with_predictions(

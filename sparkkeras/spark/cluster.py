@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
-from sparkkeras.errors import ClusterError
+from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
 from sparkkeras.spark.slots import check_slots, slots_of
@@ -310,10 +309,9 @@ def active_context() -> SparkContext:
     was_stopped = SparkContext._jvm is not None  # the JVM remains after its context was stopped
     context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
     if was_stopped:
-        warnings.warn(
+        warn(
             f"the previous Spark session was stopped, so a new one was started with the master {context.master!r}. To "
-            "use another master, start a session first (SparkSession.builder.master(...).getOrCreate()).",
-            stacklevel=2,
+            "use another master, start a session first (SparkSession.builder.master(...).getOrCreate())."
         )
     return context
 

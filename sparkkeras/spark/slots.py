@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, warn
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -81,10 +80,9 @@ def check_slots(context: SparkContext) -> None:
 def warn_of_slots(num_workers: int | None, slots: int) -> None:
     """Warn if more workers are requested than can train at the same time."""
     if num_workers is not None and num_workers > slots:
-        warnings.warn(
+        warn(
             f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
-            f"{slots} will train. Set num_workers={slots} or less.",
-            stacklevel=2,
+            f"{slots} will train. Set num_workers={slots} or less."
         )
 
 
@@ -100,10 +98,9 @@ def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) 
         batch_size: Rows in each batch.
     """
     if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
-        warnings.warn(
+        warn(
             f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
             f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each "
             f"time may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
-            "coalesce the data to fewer partitions.",
-            stacklevel=2,
+            "coalesce the data to fewer partitions."
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.errors import ConfigurationError, known_names, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.state import has_settable_rate, inner_optimizer
 from sparkkeras.scoring.inference import as_line
@@ -50,10 +49,9 @@ def check_callbacks(callbacks: object, model: keras.Model) -> list[keras.callbac
             )
         hooks = batch_hooks(callback)
         if hooks:
-            warnings.warn(
+            warn(
                 f"{name}.{hooks[0]} is never called: callbacks run on the driver, once per epoch, and batches run on the "
-                "workers. Pass the callback as worker_callbacks= to run it there.",
-                stacklevel=4,
+                "workers. Pass the callback as worker_callbacks= to run it there."
             )
     return given
 

@@ -258,8 +258,9 @@ def test_lambda_layers_need_unsafe_deserialization_to_load(tmp_path):
 
 def test_callbacks_are_not_saved_and_a_warning_says_so(tmp_path):
     estimator = KerasEstimator(model=small(), callbacks=[keras.callbacks.TerminateOnNaN()])
-    with pytest.warns(UserWarning, match="the param 'callbacks' cannot be saved and is left out"):
+    with pytest.warns(UserWarning, match="the param 'callbacks' cannot be saved and is left out") as warned:
         estimator.save(str(tmp_path / "calling"))
+    assert warned[0].filename == __file__
     assert KerasEstimator.load(str(tmp_path / "calling")).getCallbacks() is None
 
 

@@ -166,8 +166,9 @@ def test_empty_names_omit_columns(frame):
     assert scorer.transform(frame).columns == [*frame.columns, "prediction"]
     with pytest.warns(
         UserWarning, match="adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all"
-    ):
+    ) as warned:
         assert scorer.setPredictionCol("").transform(frame).columns == frame.columns
+    assert warned[0].filename == __file__
 
 
 def test_unused_columns_with_dots_or_duplicate_names_are_allowed(spark, frame):
