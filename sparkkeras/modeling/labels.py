@@ -9,7 +9,7 @@ import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec
 from sparkkeras.data.label_range import LabelRange
-from sparkkeras.errors import ConfigurationError, DataError, known_names
+from sparkkeras.errors import ConfigurationError, DataError, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
 from sparkkeras.modeling.schema import schema_of
 
@@ -102,7 +102,43 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
 _USE_LABELS = ("train_step", "test_step", "compute_loss")
 
 
+_ELEMENTWISE = (
+    "mean_squared_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+    "huber",
+    "log_cosh",
+)
+
+
+def _check_elementwise(label: str, name: str, labels: tuple[int, ...], output: tuple[int | None, ...]) -> None:
+    """Check the shape of labels for a loss that compares them with an output value by value.
+
+    Keras adds or removes a last axis of size 1, and then broadcasts, so that rows may be compared with other rows.
+    """
+    if len(labels) != len(output):
+        longer, shorter = (labels, output) if len(labels) > len(output) else (output, labels)
+        if len(longer) == len(shorter) + 1 and longer[-1] == 1:
+            labels, output = (labels[:-1], output) if longer is labels else (labels, output[:-1])
+    fits = [one == other or other is None for one, other in zip(labels, output, strict=False)]
+    if len(labels) == len(output) and all(fits):
+        return
+    message = f"{label} has rows of shape {labels}, but the output of the model has rows of shape {output}"
+    broadcasts = [one == 1 or other == 1 or other is None for one, other in zip(labels, output, strict=False)]
+    if len(labels) == len(output) and all(one or other for one, other in zip(fits, broadcasts, strict=True)):
+        warn(f"{message}: the loss {name} broadcasts them. Reshape the labels, or give the last layer as many units.")
+        return
+    raise DataError(
+        f"{message}, and the loss {name} compares them value by value. Reshape the labels, or change the units of the last "
+        "layer."
+    )
+
+
 def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tuple[int | None, ...]) -> None:
+    if elementwise := known_loss(loss, exact=True, names=_ELEMENTWISE):
+        _check_elementwise(label, elementwise, leaf.shape, output)
+        return
     name = known_loss(loss, exact=True)
     classes = output[-1] if output else None
     if name == "sparse_categorical_crossentropy" and classes and len(leaf.shape) == len(output) and leaf.shape[-1] > 1:

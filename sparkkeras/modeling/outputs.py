@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,12 +149,13 @@ def losses_of(model: keras.Model, outputs: Sequence[str]) -> list[Any]:
     return [loss] * len(outputs)
 
 
-def known_loss(loss: Any, exact: bool = False) -> str:
-    """The snake-case name of a classification loss of Keras that is given as a string, a function or an object.
+def known_loss(loss: Any, exact: bool = False, names: Iterable[str] = tuple(_TASKS)) -> str:
+    """The snake-case name of a loss of Keras that is given as a string, a function or an object.
 
     Args:
         loss: The loss.
         exact: Whether objects of subclasses, which may compute something else, count as custom.
+        names: The losses to recognize; default: those for classification.
 
     Returns:
         The name; empty for all other losses.
@@ -164,7 +165,7 @@ def known_loss(loss: Any, exact: bool = False) -> str:
             loss = keras.losses.get(loss)
         except ValueError:  # the name of a custom loss
             return ""
-    for name in _TASKS:
+    for name in names:
         of_class = getattr(keras.losses, "".join(part.capitalize() for part in name.split("_")))
         if loss is getattr(keras.losses, name) or type(loss) is of_class or (isinstance(loss, of_class) and not exact):
             return name

@@ -118,7 +118,25 @@ def test_binary_labels_that_fit(one, loss, labels):
     check(one, np.array(labels), loss)
 
 
-@pytest.mark.parametrize("loss", ["mse", own_loss, keras.losses.Hinge()], ids=named)
+ELEMENTWISE = ["mse", "mae", keras.losses.huber, keras.losses.LogCosh(), keras.losses.MeanSquaredLogarithmicError()]
+
+
+@pytest.mark.parametrize("loss", ELEMENTWISE, ids=named)
+def test_labels_of_another_shape_for_a_loss_by_values(three, one, loss):
+    message = r"^y has rows of shape \(\), but the output of the model has rows of shape \(3,\), and the loss .* value by value"
+    with pytest.raises(DataError, match=message):
+        check(three, np.ones(5), loss)
+    with pytest.raises(DataError, match=r"shape \(2,\), but"):
+        check(three, np.ones((5, 2)), loss)
+    with pytest.warns(UserWarning, match=r"^y has rows of shape \(1,\), but .* \(3,\): the loss .* broadcasts them"):
+        check(three, np.ones((5, 1)), loss)
+    with pytest.warns(UserWarning, match="broadcasts them"):
+        check(one, np.ones((5, 3)), loss)
+    for model, shape in ((three, (5, 3)), (three, (5, 3, 1)), (one, 5), (one, (5, 1))):
+        check(model, np.ones(shape), loss)
+
+
+@pytest.mark.parametrize("loss", [own_loss, keras.losses.Hinge()], ids=named)
 def test_other_losses_accept_any_labels(three, one, loss):
     check(one, np.array([-7, 100]), loss)
     check(three, np.full((2, 3), 9.5), loss)
@@ -189,7 +207,7 @@ def test_labels_by_name_are_those_of_the_outputs_with_a_loss(two):
         check(two, {"kind": np.array([0, 1]), "sise": np.array([0, 1])}, "mse")
     with pytest.raises(DataError, match=r"missing for the output\(s\) 'size', which have a loss: received"):
         check(two, {"kind": np.array([0, 1])}, "mse")
-    check(two, {"kind": np.array([0, 1])}, {"kind": "mse"})
+    check(two, {"kind": np.array([0, 1])}, {"kind": own_loss})
 
 
 def test_one_array_of_labels_for_several_outputs(two, three):
@@ -239,7 +257,7 @@ def listed():
 def test_labels_for_only_the_outputs_with_a_loss(listed):
     sparse = "sparse_categorical_crossentropy"
     good, bad = np.array([0, 2]), np.array([0, 3])
-    for loss, other in (([sparse, None, None], None), ([None, sparse, None], None), ([None, "mse", sparse], bad)):
+    for loss, other in (([sparse, None, None], None), ([None, sparse, None], None), ([None, own_loss, sparse], bad)):
         given = [labels if other is None else (other, labels) for labels in (good, bad)]
         check(listed, given[0], loss)
         assert "does not fit the loss sparse_categorical_crossentropy" in error_of(listed, given[1], loss)
