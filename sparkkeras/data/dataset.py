@@ -233,9 +233,9 @@ class Piece:
     value: Any
 
 
-def joined(merging: Merging[R], pieces: Sequence[Piece]) -> list[R]:
-    """The result that merged pieces make up, in a list; empty if there are none."""
-    in_order = sorted(pieces, key=lambda piece: piece.index)
+def joined(merging: Merging[R], found: Sequence[Any]) -> list[R]:
+    """The result that the merged pieces among values make up, in a list; empty if there are none."""
+    in_order = sorted((item for item in found if isinstance(item, Piece)), key=lambda piece: piece.index)
     return [merging.join([piece.value for piece in in_order])] if in_order else []
 
 

@@ -268,6 +268,7 @@ def _check_dtypes(model: keras.Model) -> None:
             )
 
 
+@locks_state
 def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
     """An uncompiled copy of a built model, with separate weights of the same values.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sparkkeras.data.block import BlockSpec, LeafSpec
+from sparkkeras.data.block import BlockSpec, LeafSpec, Structure
 from sparkkeras.data.label_range import LabelRange
 from sparkkeras.errors import ConfigurationError, DataError, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
@@ -26,31 +26,10 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
         DataError: Labels do not fit; the message names the array, the loss, and what it expects.
     """
     structure = spec.form.y
-    outputs = getattr(model, "outputs", None)
-    if structure is None or not outputs:
+    labelled = check_label_structure(model, structure)
+    if structure is None or not labelled:
         return
-    names = list(getattr(model, "output_names", None) or [""] * len(outputs))
-    losses = losses_of(model, names)
-    with_loss = [index for index, loss in enumerate(losses) if loss is not None]
-    custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
-    if structure.names is not None and len(outputs) > 1 and not custom:
-        _check_names(structure.names, [spec.name for spec in schema_of(model).outputs], losses)
-    labelled = list(range(len(outputs)))
-    if structure.count != len(outputs):
-        if custom:
-            return
-        labelled = with_loss  # Keras also accepts labels for only these outputs
-        if structure.count != len(with_loss):
-            if structure.names is not None:
-                return
-            expected, with_a_loss = _arrays(len(outputs)), ""
-            if 0 < len(with_loss) < len(outputs):
-                expected += f", or as {_arrays(len(with_loss))} for the output(s) with a loss"
-                with_a_loss = f", {len(with_loss)} with a loss"
-            raise DataError(
-                f"the model has {len(outputs)} output(s) ({', '.join(names)}){with_a_loss}, but the labels are "
-                f"{structure.count} array(s): pass y as {expected}."
-            )
+    outputs, names, losses = _outputs(model)
     leaves = spec.leaves[spec.form.span("y")]
     labels = structure.labels("y")
     for place, index in enumerate(labelled):
@@ -59,6 +38,45 @@ def check_labels(model: keras.Model, spec: BlockSpec, ranges: Sequence[LabelRang
             position = structure.names.index(names[index])
         if position < len(ranges):
             _check(labels[position], losses[index], leaves[position], ranges[position], tuple(outputs[index].shape[1:]))
+
+
+def check_label_structure(model: keras.Model, structure: Structure | None) -> list[int]:
+    """Reject labels for other outputs than those of a compiled model with a loss, before any values are known.
+
+    Returns:
+        The indices of the outputs that the labels are for, in order; empty if this is unknown.
+
+    Raises:
+        DataError: Labels are missing, or for unknown outputs.
+    """
+    outputs, names, losses = _outputs(model)
+    if structure is None or not outputs:
+        return []
+    with_loss = [index for index, loss in enumerate(losses) if loss is not None]
+    custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
+    if structure.names is not None and len(outputs) > 1 and not custom:
+        _check_names(structure.names, [spec.name for spec in schema_of(model).outputs], losses)
+    if structure.count == len(outputs):
+        return list(range(len(outputs)))
+    if not custom and structure.count == len(with_loss):
+        return with_loss  # Keras also accepts labels for only these outputs
+    if custom or structure.names is not None:
+        return []
+    expected, with_a_loss = _arrays(len(outputs)), ""
+    if 0 < len(with_loss) < len(outputs):
+        expected += f", or as {_arrays(len(with_loss))} for the output(s) with a loss"
+        with_a_loss = f", {len(with_loss)} with a loss"
+    raise DataError(
+        f"the model has {len(outputs)} output(s) ({', '.join(names)}){with_a_loss}, but the labels are "
+        f"{structure.count} array(s): pass y as {expected}."
+    )
+
+
+def _outputs(model: keras.Model) -> tuple[list[Any], list[str], list[Any]]:
+    """The outputs of a model, their names, and their losses; empty if they are unknown."""
+    outputs = list(getattr(model, "outputs", None) or ())
+    names = list(getattr(model, "output_names", None) or [""] * len(outputs))
+    return outputs, names, losses_of(model, names)
 
 
 def _check_names(received: Sequence[str], names: Sequence[str], losses: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ Keras, the result of a plain function that returns one number per batch is the m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 
 from sparkkeras.data.block import Block
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
@@ -36,6 +37,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
 
     Raises:
         DataError: The model, the loss or a metric does not accept such data.
+        ModelError: The model has no loss.
     """
     x, y, weight = (_tensors(side) for side in (sample.x, sample.y, sample.sample_weight))
     own_step = type(model).train_step is not keras.Model.train_step
@@ -47,6 +49,10 @@ def prepare(model: keras.Model, sample: Block) -> None:
         with suppress(Exception) if own_step else nullcontext():
             model.compute_metrics(x, y, prediction, weight)
     except Exception as error:
+        if "No loss to compute" in str(error):
+            raise ModelError(
+                f"the model {model.name!r} was compiled without a loss, and no layer adds one: call model.compile(loss=...)."
+            ) from error
         raise DataError(_misfit(sample, error)) from error
     finally:
         model.reset_metrics()
@@ -179,4 +185,9 @@ def _misfit(sample: Block, error: Exception) -> str:
         f"{label} has rows of shape {array.shape[1:]}, {array.dtype}"
         for label, array in zip(sample.form.labels, sample.arrays, strict=True)
     )
-    return f"the data does not fit the model, its loss or its metrics: {str(error).rstrip('. ')}. The data: {shapes}."
+    reason = _STYLES.sub("", str(error)).partition("\n\nArguments received by")[0].rstrip(". \n")
+    return f"the data does not fit the model, its loss or its metrics: {reason}. The data: {shapes}."
+
+
+_STYLES = re.compile(r"\x1b\[\d+m")
+"""The escape sequences with which Keras prints messages in bold."""

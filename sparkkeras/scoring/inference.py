@@ -218,7 +218,10 @@ def transform_by_value(transform: Any) -> ByValue[Transform] | None:
 
 def no_rows(purpose: str) -> DataError:
     """The error for data without rows."""
-    return DataError(f"the {purpose} has no rows: it is empty, or on_invalid='drop' or validation_col removed all of them.")
+    return DataError(
+        f"the {purpose} has no rows: it is empty, or on_invalid='drop', a loader's on_error='drop' or validation_col (true "
+        "in all rows, or in none) removed all of them."
+    )
 
 
 def evaluate_source(

@@ -29,7 +29,7 @@ from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
-from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, checked
+from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, repaired
 from sparkkeras.spark.connect import (
     CELL_BYTES,
     INLINE_BYTES,
@@ -121,7 +121,7 @@ class RemoteDataset:
         disable_plan_cache(session)
         handles = self.stored_again(name, None).persist()
         try:
-            found = tuple(checked(self.cluster.collect(handles)))
+            found = tuple(self.cluster.collect(handles))
             yield StoredRemoteDataset(self, handles, found, name)
         finally:
             with suppress(Exception):  # the server may be gone
@@ -195,7 +195,7 @@ class StoredRemoteDataset:
         for _ in range(REPAIRS):
             again = self.source.stored_again(self.name, partitions).persist()
             try:
-                checked(cluster.collect(again))
+                cluster.collect(again)
                 for each in self.shared:
                     write_files(each, cluster, again)
                 found = cluster.collect(_results(again, OverHandles(Numbered(call))))
@@ -235,14 +235,7 @@ class RemoteResults(Generic[R]):
     def collect(self) -> list[R]:
         """See `Results.collect`."""
         found = self.cluster.collect(_results(self.source, self.call))
-        repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
-        results: list[R] = []
-        for item in found:
-            if isinstance(item, Missing):
-                results += repaired[item.partition]
-            else:
-                results.append(item)
-        return results
+        return repaired(found, self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each group has one piece of all results."""
@@ -252,9 +245,7 @@ class RemoteResults(Generic[R]):
         # A lambda, since Spark inspects the arguments and type hints of the function.
         merged = pieces.groupBy("piece").applyInArrow(lambda table: _merge_piece(merging, table), RESULT)
         found = self.cluster.collect(merged)
-        missing = [item.partition for item in found if isinstance(item, Missing)]
-        extra = [result for results in self.from_source(missing).values() for result in results]
-        return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
+        return [*joined(merging, found), *repaired([item for item in found if isinstance(item, Missing)], self.from_source)]
 
     def from_source(self, partitions: Sequence[int]) -> dict[int, list[R]]:
         """See `Results.from_source`."""

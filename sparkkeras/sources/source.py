@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sparkkeras.data.block import Block, describe
+from sparkkeras.data.block import Block, Form, describe
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
 from sparkkeras.data.reader import Reader
@@ -40,6 +40,11 @@ class Source(Protocol):
     @property
     def block(self) -> Block | None:
         """The rows, validated, if they are in this process; ``None`` if only workers have them."""
+        ...
+
+    @property
+    def form(self) -> Form | None:
+        """The structure of the rows; ``None`` if it is unknown until they are read."""
         ...
 
     @property
@@ -218,6 +223,11 @@ class ArraySource:
     environment: Environment
 
     @property
+    def form(self) -> Form:
+        """The structure of the arrays."""
+        return self.block.form
+
+    @property
     def on_cluster(self) -> bool:
         """No."""
         return False
@@ -278,6 +288,11 @@ class RemoteArraySource:
     session: SparkSession
     on_cluster: bool = field(default=False, init=False)
 
+    @property
+    def form(self) -> Form:
+        """The structure of the arrays."""
+        return self.block.form
+
     @contextmanager
     def dataset(
         self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
@@ -296,6 +311,7 @@ class RddSource:
     rdd: RDD[Any]
     environment: Environment
     block: None = field(default=None, init=False)
+    form: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
 
     @contextmanager
@@ -339,6 +355,11 @@ class FrameSource:
         """Split the rows into those in which a column is false, 0 or null, and the others."""
         training, validation = split_by(self.frame, column)
         return replace(self, frame=training), replace(self, frame=validation)
+
+    @property
+    def form(self) -> Form:
+        """The structure of the selected columns."""
+        return self.selection.form
 
     @cached_property
     def selection(self) -> Selection:

@@ -21,7 +21,6 @@ from sparkkeras.data.dataset import (
     Dataset,
     DriverAddress,
     Merging,
-    Piece,
     Rows,
     Running,
     Shared,
@@ -45,11 +44,13 @@ from sparkkeras.sources.tasks import (
     Missing,
     OpenFiles,
     Pass,
+    ReportsProblems,
     Store,
     StoreAndRun,
     Sweep,
     by_index,
-    checked,
+    repaired,
+    without_problems,
 )
 
 R = TypeVar("R")
@@ -134,10 +135,11 @@ class SparkDataset:
         from pyspark import StorageLevel
 
         name = f"sparkkeras-{uuid.uuid4().hex}"
-        handles = self.blocks.map(self.cluster, Store(name), training=False).persist(StorageLevel.MEMORY_AND_DISK)
+        handles = self.blocks.map(self.cluster, ReportsProblems(Store(name)), training=False)
+        handles.persist(StorageLevel.MEMORY_AND_DISK)
         found: tuple[Handle, ...] = ()
         try:
-            found = tuple(checked(self.cluster.collect(handles)))
+            found = tuple(without_problems(self.cluster.collect(handles)))
             yield StoredSparkDataset(self.cluster, self.blocks, handles, found, name)
         finally:
             quietly(handles.unpersist)
@@ -261,15 +263,9 @@ class SparkResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
-        found = self.cluster.collect(self.source.map(self.cluster, self.call, training=True))
-        repaired = self.from_source([item.partition for item in found if isinstance(item, Missing)])
-        results: list[R] = []
-        for item in found:
-            if isinstance(item, Missing):
-                results += repaired[item.partition]
-            else:
-                results.append(item)
-        return results
+        rdd = self.source.map(self.cluster, ReportsProblems(self.call), training=True)
+        found = without_problems(self.cluster.collect(rdd))
+        return repaired(found, self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each task receives some pieces of all results."""
@@ -278,9 +274,7 @@ class SparkResults(Generic[R]):
             merged = pieces.partitionBy(self.cluster.slots, by_index).mapPartitions(MergePieces(merging))
             _ = merged._jrdd
         found = self.cluster.collect(merged)
-        missing = [item.partition for item in found if isinstance(item, Missing)]
-        extra = [result for results in self.from_source(missing).values() for result in results]
-        return [*joined(merging, [item for item in found if isinstance(item, Piece)]), *extra]
+        return [*joined(merging, found), *repaired([item for item in found if isinstance(item, Missing)], self.from_source)]
 
     def lazy(self) -> RDD[R]:
         """An RDD that computes the results in workers with the settings for training, even if users map over it."""

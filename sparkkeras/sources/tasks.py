@@ -45,6 +45,17 @@ class Missing:
     partition: int
 
 
+def repaired(found: Sequence[Any], from_source: Callable[[Sequence[int]], Mapping[int, list[Any]]]) -> list[Any]:
+    """The results of tasks, with those of partitions without files computed from their source.
+
+    Args:
+        found: The results, with a `Missing` for each partition without files.
+        from_source: Returns the results of such partitions.
+    """
+    again = from_source([item.partition for item in found if isinstance(item, Missing)])
+    return [result for item in found for result in (again[item.partition] if isinstance(item, Missing) else [item])]
+
+
 @dataclass(frozen=True)
 class Problem:
     """An error message about invalid rows, sent to the driver."""
@@ -52,16 +63,36 @@ class Problem:
     message: str
 
 
-def checked(found: Sequence[Handle | Problem]) -> list[Handle]:
-    """The handles.
+@dataclass(frozen=True)
+class ReportsProblems:
+    """Calls a function on a partition, and yields a `Problem` in place of a DataError.
+
+    Spark would run the task again, log the error each time, and end its Python worker with the models that this has loaded.
+    """
+
+    call: Callable[[int, Iterator[Any]], Iterable[Any]]
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
+        """Yield the results."""
+        stream = iter(rows)
+        try:
+            yield from self.call(partition, stream)
+        except DataError as error:
+            for _ in stream:  # Spark cannot reuse the worker process of a task that leaves rows unread
+                pass
+            yield Problem(str(error))
+
+
+def without_problems(found: Sequence[Any]) -> Sequence[Any]:
+    """The results of tasks.
 
     Raises:
         DataError: A task found invalid rows.
     """
-    problems = [item for item in found if isinstance(item, Problem)]
-    if problems:
-        raise DataError(problems[0].message)
-    return [item for item in found if isinstance(item, Handle)]
+    problem = next((item for item in found if isinstance(item, Problem)), None)
+    if problem is not None:
+        raise DataError(problem.message)
+    return found
 
 
 def task_context(partition: int | None = None, cores: int | None = None) -> TaskContext:
@@ -128,15 +159,9 @@ class Store:
 
     name: str
 
-    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle | Problem]:
-        """Yield the handle, or the `Problem` of invalid rows."""
-        stream = iter(blocks)
-        try:
-            yield files.write(stream, partition, files.home(self.name))
-        except DataError as error:
-            for _ in stream:
-                pass
-            yield Problem(str(error))
+    def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[Handle]:
+        """Yield the handle."""
+        yield files.write(iter(blocks), partition, files.home(self.name))
 
 
 @dataclass(frozen=True)

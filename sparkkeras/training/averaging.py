@@ -26,7 +26,7 @@ from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_sta
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job, Validation
-from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
+from sparkkeras.training.worker_reports import add_histories, divergence, epoch_logs, gathered
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Replica
 
@@ -193,12 +193,10 @@ def _round_starts(job: Job) -> range:
 def _check_finite(reports: Sequence[Report], epoch: int) -> None:
     for report in reports:
         if not report.is_finite:
-            loss = report.logs.get("loss")
             raise DivergenceError(
-                f"training diverged in epoch {epoch + 1} on worker {report.worker}: weights or loss are not finite (loss "
-                f"{loss}). The model keeps the weights of the last finished round. Try a smaller learning rate, "
-                "clipnorm= in the optimizer, or look for extreme values in that partition, and for NaN if "
-                "on_invalid='allow' was given."
+                f"training diverged in epoch {epoch + 1} on worker {report.worker}: {divergence(report.logs.get('loss'))}. "
+                "The model keeps the weights of the last completed round. Try a smaller learning rate, clipnorm= in the "
+                "optimizer, or look for extreme values in that partition, and for NaN from transform= or on_invalid='allow'."
             )
 
 
@@ -224,7 +222,7 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     if not np.isfinite(center).all():
         raise DivergenceError(
             f"the rule {job.rule!r} produced weights that are not finite in epoch {epoch + 1}. The model keeps the weights "
-            "of the last finished round. Try a smaller learning rate or momentum in the rule."
+            "of the last completed round. Try a smaller learning rate or momentum in the rule."
         )
     job.rule_state.clear()
     job.rule_state.update(state)

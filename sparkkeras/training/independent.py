@@ -22,6 +22,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
+from sparkkeras.training.worker_reports import divergence
 from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")
@@ -226,10 +227,9 @@ class IndependentStrategy:
         for each in found:
             if isinstance(each, Diverged):
                 raise DivergenceError(
-                    f"member {each.member} diverged in epoch {each.epoch + 1}: weights or loss are not finite (loss "
-                    f"{each.loss}). All members keep the weights from before this fit. Try a smaller learning rate or "
-                    "clipnorm= in its optimizer, or look for extreme values in the data, and for NaN if on_invalid='allow' "
-                    "was given."
+                    f"member {each.member} diverged in epoch {each.epoch + 1}: {divergence(each.loss)}. All members keep "
+                    "the weights from before this fit. Try a smaller learning rate or clipnorm= in its optimizer, or look "
+                    "for extreme values in the data, and for NaN from transform= or on_invalid='allow'."
                 )
         trained = {each.member: each for each in found if isinstance(each, Trained)}
         self.histories = [_finished(model, trained[number], job) for number, model in enumerate(self._members)]

@@ -114,7 +114,7 @@ class Job:
     """One call of ``fit``.
 
     Attributes:
-        model: The master model. The strategy puts the state of the last finished round into it.
+        model: The master model. The strategy puts the state of the last completed round into it.
         archive: The packed master model.
         epochs: The epoch, counted from 0, at which training ends.
         initial_epoch: The epoch at which it begins.

@@ -21,7 +21,7 @@ from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.labels import check_class_weight
+from sparkkeras.modeling.labels import check_class_weight, check_label_structure
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
@@ -151,9 +151,11 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
     if validation_col is not None:
         source, held_out = split_by_column(source, validation_col)
-    _check_arrays(models, source, options)
-    if held_out is not None:
-        _check_arrays(models, held_out, validation_options)
+    for rows, batches in ((source, options), (held_out, validation_options)):
+        if rows is not None:
+            if rows.form is not None and transform is None:
+                check_label_structure(model, rows.form.y)
+            _check_arrays(models, rows, batches)
     return FitRequest(
         source=source,
         held_out=held_out,

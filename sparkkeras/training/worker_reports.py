@@ -99,3 +99,8 @@ def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None
             "seconds": sum(report.seconds for report in rounds),
         }
         job.histories.append(fixed | mean_logs(rounds) | fixed)  # a metric may have the name "rows"
+
+
+def divergence(loss: float | None) -> str:
+    """Which values of a worker are not finite, for a message."""
+    return "the weights are not finite" if loss is not None and np.isfinite(loss) else f"the loss is {loss}"

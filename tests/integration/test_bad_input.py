@@ -375,3 +375,17 @@ def test_a_stopped_context_is_rejected_and_a_warning_announces_a_new_one(context
         spark_model.predict(x)  # the warning is raised only once
     finally:
         active_context().stop()
+
+
+def test_invalid_rows_do_not_fail_tasks(sc, rows, spark_model):
+    """Spark would log the error of each attempt, and end the Python worker."""
+    invalid = sc.parallelize(with_row(rows, 40, (np.full(64, np.nan, np.float32), 3)), 2)
+    sc.setJobGroup("invalid", "")
+    try:
+        for call in (spark_model.evaluate, spark_model.predict, spark_model.fit):
+            with pytest.raises(DataError, match="NaN or an infinite value in row 10 of partition 1"):
+                call(invalid)
+        jobs = sc.statusTracker().getJobIdsForGroup("invalid")
+        assert {sc.statusTracker().getJobInfo(job).status for job in jobs} == {"SUCCEEDED"}
+    finally:
+        sc.setLocalProperty("spark.jobGroup.id", None)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import DataError, SparkModel, WorkerError
-from sparkkeras.training import gather
+from sparkkeras.training import worker_reports
 from tests.conftest import settle
 from tests.models import classifier
 
@@ -82,7 +82,7 @@ def test_missing_files_are_written_again(sc, arrays, monkeypatch):
 
 def test_replicas_merged_on_the_workers_give_the_same_weights(sc, arrays, monkeypatch):
     expected = train([rows(sc, arrays, 5)])
-    monkeypatch.setattr(gather, "MAX_WORKERS", 1)
+    monkeypatch.setattr(worker_reports, "MAX_WORKERS", 1)
     assert_same_bits(train([rows(sc, arrays, 5)]), expected)
     names = spy_on_names(monkeypatch)
     remover = RemoveFiles(worker_folder(sc), names)

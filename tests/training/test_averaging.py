@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras.data import local
+from sparkkeras.data import local_dataset
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average, SlowMo
-from sparkkeras.training import gather
+from sparkkeras.training import worker_reports
 from sparkkeras.training.averaging import Mean, Report, merge
 from sparkkeras.training.job import TrainValidationSplit, Validation
 from sparkkeras.training.worker_reports import merges_on_workers
@@ -57,7 +57,7 @@ def test_divergence_names_epoch_and_worker_and_keeps_the_last_weights(linear):
     snapshots = Snapshots(blow_up=2)
     with pytest.raises(DivergenceError) as caught:
         fit(linear, LocalDataset(tuple(blocks)), epochs=5, callbacks=[snapshots])
-    assert str(caught.value).startswith("training diverged in epoch 3 on worker 0: weights or loss are not finite (loss ")
+    assert str(caught.value).startswith("training diverged in epoch 3 on worker 0: the loss is ")
     assert "smaller learning rate" in str(caught.value)
     assert len(snapshots.weights) == 2
     assert np.array_equal(ModelState.take(linear.model).weights.vector, snapshots.weights[-1])
@@ -300,8 +300,8 @@ def test_merged_on_the_workers_the_mean_has_the_same_bits(linear, monkeypatch, s
     found = ModelState.take(linear.model)
     linear.reset()
     asked = []
-    monkeypatch.setattr(gather, "merges_on_workers", lambda *given: asked.append(given) or True)
-    monkeypatch.setattr(local, "PIECE_BYTES", 8)
+    monkeypatch.setattr(worker_reports, "merges_on_workers", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr(local_dataset, "PIECE_BYTES", 8)
     merged, _ = fit(linear, dataset, epochs=2)
     assert len(asked) == 2
     assert asked[0][0] == 3
