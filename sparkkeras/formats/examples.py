@@ -105,7 +105,7 @@ def encode(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[bytes]:
         fields: The descriptions of the columns.
 
     Raises:
-        DataError: An array contains a null.
+        DataError: An array contains a null, or a finite double is beyond the range of float32.
     """
     entries = [_entries(field, column) for field, column in zip(fields, batch.columns, strict=True)]
     bodies = map(b"".join, zip(*entries, strict=True))
@@ -140,12 +140,24 @@ def _payloads(field: Field, column: pa.Array) -> Iterator[bytes]:
         strings = [b"\n" + _varint(len(value)) + value for value in flat]
         return (b"".join(strings[start:end]) for start, end in _spans(ends))
     if field.kind == FLOATS:
-        with np.errstate(over="ignore"):  # doubles beyond the range of float32 become infinite
-            data, ends = flat.astype("<f4", copy=False).tobytes(), ends * 4
+        data, ends = _float32(field, flat).tobytes(), ends * 4
     else:
         data, sizes = _varints(flat)
         ends = np.concatenate([[0], np.cumsum(sizes)])[ends]
     return (data[start:end] for start, end in _spans(ends))
+
+
+def _float32(field: Field, values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        rounded = values.astype("<f4", copy=False)
+    overflows = np.isinf(rounded) & np.isfinite(values)
+    if overflows.any():
+        raise DataError(
+            f"column {field.name!r} holds {values[np.argmax(overflows)]}, which an Example cannot hold: it stores "
+            "floating-point numbers as float32, which ends at 3.4e+38. Scale the column, replace such values, or cast them "
+            "to string."
+        )
+    return rounded
 
 
 def _spans(ends: Array) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,8 @@ def save_as_tfrecords(
 
     Integers and booleans become int64, floating-point numbers float32, strings (as UTF-8) and binary values bytes. Arrays
     of these become features with any number of values; Spark's vectors are written as arrays of float32. A null becomes a
-    missing feature. The format has no doubles: doubles are rounded to float32, and become infinite beyond its range.
+    missing feature. The format has no doubles: doubles are rounded to float32. A finite double beyond the range of float32
+    (3.4e38) is an error.
 
     The folder appears, or replaces an existing one, when it is complete, including ``_SUCCESS``; a failed job leaves
     nothing. Object stores cannot rename folders: there the files appear one by one, replaced files are deleted when all new
@@ -69,7 +70,8 @@ def save_as_tfrecords(
         mode: ``"error"`` raises if the path exists; ``"overwrite"`` replaces it.
 
     Raises:
-        DataError: ``df`` is not a DataFrame, an Example cannot hold the type of a column, or an array contains a null.
+        DataError: ``df`` is not a DataFrame, an Example cannot hold the type of a column, an array contains a null, or a
+            finite double is beyond the range of float32.
         ConfigurationError: An argument is invalid.
         StorageError: The path already exists, or cannot be written.
         ClusterError: A worker lacks google-crc32c.

@@ -265,9 +265,19 @@ def test_damaged_examples_raise_value_error():
 
 def test_a_double_is_rounded_to_float32():
     fields = [Field("x", "double")]
-    rows = [{"x": 0.1}, {"x": 1e300}, {"x": float("-inf")}]
+    rows = [{"x": 0.1}, {"x": float("inf")}, {"x": float("-inf")}]
     found = decode([parse(record) for record in encode(batch_of(rows, fields), fields)], fields, 0, "f").to_pylist()
     assert [row["x"] for row in found] == [float(np.float32(0.1)), float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_finite_double_beyond_float32_is_reported(is_array):
+    fields = [Field("x", "double", is_array)]
+    largest = float(np.finfo(np.float32).max)
+    rows = [{"x": [value] if is_array else value} for value in (float("inf"), float("nan"), -largest, -1e300)]
+    encode(batch_of(rows[:-1], fields), fields)
+    with pytest.raises(DataError, match=r"column 'x' holds -1e\+300, .* as float32, .*Scale the column"):
+        encode(batch_of(rows, fields), fields)
 
 
 def test_vectors_are_written_as_lists_of_floats():
