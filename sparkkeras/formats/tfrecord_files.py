@@ -43,25 +43,61 @@ def file_system(path: str) -> tuple[Any, str]:
 
 
 def list_files(path: str) -> tuple[Any, dict[str, int]]:
-    """The pyarrow file system of a path, and the size in bytes of each file there.
+    """The pyarrow file system of a path, and the size in bytes of each file that Spark's file formats would read there.
+
+    These are the files of a folder, and all files below its subfolders with names like ``column=value``, without hidden
+    files and folders. (If a folder has both, Spark's formats leave out those that are not in subfolders.)
 
     Raises:
-        StorageError: The path does not exist, or cannot be reached.
+        StorageError: The path does not exist or cannot be reached, or has files only in other subfolders.
     """
     from pyarrow import fs
 
     files, place = file_system(path)
+    sizes, skipped = dict[str, int](), False
     with storage_errors(f"cannot read {path!r}"):
-        kind = files.get_file_info(place).type
-        if kind == fs.FileType.Directory:
-            found = files.get_file_info(fs.FileSelector(place))
-        else:
-            is_pattern = kind == fs.FileType.NotFound and files.type_name == "local"
-            found = files.get_file_info(glob.glob(place) if is_pattern else [place])  # noqa: PTH207 - of any path
-    sizes = {info.path: info.size for info in found if info.is_file and not info.base_name.startswith((".", "_"))}
-    if kind == fs.FileType.NotFound and not sizes:
-        raise StorageError(f"cannot read {path!r}: the path does not exist.")
+        roots = files.get_file_info([place])
+        if roots[0].type == fs.FileType.NotFound and files.type_name == "local":
+            matches = files.get_file_info(sorted(glob.glob(place)))  # noqa: PTH207 - of any path
+            roots = [info for info in matches if not _is_hidden(info)]
+        if all(info.type == fs.FileType.NotFound for info in roots):
+            raise StorageError(f"cannot read {path!r}: the path does not exist.")
+        for root in roots:
+            for info in _files_in(files, root):
+                folder = info.path[len(root.path) :].rpartition("/")[0]
+                if not folder or "=" in folder:
+                    sizes[info.path] = info.size
+                else:
+                    skipped = True
+    if skipped and not sizes:
+        raise only_subfolders(path)
     return files, sizes
+
+
+def only_subfolders(path: str) -> StorageError:
+    """The error for a folder whose files are all in subfolders that are not read."""
+    return StorageError(
+        f"cannot read {path!r}: it has files only in subfolders; only those with names like column=value are read with "
+        f"their parent. Load the subfolders, one by one or with a glob: {path.rstrip('/') + '/*'!r}."
+    )
+
+
+def _files_in(files: Any, root: Any) -> Iterator[Any]:
+    """The file infos of a file, or of all files in a folder and its subfolders that are not hidden."""
+    from pyarrow import fs
+
+    if root.is_file:
+        yield root
+    elif root.type == fs.FileType.Directory:
+        for info in files.get_file_info(fs.FileSelector(root.path)):
+            if not _is_hidden(info):
+                yield from _files_in(files, info)
+
+
+def _is_hidden(info: Any) -> bool:
+    """Whether Spark's file formats leave out a file or folder."""
+    name = info.base_name
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def open_file(files: Any, name: str) -> io.BufferedReader:

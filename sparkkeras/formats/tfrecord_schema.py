@@ -76,8 +76,8 @@ def infer_fields(stats: Mapping[str, FeatureStats], path: str, binary: Sequence[
     """
     if not stats:
         raise DataError(
-            f"the sampled files of {path!r} have no records with features, so the columns cannot be inferred: set schema, "
-            "for instance 'x array<float>, y bigint'."
+            f"cannot infer the columns of {path!r}: no record sampled there has features. Set schema, for instance 'x "
+            "array<float>, y bigint'."
         )
     for name in binary:
         if name not in stats:

@@ -24,7 +24,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
 from sparkkeras.formats.examples import Field, collect_stats, merge_stats
 from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES
-from sparkkeras.formats.tfrecord_files import file_system, open_file
+from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
 from sparkkeras.formats.tfrecord_reader import SAMPLED_FILES, read_batches, read_sample, sampled_files
 from sparkkeras.formats.tfrecord_schema import ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
@@ -129,19 +129,20 @@ def load_tfrecords(
 
     Args:
         spark: The session (classic or Spark Connect).
-        path: A file, a folder (all its files except hidden ones and those whose names start with ``_``) or a glob, on any
-            file system that Spark reads. The characters ``*``, ``?``, ``[``, ``{`` and ``\`` are special; escape them with
-            ``\``. A path without a scheme is a local path; on a cluster it must be on a disk that the driver and all workers
-            share. Local files and ``file:`` URIs are streamed and may have any size. Files of other file systems are read
-            whole by Spark: each must be smaller than 2 GiB and, without decompression, fit into a worker's memory. The
-            compression (gzip, zlib) is detected from the content. Each file is read by a single task.
+        path: A file, a folder (all its files except hidden ones and those whose names start with ``_``; of its subfolders
+            only those with names like ``column=value``, which does not become a column) or a glob, on any file system that
+            Spark reads. The characters ``*``, ``?``, ``[``, ``{`` and ``\`` are special; escape them with ``\``. A path
+            without a scheme is a local path; on a cluster it must be on a disk that the driver and all workers share. Local
+            files and ``file:`` URIs are streamed and may have any size. Files of other file systems are read whole by Spark:
+            each must be smaller than 2 GiB and, without decompression, fit into a worker's memory. The compression (gzip,
+            zlib) is detected from the content. Each file is read by a single task.
         schema: The columns to read, a StructType or DDL: ``"image array<float>, label bigint, name string"``. Supported
             types are boolean, tinyint, smallint, int, bigint, float, double, string, binary, and arrays of these. ``None``:
             inferred.
         binary_features: Names of features to load as binary even if their bytes are valid UTF-8; only without ``schema``.
 
     Raises:
-        StorageError: The path does not exist or cannot be read, or a file is too large.
+        StorageError: The path does not exist, cannot be read or has files only in subfolders, or a file is too large.
         DataError: The schema has an unsupported type; or, without a schema, the sampled files have no records, contradict
             each other, or are damaged.
         ConfigurationError: An argument is invalid, or ``schema`` and ``binary_features`` are both set.
@@ -217,12 +218,18 @@ class InputFiles:
         """List the files with Spark.
 
         Raises:
-            StorageError: The path does not exist or cannot be read, or a file is too large for Spark to pass on.
+            StorageError: The path does not exist or cannot be read, all files are in subfolders that Spark does not
+                read, or a file is too large for Spark to pass on.
         """
         uri = _uri(path)
+        reader = spark.read.format("binaryFile")
         try:
-            frame = spark.read.format("binaryFile").load(uri)
+            frame = reader.load(uri)
             sizes = {row.path: row.length for row in frame.select("path", "length").collect()}
+            if not sizes and not reader.option("recursiveFileLookup", "true").load(uri).select("path").isEmpty():
+                raise only_subfolders(path)
+        except StorageError:
+            raise
         except Exception as error:
             reasons = [line.lstrip(": ") for line in str(error).strip().splitlines()]
             reason = reasons[1] if reasons[0].startswith("An error occurred while calling") else reasons[0]  # a line of Py4J

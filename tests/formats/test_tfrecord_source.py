@@ -104,7 +104,7 @@ def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):
         assert read(tmp_path / path) == [{"n": 1}, {"n": 2}]
     (tmp_path / "empty").mkdir()
     assert list(source(tmp_path / "empty").reader(SCHEMA).partitions()) == []
-    with pytest.raises(DataError, match="have no records"):
+    with pytest.raises(DataError, match="cannot infer .*/empty': no record sampled there has features. Set schema"):
         source(tmp_path / "empty").schema()
     with pytest.raises(StorageError, match=r"cannot read .*\*': the path does not exist"):
         source(tmp_path / "other*").schema()
@@ -112,6 +112,22 @@ def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):
         source(tmp_path / "rows [1]" / name).writer(SCHEMA, False)
     with pytest.raises(ConfigurationError, match="expected one path"):
         TFRecordDataSource(CaseInsensitiveDict({"paths": "[]"})).schema()
+
+
+def test_files_in_subfolders_are_read_as_spark_reads_them(tmp_path):
+    folders = ["n=1", "n=1/deep", "deep/n=1", "_n=1", "other", "_hidden/n=1", ".hidden/n=1", "."]
+    for number, folder in enumerate(folders):
+        path = tmp_path / "rows" / folder
+        job = source(path).writer(SCHEMA, False)
+        job.commit([job.write(iter([pa.record_batch([pa.array([number])], ["n"])]))])
+    assert sorted(row["n"] for row in read(tmp_path / "rows")) == [0, 1, 2, 3, 7]
+    assert [row["n"] for row in read(tmp_path / "row*" / "*=*")] == [3, 0]
+    write(tmp_path / "parent" / "plain")
+    write(tmp_path / "parent" / "_hidden")
+    for call in read, lambda path: source(path).schema():
+        with pytest.raises(StorageError, match=r"files only in subfolders; .* column=value .* '.*/parent/\*'"):
+            call(tmp_path / "parent")
+    assert read(tmp_path / "parent" / "*") == read(tmp_path / "parent" / "plain")
 
 
 def test_a_folder_that_another_process_creates_meanwhile_is_not_replaced(tmp_path):

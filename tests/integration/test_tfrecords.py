@@ -125,7 +125,7 @@ def test_an_empty_frame_is_loaded_with_a_schema(spark, tmp_path):
         back = load_tfrecords(spark, path, schema="x int")
         assert back.collect() == []
         assert back.columns == ["x"]
-        with pytest.raises(DataError, match="no records.*set schema,"):
+        with pytest.raises(DataError, match="no record .* has features. Set schema,"):
             load_tfrecords(spark, path)
 
 
@@ -164,9 +164,14 @@ def test_a_path_is_a_file_a_folder_or_a_glob(spark, tmp_path, monkeypatch):
     assert found("c") == [5]  # the working directory has brackets in its name
     monkeypatch.chdir(tmp_path)
     assert found("in*/below/c") == [5]
+    write(tmp_path / "parts" / "p=1" / "d", example(n=6))
+    assert found("parts") == [6]
+    write(tmp_path / "parent" / "plain" / "e", example(n=7))
+    assert found("parent/*") == [7]
     for path, message in [
         ("nowhere", "the path does not exist"),
         (f"{folder}/z-*", "the path does not exist"),
+        ("parent", "it has files only in subfolders"),
         ("nothing://here", "nothing"),
     ]:
         with pytest.raises(StorageError, match=rf"cannot read '{re.escape(repr(path)[1:-1])}': .*{message}"):
