@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
+BINARY_WITH_SCHEMA = (
+    "binary_features applies only without a schema: leave it out, and declare these columns binary in the schema."
+)
+
+
 def fields_of(schema: StructType, written: bool = False) -> tuple[Field, ...]:
     """The features for the columns of a schema to read, or of a DataFrame to write.
 

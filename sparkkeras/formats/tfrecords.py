@@ -26,7 +26,7 @@ from sparkkeras.formats.examples import Field, collect_stats, merge_stats
 from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
 from sparkkeras.formats.tfrecord_reader import SAMPLED_FILES, read_batches, read_sample, sampled_files
-from sparkkeras.formats.tfrecord_schema import ddl, fields_of, infer_fields
+from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
 from sparkkeras.spark.connect import check_slots_for, cluster_of
@@ -157,9 +157,7 @@ def load_tfrecords(
     if isinstance(binary_features, str):
         raise ConfigurationError(f"binary_features={binary_features!r}: expected a list of names, [{binary_features!r}].")
     if schema is not None and binary_features:
-        raise ConfigurationError(
-            "binary_features applies only without a schema: leave it out, and declare these columns binary in the schema."
-        )
+        raise ConfigurationError(BINARY_WITH_SCHEMA)
     fields = None if schema is None else _fields_of(schema)
     _check_workers(spark)
     found = InputFiles.of(spark, path)

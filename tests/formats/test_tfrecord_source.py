@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+import pickle
 
 import pyarrow as pa
 import pytest
 from pyarrow import fs
+from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import ArrayType, LongType, StructType
 
@@ -110,8 +112,36 @@ def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):
         source(tmp_path / "other*").schema()
     with pytest.raises(StorageError, match="is a file: append to a folder"):
         source(tmp_path / "rows [1]" / name).writer(SCHEMA, False)
-    with pytest.raises(ConfigurationError, match="expected one path"):
-        TFRecordDataSource(CaseInsensitiveDict({"paths": "[]"})).schema()
+    for options, message in ({"paths": '["a"]'}, r'paths=\["a"\]: expected one path'), ({}, "the path is missing"):
+        with pytest.raises(ConfigurationError, match=message):
+            TFRecordDataSource(CaseInsensitiveDict(options)).schema()
+
+
+def test_unknown_options_are_reported(tmp_path):
+    write(tmp_path / "rows")
+    for call in [
+        lambda source: source.schema(),
+        lambda source: source.reader(SCHEMA),
+        lambda source: source.writer(SCHEMA, False),
+    ]:
+        message = "no option 'compresion'. Known: 'binary_features', 'compression'. Did you mean 'compression'"
+        with pytest.raises(ConfigurationError, match=message):
+            call(source(tmp_path / "rows", compresion="gzip"))
+        # SQL uses the same options to read and write a view, and Spark adds some when it creates a table.
+        call(source(tmp_path / "rows", compression="gzip", owner="me", location="there", provider="tfrecord"))
+
+
+def test_binary_features_apply_to_inferred_columns(tmp_path):
+    job = source(tmp_path).writer(StructType().add("a", "string").add("b", "string").add("c", "string"), False)
+    job.commit([job.write(iter([pa.record_batch([pa.array(["x"])] * 3, ["a", "b", "c"])]))])
+    inferred = source(tmp_path, binary_features="a, c")
+    assert inferred.schema() == "`a` binary, `b` string, `c` binary"
+    schema = StructType().add("a", "binary").add("b", "string").add("late", "binary")
+    pickle.loads(cloudpickle.dumps(inferred)).reader(schema)  # without a warning
+    with pytest.raises(DataError, match="binary_features: .* has no feature 'A'. .*Did you mean 'a'"):
+        source(tmp_path, binary_features="A").schema()
+    with pytest.raises(ConfigurationError, match="applies only without a schema"):
+        source(tmp_path, binary_features="a").reader(schema)
 
 
 def test_files_in_subfolders_are_read_as_spark_reads_them(tmp_path):
