@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, known_names
 from sparkkeras.formats.examples import Features, Field, decode, parse
 from sparkkeras.formats.records import EMPTY_BYTES, read_records
 from sparkkeras.formats.tfrecord_files import open_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_log = logging.getLogger(__name__)
 
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 256
@@ -89,6 +93,35 @@ def read_sample(files: Iterable[tuple[str, io.BufferedReader]]) -> Iterator[tupl
                 count, size = count + 1, size + length
                 if count == SAMPLED_RECORDS or size > _BATCH_BYTES:
                     return
+
+
+def warn_of_unknown(path: str, fields: Sequence[Field], files: Iterable[tuple[str, io.BufferedReader]]) -> None:
+    """Warn of columns of a schema that the first records lack: their names may be misspelled.
+
+    Errors are ignored here; the task that reads the file raises them. The warning shows the line that calls the caller.
+
+    Args:
+        path: The path of the files, for messages.
+        fields: The columns.
+        files: Names and files; opened one after the other, until each column is found.
+    """
+    unknown, seen = {field.name for field in fields}, set[str]()
+    try:
+        for features, _ in read_sample(files):
+            seen.update(name.decode(errors="replace") for name, (kind, _) in features.items() if kind)
+            unknown -= seen
+            if not unknown:
+                return
+    except Exception:
+        _log.debug("cannot read the first records of %s", path, exc_info=True)
+        return
+    if seen:
+        missing = [field.name for field in fields if field.name in unknown]
+        warnings.warn(
+            f"schema: the first records of {path!r} have no feature {' or '.join(map(repr, missing))}; the column is null "
+            f"in records without the feature. {known_names(missing[0], seen)}",
+            stacklevel=3,
+        )
 
 
 def _parsed(file: io.BufferedReader, name: str) -> Iterator[tuple[Features, int]]:

@@ -23,7 +23,7 @@ from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.formats.examples import collect_stats
 from sparkkeras.formats.records import SUFFIXES
 from sparkkeras.formats.tfrecord_files import list_files, open_file
-from sparkkeras.formats.tfrecord_reader import TFRecordReader, read_sample, sampled_files
+from sparkkeras.formats.tfrecord_reader import TFRecordReader, read_sample, sampled_files, warn_of_unknown
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_writer import TFRecordWriter
 
@@ -83,7 +83,8 @@ class TFRecordDataSource(DataSource, metaclass=_PickledByValue):
     ones and those whose names start with ``_``, and of its subfolders those with names like ``column=value``, which does not
     become a column. Each file is a partition, which is streamed and may have any size. The compression is detected from the
     content. Without a schema, the columns are inferred from the first records of several files, which the driver reads when
-    ``load`` is called.
+    ``load`` is called. With a schema, the driver reads first records when the query is planned, and writes a warning to its
+    standard error (behind Spark Connect to the server's) if they all lack a column of the schema.
 
     **Writing.** Spark supports the modes ``"append"`` and ``"overwrite"`` for such formats; for its other modes it raises
     an error (`sparkkeras.save_as_tfrecords` refuses existing paths). Each partition becomes a file. If a task fails, all
@@ -138,8 +139,10 @@ class TFRecordDataSource(DataSource, metaclass=_PickledByValue):
         self._check_options()
         fields = fields_of(schema)
         files, sizes = list_files(self._path)
-        if self._binary_features and not self._infers:
-            raise ConfigurationError(BINARY_WITH_SCHEMA)
+        if not self._infers:
+            if self._binary_features:
+                raise ConfigurationError(BINARY_WITH_SCHEMA)
+            warn_of_unknown(self._path, fields, ((name, open_file(files, name)) for name in sampled_files(sizes)))
         return TFRecordReader(files, sorted(sizes), fields, to_arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:

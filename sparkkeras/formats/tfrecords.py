@@ -8,10 +8,8 @@ as `sparkkeras.formats.tfrecord_source` does. Writing uses that data source.
 from __future__ import annotations
 
 import io
-import logging
 import pickle
 import re
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkkeras.arguments import one_of
 from sparkkeras.data.block import describe
-from sparkkeras.errors import ConfigurationError, DataError, StorageError, known_names
+from sparkkeras.errors import ConfigurationError, DataError, StorageError
 from sparkkeras.formats.examples import Field, collect_stats, merge_stats
-from sparkkeras.formats.records import EMPTY_BYTES, LIBRARY, SUFFIXES
+from sparkkeras.formats.records import LIBRARY, SUFFIXES
 from sparkkeras.formats.tfrecord_files import file_system, only_subfolders, open_file
-from sparkkeras.formats.tfrecord_reader import SAMPLED_FILES, read_batches, read_sample, sampled_files
+from sparkkeras.formats.tfrecord_reader import read_batches, read_sample, sampled_files, warn_of_unknown
 from sparkkeras.formats.tfrecord_schema import BINARY_WITH_SCHEMA, ddl, fields_of, infer_fields
 from sparkkeras.formats.tfrecord_source import NewTFRecordFolder
 from sparkkeras.sources.frame import is_frame
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-_log = logging.getLogger(__name__)
 
 _LARGEST_FILE = 2**31 - 1
 
@@ -164,7 +160,8 @@ def load_tfrecords(
     if fields is None:
         fields = _inferred(found, path, binary_features)
     else:
-        _warn_of_unknown(found, path, fields)
+        local = {file: size for file, size in found.sizes.items() if _local(file)}  # this process can read no others
+        warn_of_unknown(path, fields, map(_opened, sampled_files(local)))
     return found.frame.mapInArrow(_Read(fields), ddl(fields))
 
 
@@ -279,31 +276,6 @@ def _inferred(found: InputFiles, path: str, binary: Sequence[str]) -> tuple[Fiel
     except Exception as error:
         raise translated(error) from error
     return infer_fields(merge_stats(chain.from_iterable(pickle.loads(row.stats) for row in rows)), path, binary)
-
-
-def _warn_of_unknown(found: InputFiles, path: str, fields: Sequence[Field]) -> None:
-    """Warn of columns of a schema that the first records lack: their names may be misspelled.
-
-    Reads local files only, without a Spark job. Errors are ignored here; the task that reads the file raises them.
-    """
-    names = sorted(file for file, size in found.sizes.items() if size > EMPTY_BYTES and _local(file))
-    unknown, seen = {field.name for field in fields}, set[str]()
-    try:
-        for features, _ in read_sample(map(_opened, names[:SAMPLED_FILES])):
-            seen.update(name.decode(errors="replace") for name, (kind, _) in features.items() if kind)
-            unknown -= seen
-            if not unknown:
-                return
-    except Exception:
-        _log.debug("cannot read the first records of %s", path, exc_info=True)
-        return
-    if seen:
-        missing = [field.name for field in fields if field.name in unknown]
-        warnings.warn(
-            f"schema: the first records of {path!r} have no feature {' or '.join(map(repr, missing))}; the column is null "
-            f"in records without the feature. {known_names(missing[0], seen)}",
-            stacklevel=3,  # the line that calls load_tfrecords
-        )
 
 
 def _collect_stats(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -90,12 +90,15 @@ def test_files_that_were_appended_before_a_failure_are_deleted(tmp_path):
 def test_the_columns_have_the_types_that_spark_expects(tmp_path):
     write(tmp_path / "rows")
     schema = StructType().add("n", ArrayType(LongType())).add("m", "float")
-    reader = source(tmp_path / "rows").reader(schema)
+    with pytest.warns(UserWarning, match="the first records of '.*/rows' have no feature 'm'; .* Known: 'n'"):
+        reader = source(tmp_path / "rows").reader(schema)
     (batch,) = reader.read(reader.partitions()[0])
     assert batch.to_pylist() == [{"n": [1], "m": None}, {"n": [2], "m": None}]
     assert source(tmp_path / "rows").schema() == "`n` bigint"
+    with pytest.warns(UserWarning, match="no feature 'm'"):
+        reader = source(tmp_path / "rows").reader(StructType().add("m", "float", False))
     with pytest.raises(DataError, match="feature 'm' is missing, but the schema says m float NOT NULL"):
-        list(source(tmp_path / "rows").reader(StructType().add("m", "float", False)).read(reader.partitions()[0]))
+        list(reader.read(reader.partitions()[0]))
 
 
 def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):

@@ -368,7 +368,7 @@ def test_a_warning_reports_names_in_a_schema_that_no_record_has(tmp_path, monkey
 
     monkeypatch.setattr(tfrecords, "_check_workers", lambda session: None)
     monkeypatch.setattr(tfrecords.InputFiles, "of", found)
-    caplog.set_level("DEBUG", logger=tfrecords.__name__)
+    caplog.set_level("DEBUG", logger=tfrecord_reader.__name__)
 
     def load(*names):
         fields = [types.StructField(name, types.IntegerType()) for name in names]
