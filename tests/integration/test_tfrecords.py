@@ -373,6 +373,8 @@ def test_the_format_appends_and_overwrites(register, frame, spark, tmp_path):
     assert by_id(loaded.load(path).select("texts", "id")) == by_id(frame.select("texts", "id"))
     inferred = spark.read.format("tfrecord").load(f"file:{path}").schema
     assert inferred == load_tfrecords(spark, path).schema
+    binary = spark.read.format("tfrecord").option("binary_features", "text, texts").load(path)
+    assert binary.agg(F.max("text")).collect() == [("größe 🎈".encode(),)]
     assert names(tmp_path) == ["rows"]
 
 
@@ -388,6 +390,7 @@ def test_a_job_of_the_format_that_fails_changes_nothing(register, spark, tmp_pat
             bad.write.format("tfrecord").mode(mode).save(path)
     for options, message in [
         ({"compression": "snappy"}, "ConfigurationError: compression='snappy' is not known"),
+        ({"compresion": "gzip"}, "ConfigurationError: the format tfrecord has no option 'compresion'"),
         ({"mode": "error"}, '"tfrecord" cannot be written in the "ErrorIfExists" mode'),
     ]:
         with pytest.raises(AnalysisException, match=message):
