@@ -98,6 +98,11 @@ def nearest_name(given: object, known: Iterable[object]) -> str:
     return f" Did you mean {names[close[0]]!r}?" if close else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in messages: ``1 class``, ``2 classes``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ss') else 's'}"
+
+
 def warn(message: str) -> None:
     """Issue a UserWarning that points to the user's line: the innermost one outside of this package and of PySpark."""
     frame: FrameType | None = sys._getframe(1)

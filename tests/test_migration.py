@@ -56,7 +56,7 @@ def test_positional_arguments_of_elephas(model):
         UnknownArgumentError, match=r"4 arguments by position \(model, mode, frequency, num_workers\), received 5"
     ):
         SparkModel(model, "asynchronous", "epoch", "http", 4)
-    with pytest.raises(ModelError, match="expected a keras.Model, received builtins.str"):
+    with pytest.raises(ModelError, match="expected a keras.Model, received str '"):
         SparkModel("a SparkContext", model)
     with pytest.raises(UnknownArgumentError, match=r"fit takes 1 argument by position \(lp_rdd\), received 3"):
         SparkMLlibModel(model).fit(None, 10, 32)

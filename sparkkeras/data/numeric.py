@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import types
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
+from sparkkeras.errors import counted
 from sparkkeras.weights import Array, is_floating
 
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
@@ -31,17 +34,35 @@ class NotNumbersError(Exception):
 
 
 def describe(value: Any) -> str:
-    """A short description of a value, for messages."""
+    """A short description of a value, for messages: its type, and what identifies it. It runs no job on Spark."""
+    kind = type(value)
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if isinstance(value, (Mapping, tuple, list)) and not value:
+        return f"an empty {'dict' if isinstance(value, Mapping) else kind.__name__}"
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)}"
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "shape"):
-        return f"a pandas {type(value).__name__} of shape {value.shape}"
+        return f"a {kind.__name__} of {counted(len(value), 'value')}"
+    if kind.__module__.startswith("pyspark.pandas"):
+        return f"a pandas-on-Spark {kind.__name__}"
+    if kind.__module__.startswith("pyspark.sql") and kind.__name__ == "DataFrame":
+        return "a Spark DataFrame"
+    if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "shape"):
+        return f"a pandas {kind.__name__} of shape {value.shape}"
+    if isinstance(value, Generator):
+        return "a generator"
+    if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+        return f"the function {value.__name__}"
+    if kind.__repr__ is object.__repr__:
+        return f"an object of the class {kind.__name__}"
     text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if re.match(rf"<?([\w.]*\.)?{kind.__name__}\b", text) else f"{kind.__name__} {text}"
 
 
 def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:

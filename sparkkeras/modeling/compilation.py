@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.state import inner_optimizer, optimizer_of
@@ -22,7 +23,7 @@ def check_built(model: Any) -> None:
         ModelError: It is not a Keras model, or not built.
     """
     if not isinstance(model, keras.Model):
-        raise ModelError(f"expected a keras.Model, received {_kind(model)}")
+        raise ModelError(f"expected a keras.Model, received {describe(model)}.{_advice(model)}")
     if not model.built:
         raise ModelError(
             f"the model {model.name!r} is not built, so it has no weights yet: define it with keras.Input(shape), or call "
@@ -161,17 +162,17 @@ def compiled_with(model: keras.Model) -> dict[str, Any]:
     return {} if compiled is None else dict(compiled.config)
 
 
-def _kind(given: object) -> str:
-    advice = ""
+def _advice(given: object) -> str:
+    """A sentence that says how to get a model from something else; empty if that is unknown."""
     if isinstance(getattr(given, "model", None), keras.Model):
-        advice = " Pass its attribute model."
-    elif isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
-        advice = f" Load a saved model with sparkkeras.load_spark_model({str(given)!r}) or keras.saving.load_model."
-    elif isinstance(given, types.FunctionType):
-        advice = f" Call the function that builds the model: {given.__name__}()."
-    elif isinstance(given, type) and issubclass(given, keras.Model):
-        advice = f" Create an instance of the class {given.__name__}."
-    return f"{type(given).__module__}.{type(given).__qualname__}.{advice}"
+        return " Pass its attribute model."
+    if isinstance(given, (str, os.PathLike)) and str(given).endswith((".keras", ".h5", ".hdf5")):
+        return f" Load a saved model with sparkkeras.load_spark_model({str(given)!r}) or keras.saving.load_model."
+    if isinstance(given, types.FunctionType):
+        return f" Call the function that builds the model: {given.__name__}()."
+    if isinstance(given, type) and issubclass(given, keras.Model):
+        return f" Create an instance: {given.__name__}(...)."
+    return ""
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:

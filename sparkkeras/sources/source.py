@@ -437,15 +437,11 @@ def _validation_arguments(validation_data: Any) -> tuple[Any, Any, Any]:
     """Validation data as (data, y, sample_weight)."""
     if is_distributed(validation_data):
         return validation_data, None, None
-    if not isinstance(validation_data, (tuple, list)):
-        received = describe(validation_data)
-    elif len(validation_data) not in (2, 3):
-        received = f"a {type(validation_data).__name__} of {len(validation_data)}"
-    else:
+    if isinstance(validation_data, (tuple, list)) and len(validation_data) in (2, 3):
         x, y, *weight = validation_data
         return x, y, weight[0] if weight else None
     raise ConfigurationError(
-        f"validation_data is {received}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
+        f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
     )
 
 

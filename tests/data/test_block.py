@@ -1,5 +1,6 @@
 """Blocks: structures of features and labels, and rows as arrays."""
 
+import datetime
 import pickle
 from decimal import Decimal
 
@@ -265,7 +266,7 @@ def test_without_labels_two_inputs_are_not_mistaken_for_features_and_labels():
 
 
 @pytest.mark.parametrize(
-    ("returned", "words"), [(None, "NoneType None"), (A[:2], r"an array of shape \(2, 2\)"), ((1, 2, 3), "a tuple of 3")]
+    ("returned", "words"), [(None, "None"), (A[:2], r"an array of shape \(2, 2\)"), ((1, 2, 3), "a tuple of 3")]
 )
 def test_an_invalid_return_value_of_a_transform_raises_an_error(returned, words):
     with pytest.raises(ValueError, match=rf"transform must return \(x, y\); it returned {words}"):
@@ -301,16 +302,30 @@ def test_non_numeric_values_of_a_transform_raise_an_error(value, words):
 # Messages
 
 
+def of_module(name):
+    """An object of a class DataFrame, whose representation and shape take a Spark job."""
+    return type("DataFrame", (), {"__module__": name, "__repr__": None, "shape": property(None)})()
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         (A, "an array of shape (3, 2) and dtype float64"),
         ({"a": 1, "b": 2}, "a dict with the keys ['a', 'b']"),
-        ((1, 2), "a tuple of 2"),
-        ([], "a list of 0"),
+        ((1, 2), "a tuple of 2 values"),
+        ([], "an empty list"),
         (3, "int 3"),
         ("text", "str 'text'"),
-        (None, "NoneType None"),
+        (None, "None"),
+        (dict, "the class dict"),
+        (len, "the function len"),
+        ((x for x in "ab"), "a generator"),
+        (object(), "an object of the class object"),
+        (datetime.date(2024, 5, 1), "datetime.date(2024, 5, 1)"),
+        (np.float64(2), "np.float64(2.0)"),
+        (LeafSpec((3,), "int64"), "LeafSpec(shape=(3,), dtype='int64')"),
+        (of_module("pyspark.pandas.frame"), "a pandas-on-Spark DataFrame"),
+        (of_module("pyspark.sql.connect.dataframe"), "a Spark DataFrame"),
     ],
 )
 def test_describe_is_short(value, words):

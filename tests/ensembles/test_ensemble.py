@@ -368,7 +368,7 @@ def test_custom_code_and_adapted_layers(digits):
 BAD_MODELS = {
     "none": (list, ModelError, "models is empty"),
     "a single one": (unit, ModelError, "expected a list of built Keras models"),
-    "no model": (lambda: [unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received builtins.int"),
+    "no model": (lambda: [unit(), 3], ModelError, r"models\[1\]: expected a keras.Model, received int 3"),
     "not built": (lambda: [unit(), keras.Sequential([keras.layers.Dense(3)])], ModelError, r"models\[1\]: .* not built"),
     "other inputs": (lambda: [unit(), network()], ModelError, r"models\[1\] .* takes .*\(64,\).*same inputs"),
     "more inputs": (lambda: [unit(), two_inputs("ab")], ModelError, "takes 'a' of shape .*same inputs"),

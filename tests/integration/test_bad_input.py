@@ -145,7 +145,7 @@ def test_unknown_arguments_are_reported_with_the_known_ones(spark_model, arrays)
 
 
 def test_models():
-    with pytest.raises(ModelError, match="expected a keras.Model, received builtins.str"):
+    with pytest.raises(ModelError, match="expected a keras.Model, received str '"):
         SparkModel("model")
     scoring = SparkModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     for call in (scoring.fit, scoring.evaluate):

@@ -315,7 +315,9 @@ def test_rows_that_are_not_labeled_points_are_reported(sc):
     mllib_model = SparkMLlibModel(classifier(width=3, classes=3))
     rows = sc.parallelize([LabeledPoint(0.0, X[0]), (X[1], 1.0)], 1)
     for call in (mllib_model.fit, mllib_model.evaluate):
-        with pytest.raises(DataError, match="a row is a tuple of 2; expected a LabeledPoint. SparkModel accepts rows"):
+        with pytest.raises(
+            DataError, match="a row is a tuple of 2 values; expected a LabeledPoint. SparkModel accepts rows"
+        ):
             call(rows)
     with pytest.raises(Exception, match="DataError: a row is an array of shape .* expected a Vector or a LabeledPoint"):
         mllib_model.predict(sc.parallelize(list(X), 1)).collect()

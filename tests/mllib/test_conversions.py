@@ -108,7 +108,7 @@ def test_an_unpickled_matrix_gives_a_writable_array():
             r"received shape \(4, 2, 3\): flatten its rows with array.reshape",
         ),
         (to_matrix, 3.0, r"received shape \(\): use np.array\(\[\[value\]\]\)"),
-        (to_matrix, [[1, 2], [3]], "received a list of 2: row 1 has another shape than row 0"),
+        (to_matrix, [[1, 2], [3]], "received a list of 2 values: row 1 has another shape than row 0"),
         (to_matrix, np.array([["a", "b"]]), "to_matrix expects numbers or booleans"),
         (to_matrix, TABLE * 1j, "dtype complex128"),
         (to_vector, TABLE, r"received shape \(2, 3\): use array.reshape\(-1\), or to_matrix"),
@@ -117,7 +117,7 @@ def test_an_unpickled_matrix_gives_a_writable_array():
         (from_matrix, TABLE, r"expects a Matrix, received an array of shape \(2, 3\)"),
         (from_matrix, mllib.DenseVector([1.0]), "expects a Matrix, received DenseVector"),
         (from_vector, to_matrix(TABLE), "expects a Vector, received DenseMatrix"),
-        (from_vector, [1.0], "expects a Vector, received a list of 1: to_vector creates one"),
+        (from_vector, [1.0], "expects a Vector, received a list of 1 value: to_vector creates one"),
         (kind_of, TABLE, "expected a Matrix .* SparkModel.predict accepts arrays"),
     ],
 )

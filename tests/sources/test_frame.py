@@ -121,7 +121,7 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     ("schema", "named", "message"),
     [
         (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
-        (ONE, {"features": []}, "features is a list of 0"),
+        (ONE, {"features": []}, "features is an empty list"),
         (ONE, {"features": ["a", 3]}, "features is a list of 2"),
         (TWO, {"features": ["a", ["b", "c"]]}, r"features is \['a', \['b', 'c'\]\]; .* features=\{name: \[columns\]\}"),
         (ONE, {"features": {}}, r"features has the keys \[\]"),

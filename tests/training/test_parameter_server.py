@@ -602,7 +602,7 @@ class Sending(Downpour):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"), [("nothing", "It returned NoneType"), ("short", r"It returned an array of shape \(2,\)")]
+    ("what", "words"), [("nothing", "It returned None"), ("short", r"It returned an array of shape \(2,\)")]
 )
 def test_a_rule_that_sends_an_invalid_update_is_reported(linear, what, words):
     with pytest.raises(ConfigurationError, match=rf"must return two vectors of shape \(4,\): .*{words}"):
