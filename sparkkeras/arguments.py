@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
+from sparkkeras.errors import ConfigurationError, UnknownArgumentError, counted, known_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,8 +42,8 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         if given > len(in_order):
             order = f" ({', '.join(in_order)})" if in_order else ""
             raise UnknownArgumentError(
-                f"{called} takes {len(in_order) or 'no'} argument{'s' * (len(in_order) != 1)} by position{order}, received "
-                f"{given}: name the others. {known_names('', known)}"
+                f"{called} takes {counted(len(in_order), 'argument') if in_order else 'no argument'} by position{order}, "
+                f"received {given}{': name the others' if len(known) > len(in_order) else ''}. {known_names('', known)}"
             )
         return function(*args, **kwargs)
 

@@ -86,7 +86,7 @@ class StorageError(SparkKerasError, OSError):
 def known_names(given: object, known: Iterable[object]) -> str:
     """The end of an error message about an unknown name or value: the known ones, and the closest match if there is one."""
     names = sorted(known, key=str)
-    return f"Known: {', '.join(repr(name) for name in names)}.{nearest_name(given, names)}"
+    return f"Known: {', '.join(repr(name) for name in names) or 'none'}.{nearest_name(given, names)}"
 
 
 def nearest_name(given: object, known: Iterable[object]) -> str:

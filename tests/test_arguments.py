@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+import sparkkeras
 from sparkkeras import EnsembleModel, SparkEnsemble, SparkMLlibModel, SparkModel, keras_udf, register_keras_udf
 from sparkkeras.arguments import (
     flag,
@@ -21,6 +22,7 @@ from sparkkeras.arguments import (
 )
 from sparkkeras.data import reader, schema
 from sparkkeras.errors import ConfigurationError, UnknownArgumentError, known_names
+from sparkkeras.parameter.rules import RULES
 
 
 class Model:
@@ -54,6 +56,23 @@ def test_the_message_has_the_function_the_argument_the_known_ones_and_a_suggesti
     assert str(caught.value) == "Model.fit takes no argument 'epoch'. Known: 'data', 'epochs'. Did you mean 'epochs'?"
     with pytest.raises(UnknownArgumentError, match=r"^Model takes no argument 'num_worker'.*Did you mean 'num_workers'\?"):
         Model("m", num_worker=3)
+
+
+FUNCTIONS = {name for name in sparkkeras.__all__ if inspect.isfunction(getattr(sparkkeras, name))}
+RULE_CLASSES = {kind.__name__ for kind in RULES.values()}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS - {"load_tfrecords", "save_as_tfrecords"} | RULE_CLASSES))
+def test_public_functions_and_rules_reject_unknown_arguments(name):
+    with pytest.raises(UnknownArgumentError, match=rf"^{name} takes no argument 'surplus'. Known: "):
+        getattr(sparkkeras, name)(surplus=1)
+
+
+def test_a_function_without_arguments():
+    with pytest.raises(UnknownArgumentError, match=r"^Average takes no argument 'share'. Known: none\.$"):
+        sparkkeras.Average(share=1)
+    with pytest.raises(UnknownArgumentError, match=r"^Average takes no argument by position, received 1. Known: none\.$"):
+        sparkkeras.Average(1)
 
 
 def test_a_missing_argument_raises_pythons_error():

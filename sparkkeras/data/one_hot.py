@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.arguments import integer
+from sparkkeras.arguments import integer, known_arguments
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
 
+@known_arguments
 def encode_label(label: Any, nb_classes: int) -> Array:
     """Convert a class index to a one-hot row, float32, shape (nb_classes,).
 

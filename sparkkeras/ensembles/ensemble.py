@@ -327,6 +327,7 @@ def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> 
         return inference.EvaluationResult(metrics.take(model), rows.spec, label_ranges(rows))
 
 
+@known_arguments
 def load_ensemble_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> EnsembleModel:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from sparkkeras.arguments import integer, one_of
+from sparkkeras.arguments import integer, known_arguments, one_of
 from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
 from sparkkeras.modeling.custom_code import ByValue
@@ -44,6 +44,7 @@ _SCHEMES = ("file", "hdfs", "viewfs", "s3", "s3a", "gs", "gcs", "abfs", "abfss")
 _READERS, _AHEAD = 16, 32
 
 
+@known_arguments
 def image_loader(
     size: Sequence[int] | None,
     mode: Mode = "RGB",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sparkkeras.arguments import optional_integer
+from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.one_hot import class_indices, encode_label
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.mllib.regression import LabeledPoint
 
 
+@known_arguments
 def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False) -> RDD[LabeledPoint]:
     """Create an RDD of LabeledPoints from arrays.
 
@@ -53,6 +54,7 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
     return sc.parallelize([LabeledPoint(float(label), row) for label, row in zip(numbers, flat, strict=True)])
 
 
+@known_arguments
 def from_labeled_point(
     rdd: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None
 ) -> tuple[Array, Array]:
@@ -82,6 +84,7 @@ def from_labeled_point(
     return features, np.stack([encode_label(label, classes) for label in labels])
 
 
+@known_arguments
 def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None) -> RDD[Any]:
     """Convert an RDD of LabeledPoints to an RDD of ``(features, label)`` rows, lazily.
 
@@ -105,6 +108,7 @@ def lp_to_simple_rdd(lp_rdd: RDD[LabeledPoint], categorical: bool = False, nb_cl
     return lp_rdd.map(_Pair(nb_classes or _count_classes(lp_rdd.map(_label).fold(-math.inf, np.maximum))))
 
 
+@known_arguments
 def to_matrix(array: Any) -> DenseMatrix:
     """Convert a 2-D array to an MLlib matrix of the same shape; values are copied as float64.
 
@@ -131,6 +135,7 @@ def to_matrix(array: Any) -> DenseMatrix:
     return DenseMatrix(rows, columns, numbers.flatten(order="F"))
 
 
+@known_arguments
 def from_matrix(matrix: Any) -> Array:
     """Convert a matrix to an array of the same shape, float64; values are copied.
 
@@ -147,6 +152,7 @@ def from_matrix(matrix: Any) -> Array:
     return np.array(matrix.toArray(), order="C")  # toArray of a dense matrix does not copy
 
 
+@known_arguments
 def to_vector(array: Any) -> DenseVector:
     """Convert a 1-D array to an MLlib vector; values are copied as float64.
 
@@ -165,6 +171,7 @@ def to_vector(array: Any) -> DenseVector:
     return DenseVector(numbers.copy())
 
 
+@known_arguments
 def from_vector(vector: Any) -> Array:
     """Convert a vector to an array, shape (values,), float64; values are copied.
 

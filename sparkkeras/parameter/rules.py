@@ -163,6 +163,7 @@ _ASYNCHRONOUS = frozenset({"asynchronous"})
 _ANY_ASYNCHRONOUS = frozenset({"asynchronous", "hogwild"})
 
 
+@known_fields
 @dataclass(frozen=True)
 class Average:
     """Replaces the center by the mean of the workers' weights: ``C = W``.
@@ -264,6 +265,7 @@ class _AdditiveRule:
         center += update.sent
 
 
+@known_fields
 @dataclass(frozen=True)
 class Downpour(_AdditiveRule):
     """Adds up the workers' progress: a worker sends ``d = W - B``, ``C += d``, and the worker continues from ``C + d``.
@@ -280,6 +282,7 @@ class Downpour(_AdditiveRule):
         return sent, center + sent
 
 
+@known_fields
 @dataclass(frozen=True)
 class AGN(_AdditiveRule):
     """Accumulated gradient normalization: a worker sends ``d = (W - B)/k``, ``C += d``, and continues from ``C + d``.
@@ -297,6 +300,7 @@ class AGN(_AdditiveRule):
         return sent, center + sent
 
 
+@known_fields
 @dataclass(frozen=True)
 class DynSGD(Downpour):
     """`Downpour` with smaller weights for stale updates: ``C += d/(s + 1)``.

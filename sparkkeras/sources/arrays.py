@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
-from sparkkeras.arguments import optional_integer
+from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
@@ -132,6 +132,7 @@ def _all_rows(_: int, blocks: Iterable[Block]) -> Iterator[tuple[Any, ...]]:
     return (row for block in blocks for row in rows_of(block))
 
 
+@known_arguments
 def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = None, num_slices: int | None = None) -> Any:
     """Make an RDD of ``(x, y)`` rows, or ``(x, y, sample_weight)`` rows, from arrays.
 

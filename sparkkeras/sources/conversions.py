@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkkeras.arguments import optional_integer
+from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import to_column
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+@known_arguments
 def to_data_frame(
     spark: SparkSession | SparkContext,
     x: Any,
@@ -88,6 +89,7 @@ def to_data_frame(
     return _with_vectors(frame, as_vectors) if as_vectors else frame
 
 
+@known_arguments
 def from_data_frame(
     frame: DataFrame,
     features: Columns = "features",
