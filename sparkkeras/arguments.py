@@ -42,7 +42,7 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         if given > len(in_order):
             order = f" ({', '.join(in_order)})" if in_order else ""
             raise UnknownArgumentError(
-                f"{called} takes {counted(len(in_order), 'argument') if in_order else 'no argument'} by position{order}, "
+                f"{called} takes {counted(len(in_order), 'argument') if in_order else 'no arguments'} by position{order}, "
                 f"received {given}{': name the others' if len(known) > len(in_order) else ''}. {known_names('', known)}"
             )
         return function(*args, **kwargs)

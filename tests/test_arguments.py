@@ -71,7 +71,7 @@ def test_public_functions_and_rules_reject_unknown_arguments(name):
 def test_a_function_without_arguments():
     with pytest.raises(UnknownArgumentError, match=r"^Average takes no argument 'share'. Known: none\.$"):
         sparkkeras.Average(share=1)
-    with pytest.raises(UnknownArgumentError, match=r"^Average takes no argument by position, received 1. Known: none\.$"):
+    with pytest.raises(UnknownArgumentError, match=r"^Average takes no arguments by position, received 1. Known: none\.$"):
         sparkkeras.Average(1)
 
 

@@ -17,7 +17,7 @@ from sparkkeras import arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
-from sparkkeras.parameter.rules import RULES, UpdateRule
+from sparkkeras.parameter.rules import UpdateRule, as_rule
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
 
@@ -149,11 +149,5 @@ def _loader(name: str, value: Any) -> Loader:
 
 def rule(name: str, value: Any) -> str | UpdateRule:
     """The name of an update rule, or an `UpdateRule`. Whether it fits the mode is checked when training begins."""
-    if isinstance(value, str):
-        return str(arguments.one_of(name, value, tuple(RULES)))
-    if isinstance(value, type) or not isinstance(value, UpdateRule):
-        raise ConfigurationError(
-            f"{name}={value!r}: expected one of {sorted(RULES)}, or an object with modes, init and apply such as a "
-            "sparkkeras.UpdateRule."
-        )
-    return value
+    as_rule(value)
+    return value  # type: ignore[no-any-return]

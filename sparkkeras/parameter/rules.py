@@ -16,6 +16,7 @@ A custom rule is a frozen dataclass with `modes`, `init` and `apply`, and with `
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -439,7 +440,8 @@ def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
         mode: The mode whose rules an error message lists; ``None``, the default, lists those of all modes.
 
     Raises:
-        ConfigurationError: The name is unknown, or the object is not an update rule.
+        ConfigurationError: The name is unknown, or the object is not an update rule, or one whose methods take other
+            arguments.
     """
     if isinstance(rule, str):
         if rule not in RULES:
@@ -454,11 +456,43 @@ def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
     if isinstance(rule, type):
         raise ConfigurationError(f"rule={rule.__name__} is a class; expected an object: rule={rule.__name__}().")
     if not isinstance(rule, UpdateRule):
+        missing = [name for name in ("modes", "init", "apply") if not hasattr(rule, name)]
         raise ConfigurationError(
-            f"rule={rule!r} is not an update rule: expected one of {sorted(RULES)} or an object with modes, init(center) "
-            "and apply(center, state, update, staleness); see sparkkeras.UpdateRule."
+            f"rule={rule!r} is not an update rule, because it has no {', no '.join(missing)}: expected one of "
+            f"{sorted(RULES)} or an object with modes, init(center) and apply(center, state, update, staleness); see "
+            "sparkkeras.UpdateRule."
         )
+    for name, arguments in _METHODS.items():
+        if hasattr(rule, name):
+            _check_method(rule, name, arguments)
     return rule
+
+
+_METHODS = {
+    "init": ("center",),
+    "apply": ("center", "state", "update", "staleness"),
+    "exchange": ("local", "base", "center", "window"),
+}
+"""The arguments with which the methods of a rule are called."""
+
+
+def _check_method(rule: UpdateRule, name: str, arguments: tuple[str, ...]) -> None:
+    """Reject a method that cannot be called with these arguments.
+
+    Raises:
+        ConfigurationError: The method takes others.
+    """
+    try:
+        signature = inspect.signature(getattr(rule, name))
+    except (TypeError, ValueError):  # unknown, as for some built-in functions
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{name} of the rule {rule_name(rule)!r} takes {signature} after self; expected ({', '.join(arguments)}). See "
+            f"sparkkeras.{'AsynchronousRule' if name == 'exchange' else 'UpdateRule'}."
+        ) from error
 
 
 def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
@@ -471,7 +505,7 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
     rule = as_rule(_DEFAULTS[mode] if rule is None else rule, mode)
     if mode not in rule.modes:
         raise ConfigurationError(
-            f"rule {rule_name(rule)!r} does not fit mode={mode!r}: it is made for {', '.join(sorted(rule.modes))}. "
+            f"rule {rule_name(rule)!r} does not fit mode={mode!r}: it supports {', '.join(map(repr, sorted(rule.modes)))}. "
             f"The rules for mode={mode!r} are {', '.join(repr(name) for name in sorted(_names_for(mode)))}."
         )
     if mode in _ANY_ASYNCHRONOUS and not isinstance(rule, AsynchronousRule):

@@ -95,7 +95,7 @@ def test_arguments_are_keyword_only():
         ("frequency", "day", "frequency='day': expected"),
         ("port", 70000, "port=70000: expected"),
         ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),
-        ("rule", DiLoCo, "expected one of"),
+        ("rule", DiLoCo, "is a class; expected an object"),
         ("server_options", {}, "ParameterServerOptions"),
         ("shuffle", 2, "shuffle=2: expected True or False"),
         ("learning_rate", -1, "learning_rate=-1: expected a positive number"),

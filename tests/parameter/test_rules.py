@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pickle
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -720,29 +721,57 @@ def test_the_error_of_an_invalid_rule_says_what_is_expected(given):
     else:
         assert "is not an update rule" in str(caught.value)
         assert "apply(center, state, update, staleness)" in str(caught.value)
-        assert "'average'" in str(caught.value)
+        assert "it has no modes, no init, no apply: expected one of ['agn', 'average'" in str(caught.value)
+
+
+@dataclass(frozen=True)
+class WithoutStaleness(Damped):
+    def apply(self, center, state, update):
+        raise AssertionError("never called")
+
+
+@dataclass(frozen=True)
+class WithoutWindow(OtherModes):
+    def exchange(self, local, base, center):
+        raise AssertionError("never called")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            WithoutStaleness(),
+            r"apply of the rule 'WithoutStaleness' takes \(center, state, update\) after self; expected .*ss\)",
+        ),
+        (WithoutWindow(), r"exchange of the rule .* takes \(local, base, center\) after self; expected .*, window\)"),
+        (SimpleNamespace(modes={"synchronous"}, apply=print), "is not an update rule, because it has no init: expected"),
+    ],
+)
+def test_the_methods_of_a_rule_are_checked_before_training(given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        make_rule(given, next(iter(given.modes)))
 
 
 def test_the_error_of_a_rule_for_other_modes_lists_them():
     with pytest.raises(ConfigurationError) as caught:
         make_rule(OtherModes(), "synchronous")
     assert "'OtherModes' does not fit mode='synchronous'" in str(caught.value)
-    assert "asynchronous, hogwild" in str(caught.value)
+    assert "'asynchronous', 'hogwild'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "made_for", "fitting"),
+    ("name", "mode", "supported", "fitting"),
     [
-        ("easgd", "synchronous", "asynchronous", "'average', 'diloco', 'slowmo'"),
-        ("slowmo", "asynchronous", "synchronous", "'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'"),
-        ("dynsgd", "hogwild", "asynchronous", "'agn', 'downpour'"),
+        ("easgd", "synchronous", "'asynchronous'", "'average', 'diloco', 'slowmo'"),
+        ("slowmo", "asynchronous", "'synchronous'", "'agn', 'dcasgd', 'downpour', 'dynsgd', 'eamsgd', 'easgd'"),
+        ("dynsgd", "hogwild", "'asynchronous'", "'agn', 'downpour'"),
     ],
 )
-def test_the_error_of_an_unsupported_mode_lists_the_rules_for_it(name, mode, made_for, fitting):
+def test_the_error_of_an_unsupported_mode_lists_the_rules_for_it(name, mode, supported, fitting):
     with pytest.raises(ConfigurationError) as caught:
         make_rule(name, mode)
     assert str(caught.value) == (
-        f"rule {name!r} does not fit mode={mode!r}: it is made for {made_for}. The rules for mode={mode!r} are {fitting}."
+        f"rule {name!r} does not fit mode={mode!r}: it supports {supported}. The rules for mode={mode!r} are {fitting}."
     )
 
 
