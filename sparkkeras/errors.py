@@ -99,8 +99,8 @@ def nearest_name(given: object, known: Iterable[object]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, in messages: ``1 class``, ``2 classes``."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ss') else 's'}"
+    """A number with its noun, in messages: ``1 batch``, ``2 batches``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def warn(message: str) -> None:

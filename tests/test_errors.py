@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from sparkkeras import errors
-from sparkkeras.errors import SparkKerasError, WorkerError, known_names, warn
+from sparkkeras.errors import SparkKerasError, WorkerError, counted, known_names, warn
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SparkKerasError)}
 
@@ -69,6 +69,20 @@ def test_a_worker_error_has_the_workers_traceback():
     assert error.worker_traceback == "Traceback ..."
     assert pickle.loads(pickle.dumps(error)).worker_traceback == "Traceback ..."
     assert errors.WorkerError("a task failed").worker_traceback == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "words"),
+    [
+        (1, "row", "1 row"),
+        (0, "row", "0 rows"),
+        (2, "batch", "2 batches"),
+        (3, "class", "3 classes"),
+        (1, "class", "1 class"),
+    ],
+)
+def test_counts_have_the_singular_or_the_plural(number, noun, words):
+    assert counted(number, noun) == words
 
 
 def test_known_names_are_sorted_and_the_closest_is_suggested():

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
 
@@ -62,7 +62,7 @@ class Structure:
                 raise ValueError(f"expected a dict with the keys {list(self.names)}, received {describe(value)}")
             return [value[name] for name in self.names]
         if not isinstance(value, (tuple, list)) or len(value) != self.count:
-            raise ValueError(f"expected a tuple of {self.count} values, received {describe(value)}")
+            raise ValueError(f"expected a tuple of {counted(self.count, 'value')}, received {describe(value)}")
         return list(value)
 
     def build(self, leaves: Sequence[Any]) -> Any:
@@ -264,12 +264,13 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
         )
         kept = "" if batch.form.weight is None else " Sample weights are not transformed, so a transform cannot drop rows."
         raise DataError(
-            f"transform must return arrays with the same number of rows; for a batch of {batch.rows} rows, {received}.{kept}"
+            f"transform must return arrays with the same number of rows; for a batch of "
+            f"{counted(batch.rows, 'row')}, {received}.{kept}"
         )
     if batch.y is None and block.rows != batch.rows:
         raise DataError(
-            f"transform returned {block.rows} rows for a batch of {batch.rows}: in predict, it must return one row for each "
-            "row of the batch, in the same order."
+            f"transform returned {counted(block.rows, 'row')} for a batch of {batch.rows}: in predict, it must return one "
+            "row for each row of the batch, in the same order."
         )
     return block
 

@@ -18,7 +18,7 @@ import numpy as np
 from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 
 if TYPE_CHECKING:
@@ -358,7 +358,8 @@ def _raw_tensors(column: pa.Array, shape: tuple[int | None, ...] | None, floatin
         return np.zeros((0, *row), np.float32)
     if rest or item not in _DTYPES:
         raise _UnfitError(
-            f"has {length} bytes per row; expected {size} values of 1, 2, 4 or 8 bytes each for rows of shape {shape}.",
+            f"has {counted(length, 'byte')} per row; expected {counted(size, 'value')} of 1, 2, 4 or 8 bytes each for "
+            f"rows of shape {shape}.",
             "If these are encoded images",
         )
     data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]

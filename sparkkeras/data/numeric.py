@@ -58,7 +58,7 @@ def describe(value: Any) -> str:
         return "a generator"
     if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
         return f"the function {value.__name__}"
-    if kind.__repr__ is object.__repr__:
+    if not any("__repr__" in vars(each) for each in kind.__mro__[:-1]):
         return f"an object of the class {kind.__name__}"
     text = " ".join(repr(value).split())
     text = text if len(text) <= 60 else text[:57] + "..."

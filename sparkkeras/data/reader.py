@@ -13,7 +13,7 @@ from sparkkeras.data.column_values import ColumnValues
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
 
@@ -50,7 +50,9 @@ class Reader:
         inputs = self.schema.expected_x
         several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
         if several and inputs is not None and len(x) != inputs:
-            raise DataError(f"the model has {inputs} input(s), but x is a {type(x).__name__} of {len(x)} arrays.")
+            raise DataError(
+                f"the model has {counted(inputs, 'input')}, but x is a {type(x).__name__} of {counted(len(x), 'array')}."
+            )
         if self.labelled and y is None:
             raise DataError("labels are missing: pass y= with the arrays, or use an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
@@ -75,7 +77,7 @@ class Reader:
                 raise DataError(f"{label} is a single value, {leaf[()]}; expected an array with one row per sample.")
         lengths = {label: len(leaf) for label, leaf in zip(form.labels, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
-            received = ", ".join(f"{label} has {rows} rows" for label, rows in lengths.items())
+            received = ", ".join(f"{label} has {counted(rows, 'row')}" for label, rows in lengths.items())
             raise DataError(f"arrays must have the same number of rows: {received}.")
         return self._block(form, found, "the arrays", 0)
 

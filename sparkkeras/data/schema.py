@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparkkeras.data.block import BlockSpec, Form
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 
 OnInvalid = Literal["error", "drop", "allow"]
 """The values of ``on_invalid=`` for training and evaluation."""
@@ -105,9 +105,10 @@ class Schema:
                 )
             specs = [by_name.get(name, specs[0]) for name in form.x.names]
         if len(specs) != len(leaves):
+            expected = "one array" if len(specs) == 1 else f"a tuple or a dict of {len(specs)} arrays"
             raise DataError(
-                f"the model has {len(specs)} inputs ({', '.join(spec.name for spec in specs)}), but the features are "
-                f"{len(leaves)} array(s): pass x as a tuple or a dict of {len(specs)} arrays."
+                f"the model has {counted(len(specs), 'input')} ({', '.join(spec.name for spec in specs)}), but the features "
+                f"are {counted(len(leaves), 'array')}: pass x as {expected}."
             )
         for label, spec, leaf in zip(labels, specs, leaves, strict=True):
             if spec.shape is not None and not spec.takes(leaf.shape):

@@ -12,7 +12,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.data.block import describe
 from sparkkeras.data.schema import InputSpec
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
 from sparkkeras.modeling.schema import graph_of, input_tensors, pack_inputs, schema_of
@@ -57,7 +57,7 @@ def normalized_weights(weights: Any, count: int) -> tuple[float, ...]:
     """
     if weights is None:
         return (1.0 / count,) * count
-    expected = f"expected {count} number(s), one for each model, of 0 or more and not all 0"
+    expected = f"expected {counted(count, 'number')}, one for each model, of 0 or more and not all 0"
     try:
         numbers = [float(weight) for weight in weights]
     except (TypeError, ValueError) as error:

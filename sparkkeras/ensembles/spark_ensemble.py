@@ -19,7 +19,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.ensembles.compatibility import check_members
 from sparkkeras.ensembles.ensemble import EnsembleModel
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.locks import training
@@ -102,7 +102,7 @@ class SparkEnsemble:
         self._ensemble: EnsembleModel | None = None
 
     def __repr__(self) -> str:
-        return f"SparkEnsemble({len(self.models)} models, sampling={self.sampling!r}, voting={self.voting!r})"
+        return f"SparkEnsemble({counted(len(self.models), 'model')}, sampling={self.sampling!r}, voting={self.voting!r})"
 
     @property
     def ensemble(self) -> EnsembleModel:
@@ -220,12 +220,12 @@ class SparkEnsemble:
         with rows as (job, stored):
             self._fits += 1
             if request.verbose:
-                sys.stdout.write(f"Training {len(self.models)} members, each in its own task.\n")
+                sys.stdout.write(f"Training {counted(len(self.models), 'member')}, each in its own task.\n")
             strategy.fit(job, stored)
         if request.verbose:
             for number, history in enumerate(strategy.histories):
                 logs = as_line({name: values[-1] for name, values in history.history.items()})
-                sys.stdout.write(f"Member {number} - {len(history.epoch)} epochs - {logs}\n")
+                sys.stdout.write(f"Member {number} - {counted(len(history.epoch), 'epoch')} - {logs}\n")
         return strategy.histories
 
     def predict(self, data: Any, **options: Any) -> Any:
@@ -247,8 +247,8 @@ def _made(models: Any, num_models: int | None, seed: int) -> list[Any]:
     if isinstance(models, (list, tuple)):
         if num_models not in (None, len(models)):
             raise ConfigurationError(
-                f"num_models={num_models}, but the list contains {len(models)} models: leave num_models out, or pass a "
-                "function that builds a model."
+                f"num_models={num_models}, but the list contains {counted(len(models), 'model')}: leave num_models out, or "
+                "pass a function that builds a model."
             )
         return list(models)
     if isinstance(models, keras.Model) or not callable(models):

@@ -21,7 +21,15 @@ import numpy as np
 
 from sparkkeras.arguments import integer, known_arguments, one_of
 from sparkkeras.data.columns import IMAGE_STRUCT, PlacedLoader
-from sparkkeras.errors import ClusterError, ConfigurationError, DataError, SparkKerasError, StorageError, known_names
+from sparkkeras.errors import (
+    ClusterError,
+    ConfigurationError,
+    DataError,
+    SparkKerasError,
+    StorageError,
+    counted,
+    known_names,
+)
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.spark.filesystem import has_scheme
 from sparkkeras.weights import Array
@@ -327,7 +335,9 @@ def _from_struct(row: dict[str, Any]) -> Any:
     mode, order, channels = kind
     height, width, data = row["height"] or 0, row["width"] or 0, row["data"] or b""
     if height < 1 or width < 1 or len(data) != height * width * channels:
-        raise _DamagedError(f"the struct has {len(data)} bytes for {height} x {width} pixels of {channels} channel(s)")
+        raise _DamagedError(
+            f"the struct has {len(data)} bytes for {height} x {width} pixels of {counted(channels, 'channel')}"
+        )
     return Image.frombuffer(mode, (width, height), data, "raw", order, 0, 1)
 
 

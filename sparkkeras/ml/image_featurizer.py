@@ -14,7 +14,7 @@ from pyspark.ml import Transformer
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
-from sparkkeras.errors import ConfigurationError, ModelError, known_names
+from sparkkeras.errors import ConfigurationError, ModelError, counted, known_names
 from sparkkeras.formats.images import INTERPOLATIONS, image_loader
 from sparkkeras.ml import converters
 from sparkkeras.ml.params import REQUIRED, KerasParams, param
@@ -281,7 +281,9 @@ def _output_of(model: keras.Model, layer: str | int | None) -> Any:
         return dense[-1].input if dense else model.outputs[0]
     if isinstance(layer, int):
         if not -len(model.layers) <= layer < len(model.layers):
-            raise ModelError(f"layer={layer}: the model {model.name!r} has {len(model.layers)} layers, counted from 0.")
+            raise ModelError(
+                f"layer={layer}: the model {model.name!r} has {counted(len(model.layers), 'layer')}, counted from 0."
+            )
         return model.layers[layer].output
     names = [each.name for each in model.layers]
     if layer not in names:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from sparkkeras.errors import ConfigurationError, known_names
+from sparkkeras.errors import ConfigurationError, counted, known_names
 from sparkkeras.ml.converters import Names, Thresholds
 from sparkkeras.modeling.outputs import Output, OutputTask, losses_of, outputs_of
 
@@ -75,8 +75,9 @@ class OutputColumns:
             )
         if self._classes is not None and len(self.thresholds) != self._classes:
             raise ConfigurationError(
-                f"thresholds={list(self.thresholds)}: {len(self.thresholds)} value(s) for the output {self.output.name!r}, "
-                f"which has {self._classes} classes; expected one threshold for each class, in class order."
+                f"thresholds={list(self.thresholds)}: {counted(len(self.thresholds), 'value')} for the output "
+                f"{self.output.name!r}, which has {counted(self._classes, 'class')}; expected one threshold for each class, "
+                "in class order."
             )
 
     def fields(self) -> Iterator[StructField]:
@@ -270,7 +271,9 @@ def _by_output(param: str, given: Names, outputs: Sequence[str]) -> list[str]:
         _check_keys(param, given, outputs)
         return [given.get(name, "") for name in outputs]
     if len(given) != len(outputs):
-        raise ConfigurationError(f"{param}={given!r}: expected {len(outputs)} name(s), one for each of {list(outputs)}.")
+        raise ConfigurationError(
+            f"{param}={given!r}: expected {counted(len(outputs), 'name')}, one for each of {list(outputs)}."
+        )
     return list(given)
 
 

@@ -12,7 +12,7 @@ from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data.block import describe
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.one_hot import class_indices, encode_label
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.slots import check_slots
@@ -43,7 +43,7 @@ def to_labeled_point(sc: SparkContext, x: Any, y: Any, categorical: bool = False
     check_running(sc)
     features, labels = np.asarray(x), np.asarray(y)
     if len(features) != len(labels):
-        raise DataError(f"x has {len(features)} rows and y has {len(labels)}; expected the same number of rows.")
+        raise DataError(f"x has {counted(len(features), 'row')} and y has {len(labels)}; expected the same number of rows.")
     if categorical:
         labels = class_indices(labels)
     elif labels.size != len(labels):

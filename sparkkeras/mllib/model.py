@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
-from sparkkeras.errors import ConfigurationError, ModelError
+from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.mllib.conversions import (
     as_vectors,
     features_of,
@@ -345,8 +345,8 @@ class SparkMLlibModel:
         if categorical and transform is None and width is not None and (width == 1 or classes != width):
             raise ConfigurationError(
                 f"categorical=True and nb_classes={nb_classes!r} do not fit the model {self.model.name!r}, whose output has "
-                f"{width} unit(s): one-hot labels need one unit for each of two or more classes. Leave nb_classes out, "
-                "change the model's last layer, or leave categorical out to train on the labels as they are."
+                f"{counted(width, 'unit')}: one-hot labels need one unit for each of two or more classes. Leave nb_classes "
+                "out, change the model's last layer, or leave categorical out to train on the labels as they are."
             )
         return lp_to_simple_rdd(lp_rdd, categorical, classes if categorical else None)
 
@@ -355,7 +355,7 @@ class SparkMLlibModel:
         if len(outputs) > 1 or any(spec.shape is None or len(spec.shape) != 1 for spec in outputs):
             received = ", ".join(f"{spec.name!r} with rows of shape {spec.shape}" for spec in outputs)
             raise ModelError(
-                f"predictions of the model {self.model.name!r} do not fit into a Matrix or Vector: it has the output(s) "
+                f"predictions of the model {self.model.name!r} do not fit into a Matrix or Vector: it has the outputs "
                 f"{received}; expected one with rows of shape (n,). Flatten the output, or call spark_model.predict, which "
                 "returns arrays."
             )

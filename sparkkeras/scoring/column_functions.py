@@ -14,7 +14,7 @@ from sparkkeras.data.column_values import Terms
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, counted
 from sparkkeras.sources.column_types import check_argument
 from sparkkeras.sources.frame import ColumnMapping, Loaders, Selection
 from sparkkeras.sources.tasks import task_context
@@ -53,11 +53,11 @@ class ArgumentsToBlocks:
         elif self.loader is not None:
             expected, accepted = "one argument, for its loader", count == 1
         elif wanted is not None:
-            expected = f"{wanted} number(s), or arrays or vectors that hold as many in all"
+            expected = f"{counted(wanted, 'number')}, or arrays or vectors that hold as many in all"
             accepted = 1 <= count <= wanted
         else:
             expected, accepted = "at least one argument", count > 0
-        return "" if accepted else f"{self.function} takes {expected}; it received {count} argument(s)."
+        return "" if accepted else f"{self.function} takes {expected}; it received {counted(count, 'argument')}."
 
     @property
     def _values_wanted(self) -> int | None:
@@ -73,7 +73,11 @@ class ArgumentsToBlocks:
         if len(self.reader.schema.inputs) > 1:
             fit = "Pass one array or vector for each input, of the size of the input."
         else:
-            fit = f"Pass arguments that hold {wanted} number(s) in all." if wanted else "Pass arguments of another size."
+            fit = (
+                f"Pass arguments that hold {counted(wanted, 'number')} in all."
+                if wanted
+                else "Pass arguments of another size."
+            )
         return Terms(
             give=self.give,
             fit=fit,

@@ -233,7 +233,9 @@ def _column_names(
                 raise ConfigurationError(f"output_col: the model has no output {name!r}. {known_names(name, output_names)}")
         missing = [name for name in output_names if name not in output_col]
         if missing:
-            raise ConfigurationError(f"output_col has no column for the output(s) {missing}.")
+            raise ConfigurationError(
+                f"output_col has no column for {', '.join(map(repr, missing))}, of the outputs {output_names}."
+            )
         names = [output_col[name] for name in output_names]
     elif isinstance(output_col, str):
         names = [output_col] if len(output_names) == 1 else [f"{output_col}_{name}" for name in output_names]
@@ -242,7 +244,7 @@ def _column_names(
     distinct = {name if case_sensitive else name.lower() for name in names if isinstance(name, str) and name}
     if len(names) != len(output_names) or len(distinct) != len(names):
         raise ConfigurationError(
-            f"output_col={output_col!r}: expected {len(output_names)} different name(s), for the output(s) {output_names}."
+            f"output_col={output_col!r}: expected a different name for each of the outputs {output_names}."
         )
     for name in existing:
         if (name if case_sensitive else name.lower()) in distinct:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.column_names import ColumnFinder
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
     width = sum(width or 0 for width in widths)
     if width != math.prod(size or 0 for size in spec.shape):
         raise DataError(
-            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {width} value(s) per row, but the model's input "
-            f"{spec.name!r} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
+            f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {counted(width, 'value')} per row, but the model's "
+            f"input {spec.name!r} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
         )
 
 

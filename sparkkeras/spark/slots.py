@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sparkkeras.errors import ConfigurationError, warn
+from sparkkeras.errors import ConfigurationError, counted, warn
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -81,8 +81,8 @@ def warn_of_slots(num_workers: int | None, slots: int) -> None:
     """Warn if more workers are requested than can train at the same time."""
     if num_workers is not None and num_workers > slots:
         warn(
-            f"num_workers={num_workers}, but Spark has {slots} free slots, and asynchronous workers train at the same time: "
-            f"{slots} will train. Set num_workers={slots} or less."
+            f"num_workers={num_workers}, but Spark has {counted(slots, 'free slot')}, and asynchronous workers train at the "
+            f"same time: {slots} will train. Set num_workers={slots} or less."
         )
 
 
@@ -99,8 +99,8 @@ def warn_of_partitions(workers: int, slots: int, batches: int, batch_size: int) 
     """
     if workers > MANY_PARTITIONS * slots and batches <= FEW_BATCHES:
         warn(
-            f"the data has {workers} partitions with training rows, but Spark has only {slots} slots, and a partition "
-            f"trains at most {batches} batches of {batch_size} rows between two exchanges: starting {workers} tasks each "
-            f"time may take longer than the training. Set SparkModel(num_workers={slots}), which redistributes the rows, or "
-            "coalesce the data to fewer partitions."
+            f"the data has {workers} partitions with training rows, but Spark has only {counted(slots, 'slot')}, and a "
+            f"partition trains at most {counted(batches, 'batch')} of {counted(batch_size, 'row')} between two exchanges: "
+            f"starting {workers} tasks each time may take longer than the training. Set SparkModel(num_workers={slots}), "
+            "which redistributes the rows, or coalesce the data to fewer partitions."
         )

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
-from sparkkeras.errors import ConfigurationError, DataError, DivergenceError
+from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_SHARED_ROWS
@@ -265,7 +265,7 @@ class IndependentStrategy:
         if len(rows) != count or filled < count:
             raise ConfigurationError(
                 f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '
-                f'of {len(rows)} partition(s) have any. Use more rows, fewer members, or sampling="bootstrap".'
+                f'of {counted(len(rows), "partition")} have any. Use more rows, fewer members, or sampling="bootstrap".'
             )
 
     def _check_size(self, size: int, bound: int) -> None:

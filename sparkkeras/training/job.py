@@ -10,7 +10,7 @@ import keras
 
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.files import Handle
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import Average, State, UpdateRule
@@ -52,8 +52,9 @@ class TrainValidationSplit:
                 break  # every partition has only one training row left
         if sum(counts) == 0:
             raise ConfigurationError(
-                f"validation_split={validation_split} of {total} rows in {len(sizes)} partitions leaves no rows to validate "
-                "or none to train on: use more rows, fewer partitions (num_workers=), or validation_data."
+                f"validation_split={validation_split} of {counted(total, 'row')} in {counted(len(sizes), 'partition')} "
+                "leaves no rows to validate or none to train on: use more rows, fewer partitions (num_workers=), or "
+                "validation_data."
             )
         return cls(tuple(size - count for size, count in zip(sizes, counts, strict=True)), tuple(counts))
 

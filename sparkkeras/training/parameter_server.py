@@ -33,7 +33,7 @@ from sparkkeras.data.dataset import (
     TaskContext,
     driver_dataset,
 )
-from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, DriverConnectionError, warn
+from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, DriverConnectionError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
@@ -459,8 +459,8 @@ class _Training:
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and self._learning_rate > 0 and unmoved:
                 warn(
-                    f"{snapshot.version} updates were applied, but the weights did not change. If the rule {job.rule!r} is "
-                    "a custom one: apply must change center in place (center += ..., not center = center + ...)."
+                    f"the weights did not change by {counted(snapshot.version, 'update')}. If the rule {job.rule!r} is a "
+                    "custom one: apply must change center in place (center += ..., not center = center + ...)."
                 )
             model_state.put_weights(snapshot.weights, model)
         for report in end.reports:
@@ -476,8 +476,9 @@ class _Training:
         if end.num_absent and not self._warned:
             self._warned = True
             warn(
-                f"from epoch {end.epoch + 1} on, validation omits the rows of {end.num_absent} workers that have ended: "
-                "their callbacks stopped them, or other workers started late (too few slots) or again (a lost worker)."
+                f"from epoch {end.epoch + 1} on, validation omits the rows of {counted(end.num_absent, 'worker')} that "
+                "ended: their callbacks stopped them, or other workers started late (too few slots) or again (a lost "
+                "worker)."
             )
         if end.validation:
             self._callbacks.on_test_begin()

@@ -388,7 +388,7 @@ def test_models_that_cannot_form_an_ensemble_are_reported(models, error, message
     "weights", [[1], [1, 2, 3], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], "ab", 3, [1, "x"]], ids=str
 )
 def test_invalid_weights_are_reported(weights):
-    with pytest.raises(ConfigurationError, match=r"weights=.*expected 2 number\(s\), one for each model"):
+    with pytest.raises(ConfigurationError, match=r"weights=.*expected 2 numbers, one for each model"):
         EnsembleModel([unit(), unit()], weights=weights)
 
 

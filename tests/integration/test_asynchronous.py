@@ -435,7 +435,7 @@ def test_early_stopping_restores_the_best_weights(sc, digits):
 def test_a_worker_stopped_by_a_callback_does_not_stop_the_others(sc, digits, notes):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=3)
-    with pytest.warns(UserWarning, match="validation omits the rows of 1 workers"):
+    with pytest.warns(UserWarning, match="validation omits the rows of 1 worker that ended"):
         history = spark_model.fit(
             x[:200], y[:200], epochs=5, validation_split=0.2, worker_callbacks=[notes.callback(stop_at=1)], verbose=0
         )

@@ -170,7 +170,7 @@ def test_arrays(sc, spark_model, arrays):
             ((x[:0], y[:0]), "no rows"),
             ((x, y[:10]), "x has 60 rows, y has 10 rows"),
             ((x[:, :10], y), r"input 'pixels': it expects rows of shape \(64,\), received rows of shape \(10,\)"),
-            (((x, x), y), "1 input.s., but x is a tuple of 2 arrays"),
+            (((x, x), y), "the model has 1 input, but x is a tuple of 2 arrays"),
             ((broken, y), "row 7 of the arrays"),
             ((x.astype(str), y), "dtype <U32; expected numbers"),
             (([[1.0, 2.0], [1.0]], [0, 1]), "has another shape than row 0"),

@@ -144,7 +144,7 @@ def test_a_built_in_function_of_spark_is_not_hidden(spark, model):
 def test_invalid_arguments_in_sql_are_reported_in_one_line(spark, model, frame):
     register_keras_udf(spark, "handed", model)
     for arguments, words in {
-        "": "handed() takes 3 number(s), or arrays or vectors that hold as many in all; it received 0 argument(s).",
+        "": "handed() takes 3 numbers, or arrays or vectors that hold as many in all; it received 0 arguments.",
         "a, b": "the arguments of handed() do not fit the model's input",
     }.items():
         with pytest.raises(PythonException) as error:

@@ -96,7 +96,7 @@ def test_each_output_has_its_columns_and_task():
 def test_names_of_unknown_outputs_are_reported():
     with pytest.raises(ConfigurationError, match=r"predictionCol: the model has no output 'sort'. Known: 'age', 'kind'"):
         columns(two_outputs(), prediction={"sort": "x"})
-    with pytest.raises(ConfigurationError, match=r"outputCol=\['x'\]: expected 2 name\(s\)"):
+    with pytest.raises(ConfigurationError, match=r"outputCol=\['x'\]: expected 2 names"):
         columns(two_outputs(), raw=["x"])
     with pytest.raises(ConfigurationError, match="task: the model has no output 'size'"):
         columns(two_outputs(), task={"size": "binary"})
@@ -137,8 +137,8 @@ def test_classification_outputs_have_a_raw_prediction_vector():
 @pytest.mark.parametrize(
     ("model", "thresholds", "message"),
     [
-        (network("categorical_crossentropy", 3), [0.5, 0.5], r"2 value\(s\) for the output 'end', which has 3 classes"),
-        (network("binary_crossentropy"), [1.0, 1.0, 1.0], r"3 value\(s\) for the output 'end', which has 2 classes"),
+        (network("categorical_crossentropy", 3), [0.5, 0.5], r"2 values for the output 'end', which has 3 classes"),
+        (network("binary_crossentropy"), [1.0, 1.0, 1.0], r"3 values for the output 'end', which has 2 classes"),
         (network("mse"), [0.5, 0.5], "the task of the output 'end' is 'regression'; expected 'binary' or 'multiclass'"),
         (network("binary_crossentropy", 2), [0.5, 0.5], "is 'multilabel'; expected 'binary' or 'multiclass'"),
         (two_outputs(), [0.5, 0.5, 0.5], r"the model has the outputs \['age', 'kind'\]; expected {output name: thresholds}"),

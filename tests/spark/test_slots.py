@@ -8,7 +8,7 @@ from sparkkeras.spark.slots import FEW_BATCHES, MANY_PARTITIONS, warn_of_partiti
 
 
 def test_many_small_partitions_cause_a_warning_with_their_number_and_size():
-    message = r"64 partitions.*2 slots.*at most 1 batches of 32 rows.*SparkModel\(num_workers=2\)"
+    message = r"64 partitions.*2 slots.*at most 1 batch of 32 rows.*SparkModel\(num_workers=2\)"
     with pytest.warns(UserWarning, match=message):
         warn_of_partitions(64, 2, 1, 32)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkkeras.data.files import Handle
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.training.job import Job, TrainValidationSplit
 from sparkkeras.worker.trainer import FitOptions
 
@@ -113,7 +113,10 @@ def test_the_number_of_validation_rows_equals_that_of_keras(rows, validation_spl
 def test_too_few_rows_are_reported(sizes, validation_split):
     with pytest.raises(ConfigurationError) as caught:
         split(sizes, validation_split)
-    assert f"validation_split={validation_split} of {sum(sizes)} rows in {len(sizes)} partitions" in str(caught.value)
+    assert (
+        f"validation_split={validation_split} of {counted(sum(sizes), 'row')} in {counted(len(sizes), 'partition')}"
+        in str(caught.value)
+    )
     assert "validation_data" in str(caught.value)
 
 
