@@ -18,6 +18,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.data.columns import Loader
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.parameter.rules import UpdateRule, as_rule
+from sparkkeras.sources.column_names import column_names
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
 
@@ -73,11 +74,7 @@ def columns(name: str, value: Any) -> Columns:
             return {key: columns(f"{name}[{key!r}]", each) for key, each in value.items()}  # type: ignore[misc]
     elif isinstance(value, str):
         return text(name, value)
-    elif isinstance(value, (list, tuple)) and value and all(isinstance(each, str) and each for each in value):
-        return list(value)
-    raise ConfigurationError(
-        f"{name} is {describe(value)}; expected a column name, a list of names, or {{input or output: column(s)}}."
-    )
+    return [text(name, each) for each in column_names(name, value)]
 
 
 def names(name: str, value: Any) -> Names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 
 if TYPE_CHECKING:
@@ -75,6 +76,27 @@ class ColumnFinder:
             f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {kind} "
             f"({', '.join(names) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
+
+
+def column_names(argument: str, given: Any) -> tuple[str, ...]:
+    """The names in a list that a user passes as an argument.
+
+    Raises:
+        ConfigurationError: It is empty, not a list, or holds something else than names.
+    """
+    received, advice, other = describe(given), "", given
+    if isinstance(given, (list, tuple)):
+        other = next((each for each in given if not isinstance(each, str)), None)
+        if given and other is None:
+            return tuple(given)
+        received += f", one of which is {describe(other)}" if given else ""
+    if isinstance(other, (list, tuple)) and other is not given:
+        advice = f" For several columns per input or output, use a dict: {argument}={{name: [columns]}}."
+    elif hasattr(other, "alias"):
+        advice = " Pass the names of columns instead of Column objects; add computed columns with df.withColumn first."
+    elif hasattr(given, "tolist"):
+        advice = f" Convert it to a list: {argument}=list(...)."
+    raise ConfigurationError(f"{argument} is {received}; expected the name of a column, or a list of names.{advice}")
 
 
 def is_case_sensitive(session: Any) -> bool:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf
+from sparkkeras.data.columns import IMAGE_STRUCT, VECTOR_FIELDS, Leaf, Loader
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.column_names import ColumnFinder
 
@@ -37,7 +37,7 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
     if spec is None or spec.shape is None:
         return
     if leaf.loader is not None:
-        _check_loaded_shape(leaf, leaf.loader.shape, spec.name, spec.shape)
+        _check_loaded_shape(leaf, leaf.loader, spec.name, spec.shape)
         return
     widths = [_width(*finder.type_of(name)) for name in leaf.columns]
     if None in widths or None in spec.shape:
@@ -50,15 +50,17 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
         )
 
 
-def _check_loaded_shape(leaf: Leaf, shape: tuple[int | None, ...], name: str, expected: tuple[int | None, ...]) -> None:
-    """Raise `ConfigurationError` if a loader's arrays, of ``shape``, cannot fit the model's input ``name``."""
-    fits = len(shape) == len(expected) and all(
-        size is None or wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True)
+def _check_loaded_shape(leaf: Leaf, loader: Loader, name: str, expected: tuple[int | None, ...]) -> None:
+    """Raise `ConfigurationError` if a loader's arrays cannot fit the model's input ``name``."""
+    fits = len(loader.shape) == len(expected) and all(
+        size is None or wanted is None or size == wanted for size, wanted in zip(loader.shape, expected, strict=True)
     )
     if not fits:
+        preprocesses = getattr(loader, "preprocessing", None) is not None
+        preprocessing = ", or change its preprocessing, which determines the shape too" if preprocesses else ""
         raise ConfigurationError(
-            f"the loader of {leaf.label} returns arrays of shape {shape}, but the model's input {name!r} expects "
-            f"{expected}: set the size and mode of the loader accordingly."
+            f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's input {name!r} expects "
+            f"{expected}: set the size and mode of the loader accordingly{preprocessing}."
         )
 
 
@@ -101,7 +103,12 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
         advice = "Bytes require a model input of known shape, to be read as tensors, or a loader (image_loader(...))."
     elif type_name == IMAGE_STRUCT:
         advice = f"It is the struct of Spark's image source: {give} loader={_loader_call(leaf)}."
-    elif isinstance(inner, (types.StructType, types.MapType)):
+    elif isinstance(inner, types.MapType) or (isinstance(inner, types.StructType) and inner is not kind):
+        get = "getItem" if isinstance(inner, types.MapType) else "getField"
+        advice = f"Make a column of each value to use first: df.withColumn('key', df[{name!r}].{get}('key'))."
+        if leaf.terms.function:
+            advice = "Pass the values to use, such as m['key'] of a map or s.field of an array of structs."
+    elif isinstance(inner, types.StructType):
         field = f" ({name}.field)" if not leaf.terms.function else ""
         advice = f"Name the fields to use{field}, or {give} loader=image_loader(...) if it holds images."
     else:

@@ -15,7 +15,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import ConfigurationError, DataError, known_names
-from sparkkeras.sources.column_names import ColumnFinder
+from sparkkeras.sources.column_names import ColumnFinder, column_names
 from sparkkeras.sources.column_types import check_types
 from sparkkeras.weights import Array
 
@@ -212,7 +212,7 @@ def _match_columns(
                 f"{argument}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
             )
         return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
-    columns = _column_names(argument, given)
+    columns = column_names(argument, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
             f"{argument}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
@@ -238,20 +238,8 @@ def _match_weights(given: Columns, schema: Schema, finder: ColumnFinder) -> tupl
 def _leaf(argument: str, given: Any, spec: InputSpec | None) -> Leaf:
     if isinstance(given, str):
         return Leaf((given,), input=spec)
-    names = _column_names(argument, given)
+    names = column_names(argument, given)
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise ConfigurationError(f"{argument}={list(names)!r} has the column {repeated!r} twice; name each column once.")
     return Leaf(names, together=True, input=spec)
-
-
-def _column_names(argument: str, given: Any) -> tuple[str, ...]:
-    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
-        advice = " Add computed columns with df.withColumn first." if hasattr(given, "alias") else ""
-        if isinstance(given, (list, tuple)) and any(isinstance(name, (list, tuple)) for name in given):
-            advice = f" For several columns per input or output, use a dict: {argument}={{name: [columns]}}."
-        raise ConfigurationError(
-            f"{argument} is {given if advice and isinstance(given, (list, tuple)) else describe(given)}; expected the name "
-            f"of a column, or a list of names.{advice}"
-        )
-    return tuple(given)

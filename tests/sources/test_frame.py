@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
@@ -122,8 +123,14 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
     [
         (ONE, {"features": 5}, "features is int 5; expected the name of a column, or a list of names"),
         (ONE, {"features": []}, "features is an empty list"),
-        (ONE, {"features": ["a", 3]}, "features is a list of 2"),
-        (TWO, {"features": ["a", ["b", "c"]]}, r"features is \['a', \['b', 'c'\]\]; .* features=\{name: \[columns\]\}"),
+        (ONE, {"features": ["a", 3]}, "features is a list of 2 values, one of which is int 3; expected the name"),
+        (
+            ONE,
+            {"features": [SimpleNamespace(alias=1)]},
+            "one of which is namespace.*Pass the names of columns instead of Column objects",
+        ),
+        (ONE, {"features": np.array(["a", "b"])}, r"features is an array of .* Convert it to a list: features=list\(...\)"),
+        (TWO, {"features": ["a", ["b", "c"]]}, r"one of which is a list of 2 values; .* features=\{name: \[columns\]\}"),
         (ONE, {"features": {}}, r"features has the keys \[\]"),
         (ONE, {"features": {"z": "a"}}, "features: the model has no input 'z'. Known: 'x'"),
         (ONE, {"features": {"x": 5}}, r"features\['x'\] is int 5"),
@@ -222,8 +229,8 @@ def test_supported_types(spark, kind):
         ("timestamp", "unix_timestamp"),
         ("void", "Convert it to numbers first"),
         ("struct<a: int>", r"Name the fields to use \(c.field\)"),
-        ("map<string,int>", "Name the fields"),
-        ("array<struct<a: int>>", "Name the fields"),
+        ("map<string,int>", r"withColumn\('key', df\['c'\].getItem\('key'\)\)"),
+        ("array<struct<a: int>>", r"withColumn\('key', df\['c'\].getField\('key'\)\)"),
         ("array<binary>", "Bytes require a model input of known shape"),
     ],
 )
@@ -365,10 +372,10 @@ IMAGE = {"origin": TEXT, "height": NUMBER, "width": NUMBER, "nChannels": NUMBER,
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        (TEXT, r"If these are paths of images, give loader=image_loader\(\(8, 9\)\). Encode text first"),
+        (TEXT, r"If these are paths of images, pass loader=image_loader\(\(8, 9\)\). Encode text first"),
         (
             types.StructType([types.StructField(name, kind) for name, kind in IMAGE.items()]),
-            r"It is the struct of Spark's image source: give loader=image_loader\(\(8, 9\)\)",
+            r"It is the struct of Spark's image source: pass loader=image_loader\(\(8, 9\)\)",
         ),
     ],
     ids=["paths", "struct"],
