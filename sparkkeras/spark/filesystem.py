@@ -29,12 +29,23 @@ def read_bytes(path: str) -> bytes:
     if not has_scheme(path):
         try:
             return Path(path).read_bytes()
+        except IsADirectoryError as error:
+            raise _folder_error(path, Path(path)) from error
         except OSError as error:
             raise StorageError(f"cannot read {path!r}: {error.strerror or error}.") from error
     hadoop = _Hadoop(path)
     with hadoop.errors("read"), _temporary() as local:
         hadoop.files.copyToLocalFile(False, hadoop.path(path), hadoop.path(local.as_uri()), True)
+        if local.is_dir():
+            raise _folder_error(path, local)
         return local.read_bytes()
+
+
+def _folder_error(path: str, local: Path) -> StorageError:
+    """The error for a folder in place of a file; ``local`` is that folder, or a copy of it on this machine."""
+    models = [f"{path.rstrip('/')}/{each.name}" for each in sorted(local.glob("*.keras"))]
+    hint = f" It contains {', '.join(map(repr, models))}." if models else ""
+    return StorageError(f"cannot read {path!r}: it is a folder; expected a file.{hint}")
 
 
 def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:

@@ -41,6 +41,12 @@ def test_an_empty_file(tmp_path):
     assert read_bytes(str(tmp_path / "empty")) == b""
 
 
+def test_the_error_for_a_folder_names_the_models_in_it(tmp_path):
+    (tmp_path / "model.keras").touch()
+    with pytest.raises(StorageError, match="it is a folder; expected a file. It contains '.*/model.keras'"):
+        read_bytes(str(tmp_path))
+
+
 def test_the_file_has_the_permissions_that_a_new_file_has(tmp_path):
     write_bytes(str(tmp_path / "ours"), b"1")
     (tmp_path / "plain").write_bytes(b"1")
