@@ -75,6 +75,10 @@ class _CheckedFunction:
     read: ArgumentsToBlocks
     session: SparkSession | None
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(spec.name for spec in self.read.reader.schema.inputs)
+        return f"<{self.read.function} of columns for the inputs ({inputs})>"
+
     def __call__(self, *columns: Any) -> Column:
         """Return the column of predictions."""
         error = self.read.argument_count_error(len(columns))

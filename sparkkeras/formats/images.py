@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 import threading
@@ -161,6 +162,15 @@ class ImageLoader(PlacedLoader):
     dtype: str
     draft: bool
     shape: tuple[int | None, ...]
+
+    def __repr__(self) -> str:
+        """The call of `image_loader`, without arguments that have their defaults."""
+        given = {
+            name: (getattr(self, name), each.default) for name, each in inspect.signature(image_loader).parameters.items()
+        }
+        changed = {name: value for name, (value, default) in given.items() if value != default}
+        texts = [f"{name}={'<function>' if isinstance(each, ByValue) else repr(each)}" for name, each in changed.items()]
+        return f"image_loader({', '.join(texts)})"
 
     def check(self, name: str, kind: str) -> None:
         """Check that the type of a column can hold images.

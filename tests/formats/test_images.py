@@ -33,6 +33,13 @@ FIELDS = pa.struct(
         ("mode", pa.int32()), ("data", pa.binary()),
     ]
 )  # fmt: skip
+
+
+def test_the_representation_is_the_call_without_defaults():
+    assert repr(image_loader((8, 9), preprocessing=0.5)) == "image_loader(size=(8, 9), preprocessing=0.5)"
+    assert repr(image_loader((8, 9), "L", np.sqrt)) == "image_loader(size=(8, 9), mode='L', preprocessing=<function>)"
+
+
 KERAS_MODES = {"RGB": "rgb", "L": "grayscale", "RGBA": "rgba"}
 
 

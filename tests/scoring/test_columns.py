@@ -23,6 +23,7 @@ from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.spark.job_errors import translated
+from sparkkeras.sql import _CheckedFunction
 from tests.models import classifier, regression
 
 X = np.random.default_rng(0).random((40, 3)).astype(np.float32)
@@ -245,8 +246,8 @@ def test_nulls_do_not_reach_the_model():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[1.0, 2.0, 3.0], None], "argument 1.* is null, or holds a null, in row 41 of partition 0"),
-        ([[1.0, 2.0, 3.0], [1.0, None, 3.0]], "is null, or holds a null, in row 41"),
+        ([[1.0, 2.0, 3.0], None], "argument 1.* has a null in row 41 of partition 0"),
+        ([[1.0, 2.0, 3.0], [1.0, None, 3.0]], "has a null in row 41"),
         ([[1.0, 2.0, float("nan")]], "holds NaN or an infinite value in row 40 of partition 0"),
         ([[1.0, 2.0, float("inf")]], "holds NaN or an infinite value in row 40"),
     ],
@@ -315,14 +316,17 @@ NUMBERS = pa.array([1.0, 2.0])
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ((), r"^f\(\) takes 3 number\(s\), or arrays or vectors that hold as many in all; it received 0 argument\(s\)\.$"),
-        ((NUMBERS,) * 4, r"^f\(\) takes 3 number\(s\), .* it received 4 argument"),
+        ((), r"^f\(\) takes 3 numbers, or arrays or vectors that hold as many in all; it received 0 arguments\.$"),
+        ((NUMBERS,) * 4, r"^f\(\) takes 3 numbers, .* it received 4 arguments"),
         ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Pass arguments that hold 3 number"),
         ((pa.array([[1.0], [2.0]]),), r"^argument 1 of f\(\) does not fit .* Pass arguments that hold 3 number"),
         ((pa.array([[1.0], [2.0, 3.0]]),), r"^argument 1 of f\(\) holds arrays of different lengths .* array_repeat"),
         ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
         ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_timestamp"),
-        ((NUMBERS, NUMBERS, NULL), r"^argument 3 of f\(\) is null, .*WHERE .* register the function again with on_invalid"),
+        (
+            (NUMBERS, NUMBERS, NULL),
+            r"^argument 3 of f\(\) has a null .*WHERE .* register the function again with on_invalid",
+        ),
         ((NUMBERS, NUMBERS, NAN), r"^argument 3 of f\(\) holds NaN .* register the function again with on_invalid"),
         (
             (pa.array([b"\xff\xd8\xff\xe0"] * 2),),
@@ -335,7 +339,7 @@ def test_errors_in_arguments_of_a_function_name_the_function_and_the_argument(co
     read = ArgumentsToBlocks(scorer.reader, function="f()", give="register the function again with")
     with pytest.raises(DataError, match=message) as error:
         list(read.blocks(columns, "partition 0", 0))
-    assert not re.search("transform=|give on_invalid|give loader|column '|dropna", str(error.value))
+    assert not re.search("transform=|pass on_invalid|pass loader|column '|dropna", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -349,7 +353,7 @@ def test_an_untyped_null_of_sql_is_a_null(columns):
     ((block, whole),) = read.blocks(columns, "partition 0", 0)
     assert (block.rows, block.x.shape[1:], whole.tolist()) == (2, (3,), [False, False])
     strict = ArgumentsToBlocks(Scorer.of(regression(), on_invalid="error").reader, function="f()")
-    with pytest.raises(DataError, match=r"^argument \d of f\(\) is null, or holds a null, in row 0"):
+    with pytest.raises(DataError, match=r"^argument \d of f\(\) has a null in row 0"):
         list(strict.blocks(columns, "partition 0", 0))
     if len(columns) == 1:
         assert pa.concat_arrays(list(made(TaskContext(0), iter(columns)))).to_pylist() == [None, None]
@@ -400,14 +404,14 @@ def test_every_output_has_a_column(given, outputs, expected):
     ("given", "message"),
     [
         ("id_price", "'id_price_price'"),
-        (["p"], r"expected 2 different name\(s\), for the output\(s\) \['price', 'kind'\]"),
-        (["p", "p"], "expected 2 different"),
-        (["p", "P"], "expected 2 different"),
-        (["p", ""], "expected 2 different"),
-        (["p", 3], "expected 2 different"),
-        (5, "expected 2 different"),
-        (None, "expected 2 different"),
-        ({"price": "p"}, r"no column for the output\(s\) \['kind'\]"),
+        (["p"], r"expected a different name for each of the outputs \['price', 'kind'\]"),
+        (["p", "p"], "expected a different name"),
+        (["p", "P"], "expected a different name"),
+        (["p", ""], "expected a different name"),
+        (["p", 3], "expected a different name"),
+        (5, "expected a different name"),
+        (None, "expected a different name"),
+        ({"price": "p"}, r"no column for 'kind', of the outputs \['price', 'kind'\]"),
         ({"price": "p", "kind": "k", "kinds": "l"}, "the model has no output 'kinds'.*Did you mean 'kind'"),
         (["p", "id"], r"the column 'id' already exists.*drop\('id'\)"),
         (["p", "ID"], "the column 'id' already exists"),
@@ -432,3 +436,8 @@ def test_a_model_that_was_frozen_or_quantized_after_training():
         warnings.filterwarnings("ignore", message="Layer .* does not have a `quantize` method")
         model.quantize("int8")
     assert score(model, *batches(X, 40)).to_pylist() == model.predict(X, batch_size=8, verbose=0)[:, 0].tolist()
+
+
+def test_the_representation_of_a_function_of_columns_is_short():
+    function = _CheckedFunction(lambda *_: None, ArgumentsToBlocks(Scorer.of(regression()).reader, function="price()"), None)
+    assert re.fullmatch(r"<price\(\) of columns for the inputs \(\w+\)>", repr(function))
