@@ -284,7 +284,9 @@ def _returned_numbers(label: str, array: Array) -> Array:
         raise ValueError(f"transform must return arrays of numbers; {label}{where} {error}") from error
     if missing is not None:
         row = int(np.argmax(missing.reshape(len(missing), -1).any(axis=1))) if missing.ndim else 0
-        raise ValueError(f"transform must return arrays of numbers; {label} of row {row} of the batch is or holds None")
+        raise ValueError(
+            f"transform must return arrays of numbers; {label} of row {row} of the batch has missing values (None or NA)"
+        )
     return values
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from sparkkeras.weights import Array
@@ -13,16 +15,18 @@ class Terms:
     """The wording of messages about the columns of an array.
 
     Attributes:
-        give: The verb before the name of an argument that a message suggests: "give", "register with".
+        give: The verb before the name of an argument that a message suggests: "pass", "register the function again with".
         fit: The advice on values that do not fit the model's input.
         fill: The advice on nulls.
         function: The SQL function whose arguments the columns are; empty for the columns of a DataFrame.
+        spark_ml: Whether the user sets params of Spark ML, such as ``handleInvalid``, instead of arguments.
     """
 
-    give: str = "give"
+    give: str = "pass"
     fit: str = "Choose other columns, or reshape them with transform=."
-    fill: str = "Fill it (df.fillna), leave such rows out (df.dropna(subset=[...]))"
+    fill: str = "Replace nulls (df.fillna), leave such rows out (df.dropna(subset=[...]))"
     function: str = ""
+    spark_ml: bool = False
 
     def column(self, name: str) -> str:
         """The name of one column in messages."""
@@ -35,6 +39,22 @@ class Terms:
 
 BY_NAME = Terms()
 """The wording for the columns of a DataFrame, which have names."""
+
+SPARK_ML = Terms(give="set", spark_ml=True)
+"""The wording for the columns of a DataFrame in Spark ML."""
+
+current_terms: ContextVar[Terms] = ContextVar("current_terms", default=BY_NAME)
+"""The wording of messages about columns that are selected in this context."""
+
+
+@contextmanager
+def worded_for(terms: Terms) -> Iterator[None]:
+    """Select columns with another wording of messages, also of those that workers raise later."""
+    token = current_terms.set(terms)
+    try:
+        yield
+    finally:
+        current_terms.reset(token)
 
 
 @dataclass(frozen=True)

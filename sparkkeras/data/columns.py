@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms
+from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms, current_terms
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import DataError, counted
@@ -85,7 +85,7 @@ class Leaf:
     input: InputSpec | None = None
     fits: bool = True
     loader: Loader | None = None
-    terms: Terms = BY_NAME
+    terms: Terms = field(default_factory=current_terms.get)
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from sparkkeras.data.block import Block, Form
-from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.column_values import BY_NAME, ColumnValues, Terms
 from sparkkeras.data.numeric import filled
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import DataError
@@ -62,14 +62,14 @@ class InvalidRows:
                 arrays[index][~leaf.good & ~known] = np.nan
                 continue
             if not leaf.may_lack and (self.policy == "error" or (self.labelled and self.policy == "allow")):
-                policy = (
-                    'on_invalid="drop" (in Spark ML handleInvalid="skip")'
-                    if self.labelled
-                    else 'on_invalid="allow" (in Spark ML handleInvalid="keep"), which predicts null for them'
-                )
+                if self.labelled:
+                    policy = 'handleInvalid="skip"' if leaf.terms.spark_ml else 'on_invalid="drop"'
+                else:
+                    keep = 'handleInvalid="keep"' if leaf.terms.spark_ml else 'on_invalid="allow"'
+                    policy = f"{keep}, which predicts null for them"
                 row = int(np.argmin(leaf.good))
                 raise DataError(
-                    f"{leaf.lacking(row)} is null, or holds a null, in row {first + row} of {where}. {leaf.terms.fill}"
+                    f"{leaf.lacking(row)} has a null in row {first + row} of {where}. {leaf.terms.fill}"
                     + (f", or {leaf.terms.give} {policy}." if self.has_argument else ".")
                 )
             whole = leaf.good if whole is None else whole & leaf.good
@@ -105,20 +105,22 @@ class InvalidRows:
             rows: Array = np.any(missing.reshape(len(missing), -1), axis=1)
             if self.policy != "drop":
                 raise DataError(
-                    f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} is or holds None: fill it in or "
-                    f"drop the row{self._other_remedies(takes_nan)}."
+                    f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} has missing values (None or "
+                    f"NA): replace them or drop the row{self._other_remedies(takes_nan)}."
                 )
             lacking = rows if lacking is None else lacking | rows
         return lacking
 
-    def handle_not_finite(self, block: Block, describe_value: Callable[[int, int, int], str], give: str = "give") -> Block:
+    def handle_not_finite(
+        self, block: Block, describe_value: Callable[[int, int, int], str], terms: Terms = BY_NAME
+    ) -> Block:
         """Drop or reject rows with NaN or infinite values, as the policy says.
 
         Args:
             block: The rows.
             describe_value: Describes an invalid value for a message, by the indices of its array, its row, and its position
                 in the row.
-            give: As in `Terms`.
+            terms: The wording of messages.
         """
         if self.policy == "allow":
             return block
@@ -130,13 +132,13 @@ class InvalidRows:
             finite = values.all(axis=1)
             if self.policy == "error" and not finite.all():
                 row = int(np.argmin(finite))
-                remedy = (
-                    'on_invalid="drop" (in Spark ML handleInvalid="skip") to drop such rows, or on_invalid="allow" to '
-                    "train on them"
-                    if self.labelled
-                    else 'on_invalid="allow" to pass such rows to the model (in Spark ML handleInvalid="keep" predicts null)'
-                )
-                otherwise = f"{give} {remedy}" if self.has_argument else "drop such rows"
+                if self.labelled:
+                    remedy = 'on_invalid="drop" to drop such rows, or on_invalid="allow" to train on them'
+                    remedy = 'handleInvalid="skip" to drop such rows' if terms.spark_ml else remedy
+                else:
+                    remedy = 'on_invalid="allow" to pass such rows to the model'
+                    remedy = 'handleInvalid="keep" to predict null for such rows' if terms.spark_ml else remedy
+                otherwise = f"{terms.give} {remedy}" if self.has_argument else "drop such rows"
                 raise DataError(f"{describe_value(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
@@ -177,7 +179,7 @@ class InvalidRows:
         if not self.has_argument:
             return ""
         drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
-        allow = 'on_invalid="allow" replaces None by NaN' if takes_nan else ""
+        allow = 'on_invalid="allow" replaces them by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
         return f"; {given}" if given else ""
 

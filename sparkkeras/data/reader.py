@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.column_values import BY_NAME, ColumnValues
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
@@ -47,14 +47,17 @@ class Reader:
                 f"x is a tuple of {len(x)} arrays, like (x, y), but the model has one input: to predict, pass only the "
                 "features."
             )
+        if self.labelled and y is None:
+            taken = f" x is {describe(x)}, which are taken as inputs of the model." if isinstance(x, tuple) else ""
+            raise DataError(
+                f"labels are missing.{taken} Pass them as a separate argument, y=, or use an RDD of (x, y) pairs."
+            )
         inputs = self.schema.expected_x
         several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
         if several and inputs is not None and len(x) != inputs:
             raise DataError(
                 f"the model has {counted(inputs, 'input')}, but x is a {type(x).__name__} of {counted(len(x), 'array')}."
             )
-        if self.labelled and y is None:
-            raise DataError("labels are missing: pass y= with the arrays, or use an RDD of (x, y) pairs.")
         counts = {"x": self.schema.expected_x, "y": self.schema.expected_y, "sample_weight": self.schema.expected_y}
         try:
             structures = {s: Structure.of(value, counts[s]) for s, value in values.items() if value is not None}
@@ -143,7 +146,7 @@ class Reader:
             finite = finite_rows(block)
             whole = finite if whole is None else whole if finite is None else whole & finite
         else:
-            block = self._invalid.handle_not_finite(block, describe_value, leaves[0].terms.give if leaves else "give")
+            block = self._invalid.handle_not_finite(block, describe_value, leaves[0].terms if leaves else BY_NAME)
         reject_negative_weights(block, names, where)
         self._invalid.check_indices(block, self.schema.specs_of(form), names, where, whole)
         return block, whole
@@ -156,9 +159,12 @@ class Reader:
         """
         sides = self._sides(row)
         if sides is None:
+            advice = "Map the RDD to such rows, or create it with to_simple_rdd."
+            if type(row).__name__ == "LabeledPoint":
+                advice = "Convert LabeledPoints with lp_to_simple_rdd(rdd), or train with SparkMLlibModel."
             raise DataError(
                 f"row 0 of partition {partition} is {describe(row)}; expected a pair (x, y) or a triple "
-                "(x, y, sample_weight). Map the RDD to such rows, or create it with to_simple_rdd."
+                f"(x, y, sample_weight). {advice}"
             )
         x, y, weight = sides
         schema = self.schema

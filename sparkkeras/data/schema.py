@@ -115,6 +115,12 @@ class Schema:
                 raise DataError(
                     f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
                     f"received rows of shape {leaf.shape}. "
-                    + ("A single sample needs a batch axis: x[None]. " if leaf.shape == spec.shape[1:] else "")
+                    + (_SINGLE_SAMPLE if leaf.shape == spec.shape[1:] else "")
                     + ("Reshape the data, or use transform= to reshape it." if has_transform else "Reshape the data.")
                 )
+
+
+_SINGLE_SAMPLE = (
+    "As an array, a single sample needs a batch axis: x[None]. In an RDD, a row is (x, y) with all features in x; to use "
+    "columns by name, pass a DataFrame. "
+)

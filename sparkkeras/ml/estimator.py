@@ -14,6 +14,7 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 
 from sparkkeras.arguments import known_arguments
+from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.errors import ConfigurationError, ModelError
 from sparkkeras.ml.converters import Names
 from sparkkeras.ml.params import TrainingParams
@@ -181,7 +182,7 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             batch_size=get("batch_size"),
             seed=get("seed"),
         )
-        with self._exclusive_if_needed():
+        with self._exclusive_if_needed(), worded_for(SPARK_ML):
             history = spark_model.fit(
                 dataset,
                 epochs=get("epochs"),

@@ -14,6 +14,7 @@ from pyspark.ml import Model
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.block import describe
+from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.data.invalid_rows import InvalidPolicy
 from sparkkeras.errors import ConfigurationError, DataError, ModelError, warn
 from sparkkeras.ml import converters
@@ -172,17 +173,18 @@ class KerasTransformer(InferenceParams, Model, Savable):
         check_frame(dataset)
         get = self.getOrDefault
         spark_model = SparkModel(self.get_model(), custom_objects=get("custom_objects"))
-        logs: dict[str, float] = spark_model.evaluate(
-            dataset,
-            batch_size=get("inferenceBatchSize"),
-            features=get("featuresCol"),
-            label=get("labelCol"),
-            sample_weight=get("weightCol"),
-            loader=get("loader"),
-            transform=get("batch_transform"),
-            on_invalid="error" if get("handleInvalid") == "error" else "drop",
-            return_dict=True,
-        )
+        with worded_for(SPARK_ML):
+            logs: dict[str, float] = spark_model.evaluate(
+                dataset,
+                batch_size=get("inferenceBatchSize"),
+                features=get("featuresCol"),
+                label=get("labelCol"),
+                sample_weight=get("weightCol"),
+                loader=get("loader"),
+                transform=get("batch_transform"),
+                on_invalid="error" if get("handleInvalid") == "error" else "drop",
+                return_dict=True,
+            )
         return logs
 
     def _saved_model(self) -> keras.Model | None:
@@ -206,17 +208,18 @@ class KerasTransformer(InferenceParams, Model, Savable):
             warn(f"{self.uid} adds no columns: outputCol, rawPredictionCol, probabilityCol and predictionCol are all empty.")
             return dataset
         scored_as = [f"{self.uid}_{number}" for number in range(len(columns))]
-        scored = with_predictions(
-            dataset,
-            model,
-            features=get("featuresCol"),
-            output_col=scored_as,
-            batch_size=get("inferenceBatchSize"),
-            transform=get("batch_transform"),
-            loader=get("loader"),
-            custom_objects=get("custom_objects"),
-            on_invalid=_INVALID_POLICIES[get("handleInvalid")],
-        )
+        with worded_for(SPARK_ML):
+            scored = with_predictions(
+                dataset,
+                model,
+                features=get("featuresCol"),
+                output_col=scored_as,
+                batch_size=get("inferenceBatchSize"),
+                transform=get("batch_transform"),
+                loader=get("loader"),
+                custom_objects=get("custom_objects"),
+                on_invalid=_INVALID_POLICIES[get("handleInvalid")],
+            )
         return with_columns(scored, scored_as, columns)
 
 
@@ -254,7 +257,8 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
     get = params.getOrDefault
     transform = get("transform") if labelled else get("batch_transform")
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
-    named.select(frame, schema_of(model), labelled)
+    with worded_for(SPARK_ML):
+        named.select(frame, schema_of(model), labelled)
     return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
 
 
@@ -289,8 +293,8 @@ def check_frame(data: Any) -> None:
     if not is_frame(data):
         raise DataError(
             f"dataset is {describe(data)}; Spark ML expects a Spark DataFrame. Create one from arrays with "
-            "sparkkeras.to_data_frame(spark, x, y), or from a pandas DataFrame with spark.createDataFrame(table). "
-            "SparkModel accepts arrays directly."
+            "sparkkeras.to_data_frame(spark, x, y), or from a pandas DataFrame with spark.createDataFrame(table), from a "
+            "pandas-on-Spark DataFrame with table.to_spark(). SparkModel accepts arrays directly."
         )
 
 

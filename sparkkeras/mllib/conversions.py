@@ -258,7 +258,8 @@ def _numbers(name: str, value: Any) -> Array:
         raise DataError(f"{name} expects numbers or booleans, received {describe(value)}: {where}{error}") from error
     if missing is not None:
         raise DataError(
-            f"{name} expects numbers or booleans, received {describe(value)}, which contains None: fill in values."
+            f"{name} expects numbers or booleans, received {describe(value)}, which has missing values (None or NA): "
+            "replace them."
         )
     return array.astype(np.float64, copy=False)
 

@@ -81,7 +81,7 @@ class ArgumentsToBlocks:
         return Terms(
             give=self.give,
             fit=fit,
-            fill="Fill it (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
+            fill="Replace nulls (coalesce), exclude such rows (WHERE ... IS NOT NULL)",
             function=self.function,
         )
 

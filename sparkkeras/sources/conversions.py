@@ -124,9 +124,7 @@ def from_data_frame(
     found = selection.read([column.chunk(0) for column in table.columns])
     for leaf in found:
         if leaf.good is not None:
-            raise DataError(
-                f"{leaf.label} is null or contains a null in row {int(np.argmin(leaf.good))}: fill it, or drop the row."
-            )
+            raise DataError(f"{leaf.label} has a null in row {int(np.argmin(leaf.good))}: replace nulls, or drop such rows.")
     form, arrays = selection.form, [leaf.values for leaf in found]
     x = form.x.build(arrays[form.span("x")])
     y = None if form.y is None else form.y.build(arrays[form.span("y")])

@@ -175,6 +175,9 @@ def as_source(
             f"data is {describe(data)}; expected a Spark DataFrame, an RDD of (x, y) pairs, or NumPy arrays (a tuple or a "
             f"dict of them where the model has several inputs).{remedy(data)}"
         )
+    for name, given, meaning in (("y", y, "labels"), ("sample_weight", sample_weight, "weights")):
+        if isinstance(given, str):
+            raise ConfigurationError(f"{name}={given!r}: only a DataFrame has named columns; pass an array of {meaning}.")
     labels = y.to_numpy() if hasattr(y, "to_numpy") else y
     block = reader.read_arrays(data, labels, sample_weight)
     session = active_remote_session()
@@ -456,5 +459,6 @@ def _check_no_labels(y: Any, sample_weight: Any) -> None:
 def _as_columns(data: Any) -> str:
     """A sentence for messages on how to use the columns of a pandas DataFrame by name; empty for other data."""
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return " To use its columns by name, convert it with spark.createDataFrame(data)."
+        convert = "data.to_spark()" if hasattr(data, "to_spark") else "spark.createDataFrame(data)"
+        return f" To use its columns by name, convert it to a Spark DataFrame: {convert}."
     return ""

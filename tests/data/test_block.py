@@ -289,7 +289,7 @@ def test_python_objects_that_a_transform_returns_are_converted():
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.array([0.5, None]), "x of row 1 of the batch is or holds None"),
+        (np.array([0.5, None]), "x of row 1 of the batch has missing values"),
         (np.array([0.5, "a"], object), "x of row 1 of the batch .*Encode text first"),
         (np.array(["a", "b"]), "x has dtype <U1; expected numbers or booleans. Encode text first"),
     ],

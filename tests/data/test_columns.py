@@ -201,7 +201,7 @@ def test_bytes_need_a_shape(shape):
 def test_encoded_images_need_a_loader(shape, head):
     images = pa.array([head, None, head + b"more"] if head[:2] != b"BM" else [head, b"BM"])
     with pytest.raises(
-        DataError, match=r"^column 'c' holds encoded images. To decode them, give loader=image_loader\(size\).$"
+        DataError, match=r"^column 'c' holds encoded images. To decode them, pass loader=image_loader\(size\).$"
     ):
         read(images, "c", shape)
 
@@ -213,7 +213,7 @@ def test_tensors_that_begin_like_an_image_are_tensors():
 
 def test_paths_of_images_need_a_loader():
     with pytest.raises(
-        DataError, match=r"column 'c' holds paths of images. To read and decode them, give loader=image_loader\(size\)"
+        DataError, match=r"column 'c' holds paths of images. To read and decode them, pass loader=image_loader\(size\)"
     ):
         read(pa.array([None, "/photos/1.JPG", "/photos/2.png"]), "c", (4, 4, 3))
 

@@ -7,10 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from sparkkeras.data.block import BlockSpec, Form, LeafSpec, Structure, from_arrays
-from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.column_values import SPARK_ML, ColumnValues, worded_for
+from sparkkeras.data.columns import Leaf
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -162,13 +164,13 @@ NONE = {
 @pytest.mark.parametrize("rows", NONE.values(), ids=NONE)
 def test_an_error_names_the_row_that_contains_none(rows):
     message = error_of(rows)
-    assert "row 11 of partition 2 is or holds None" in message
-    assert "fill it in or drop the row" in message
+    assert "row 11 of partition 2 has missing values" in message
+    assert "replace them or drop the row" in message
 
 
 def test_none_in_the_first_row():
-    assert error_of([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 is or holds None")
-    assert error_of([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 is or holds None")
+    assert error_of([(None, 1), (ROW, 1)]).startswith("x of row 10 of partition 2 has missing values")
+    assert error_of([(ROW, None), (ROW, 1)]).startswith("y of row 10 of partition 2 has missing values")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -320,9 +322,9 @@ def test_ragged_features_raise_an_error(row):
 
 
 def test_features_of_none_raise_an_error():
-    assert error_of([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 is or holds None")
+    assert error_of([None], reader=Reader(ONE, labelled=False)).startswith("x of row 10 of partition 2 has missing values")
     assert error_of([(None, 1)], reader=Reader(ONE, labelled=False)).startswith(
-        "x of row 10 of partition 2 is or holds None"
+        "x of row 10 of partition 2 has missing values"
     )
 
 
@@ -371,8 +373,9 @@ def error_of_arrays(*given, reader=Reader(ONE)):  # noqa: B008
 
 def test_missing_labels_raise_an_error():
     message = error_of_arrays(np.ones((4, 3)), None, None)
-    assert "labels are missing" in message
-    assert "y=" in message
+    assert message.startswith("labels are missing. Pass them as a separate argument, y=")
+    message = error_of_arrays((np.ones((4, 3)), np.ones((4, 1))), None, None)
+    assert "x is a tuple of 2 values, which are taken as inputs of the model. Pass them as a separate argument" in message
 
 
 def test_different_lengths_raise_an_error():
@@ -458,6 +461,29 @@ def test_takes_compares_shapes(wanted, given, fits):
             schema.check_features(spec(given))
         assert f"x does not fit the model's input 'in': it expects rows of shape {wanted}" in str(caught.value)
         assert f"received rows of shape {given}" in str(caught.value)
+
+
+def test_a_value_without_a_batch_axis_or_with_a_single_feature():
+    with pytest.raises(
+        DataError, match=r"a single sample needs a batch axis: x\[None\]. In an RDD, a row is \(x, y\) with all"
+    ):
+        Schema((InputSpec("in", (3,)),)).check_features(spec(()))
+
+
+def test_labeled_points_in_an_rdd():
+    message = error_of([type("LabeledPoint", (), {})()])
+    assert message.endswith("Convert LabeledPoints with lp_to_simple_rdd(rdd), or train with SparkMLlibModel.")
+
+
+@pytest.mark.parametrize(("labelled", "param"), [(True, "skip"), (False, "keep")])
+@pytest.mark.parametrize("value", [None, np.nan])
+def test_messages_for_spark_ml_name_its_param(labelled, param, value):
+    with worded_for(SPARK_ML):
+        leaf = Leaf(("c",))
+    given = leaf.read([pa.array([1.0, value])])
+    with pytest.raises(DataError, match=rf"or set handleInvalid=\"{param}\"") as caught:
+        Reader(Schema(), labelled).read_columns([given], Form(Structure()), "partition 0", 0)
+    assert "on_invalid" not in str(caught.value)
 
 
 def test_an_unknown_shape_accepts_anything():
@@ -571,8 +597,8 @@ def test_none_in_arrays_is_handled_by_on_invalid(missing):
     x = np.array([[1] * 3, [2, missing, 2], [3.5] * 3], object)
     rows = list(zip(x, [0, 1, 2], strict=True))
     given = x, np.arange(3), None
-    assert "x of row 1 of the arrays is or holds None: fill it in" in error_of_arrays(*given)
-    assert 'on_invalid="drop" drops such rows, and on_invalid="allow" replaces None by NaN' in error_of_arrays(*given)
+    assert "x of row 1 of the arrays has missing values (None or NA): replace them" in error_of_arrays(*given)
+    assert 'on_invalid="drop" drops such rows, and on_invalid="allow" replaces them by NaN' in error_of_arrays(*given)
     drop, allow = Reader(ONE, on_invalid="drop"), Reader(ONE, on_invalid="allow")
     for block in (drop.read_arrays(*given), read(rows, drop)):
         assert block.x.tolist() == [[1] * 3, [3.5] * 3]
@@ -595,7 +621,8 @@ def test_none_cannot_become_nan_in_an_integer_input():
     schema = Schema((InputSpec("ids", (2,)),), (InputSpec("out", (1,)),))
     message = error_of_arrays([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_invalid="allow"))
     assert message == (
-        'x of row 0 of the arrays is or holds None: fill it in or drop the row; on_invalid="drop" drops such rows.'
+        'x of row 0 of the arrays has missing values (None or NA): replace them or drop the row; on_invalid="drop" '
+        "drops such rows."
     )
 
 

@@ -562,7 +562,7 @@ class TestBadInput:
             ((x, None), "no labels"),
             ({"x": x, "labels": y}, "the key 'labels'"),
             ((np.full_like(x, np.nan), y), "holds NaN .* Fix the data, or drop such rows.$"),
-            ((np.array([[None] * 64] * 80), y), "is or holds None: fill it in or drop the row.$"),
+            ((np.array([[None] * 64] * 80), y), "has missing values .*: replace them or drop the row.$"),
             ((x[:0], y[:0]), "no rows"),
         ]:
             with pytest.raises(DataError, match=message):

@@ -200,8 +200,8 @@ def test_labels_that_do_not_fit_the_loss(sc, arrays):
         *(
             pytest.param(row, words, marks=pytest.mark.soak)  # tests/data has these cases without Spark
             for row, words in [
-                ((None, 1), "x of row 15 of partition 1 is or holds None"),
-                ((np.zeros(64), None), "y of row 15 of partition 1 is or holds None"),
+                ((None, 1), "x of row 15 of partition 1 has missing values"),
+                ((np.zeros(64), None), "y of row 15 of partition 1 has missing values"),
                 ((np.full(64, np.nan), 1), "x holds NaN or an infinite value in row 15 of partition 1"),
                 ((np.zeros(64), np.inf), "y holds NaN or an infinite value in row 15 of partition 1"),
                 (7, "row 15 of partition 1: expected a pair"),

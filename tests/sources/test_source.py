@@ -49,6 +49,18 @@ def test_the_error_for_a_tf_dataset_suggests_a_conversion():
     assert as_source(x, Reader(Schema()), y).block.rows == 4
 
 
+@pytest.mark.parametrize(("given", "words"), [(("label", None), "y='label'"), ((np.ones(3), "w"), "sample_weight='w'")])
+def test_arrays_have_no_named_columns(given, words):
+    with pytest.raises(ConfigurationError, match=f"^{words}: only a DataFrame has named columns; pass an array of"):
+        as_source(np.ones((3, 1)), Reader(Schema()), *given)
+
+
+def test_a_pandas_on_spark_data_frame_is_converted_without_a_job():
+    given = type("DataFrame", (), {"__module__": "pyspark.pandas.frame", "columns": [], "to_spark": 1, "to_numpy": None})()
+    with pytest.raises(DataError, match=r"with a pandas-on-Spark DataFrame. To use .*: data.to_spark\(\)"):
+        as_source(given, Reader(Schema()))
+
+
 def test_a_pandas_data_frame_requires_labels_and_has_no_named_columns():
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
     message = "^labels are missing: pass y= with a pandas DataFrame of shape .2, 2.*spark.createDataFrame"
