@@ -122,6 +122,17 @@ def test_a_missing_module_on_workers_is_reported_by_name():
     assert error.worker_traceback.startswith("Traceback")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("[CAST] The value 'a' of \"STRING\"\n== DataFrame =="), "[CAST] The value 'a' of \"STRING\""),
+        (ValueError(), "ValueError()"),
+    ],
+)
+def test_an_error_without_a_traceback_is_reported_by_its_first_line(error, words):
+    assert str(translated(error)) == f"Spark could not finish the job: {words}"
+
+
 KILLED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 53.0 failed {attempts} times, most \
 recent failure: Lost task 1.0 in stage 53.0 (TID 259) (localhost executor driver): org.apache.spark.SparkException: \

@@ -49,7 +49,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
         if _WORKER_DIED.search(text):
             return WorkerError(_worker_died(text, None if context is None else context.master))
-        return WorkerError(f"Spark could not finish the job: {text.strip().splitlines()[0] if text.strip() else error!r}")
+        first = next(iter(text.strip().splitlines()), repr(error))
+        return WorkerError(f"Spark could not finish the job: {first}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
