@@ -185,7 +185,7 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
     def _transformer(self) -> KerasTransformer:
         """The transformer that adds the features: the output of the model up to the layer."""
         network, get = self._feature_model(), self.getOrDefault
-        return KerasTransformer(
+        transformer = KerasTransformer(
             model=network,
             featuresCol=get("inputCol"),
             # For one unit outputCol would hold numbers. These probabilities are the output as a vector, for any number.
@@ -198,6 +198,8 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
             loader=self._loader(network),
             handleInvalid=_HANDLE_INVALID[get("on_error")],
         )
+        transformer._new_columns = ("outputCol",)
+        return transformer
 
     def _application(self, name: str) -> keras.Model:
         if not self.isDefined("weights"):

@@ -173,6 +173,9 @@ def _named(function: Callable[..., Any], verb: str, doc: str, name: str) -> Call
 class InferenceParams(KerasParams):
     """Params for prediction: input columns, output columns and their tasks."""
 
+    _new_columns: tuple[str, ...] = ("outputCol", "rawPredictionCol", "probabilityCol", "predictionCol")
+    """The params that name new columns, for messages."""
+
     featuresCol = param(
         "the input columns: one column, a list of columns to concatenate, or {input name: column(s)}; None: the column "
         "'features', or the columns named like the model's inputs",

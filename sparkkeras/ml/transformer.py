@@ -259,7 +259,8 @@ def result_schema(params: InferenceParams, model: keras.Model, frame: DataFrame,
     named = ColumnMapping(get("featuresCol"), get("labelCol"), get("weightCol"), get("loader"), fits=transform is None)
     with worded_for(SPARK_ML):
         named.select(frame, schema_of(model), labelled)
-    return with_fields(frame, [field for column in output_columns(params, model) for field in column.fields()])
+    fields = [field for column in output_columns(params, model) for field in column.fields()]
+    return with_fields(frame, fields, params._new_columns)
 
 
 @dataclass(frozen=True)
@@ -298,8 +299,13 @@ def check_frame(data: Any) -> None:
         )
 
 
-def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
+def with_fields(frame: DataFrame, fields: Sequence[Any], params: Sequence[str]) -> StructType:
     """The schema of a frame with new fields.
+
+    Args:
+        frame: The frame.
+        fields: The fields to add.
+        params: The params that name them.
 
     Raises:
         ConfigurationError: A field already exists, or exists in another case, which Spark does not distinguish by default.
@@ -314,15 +320,15 @@ def with_fields(frame: DataFrame, fields: Sequence[Any]) -> StructType:
         lower = field.name if case_sensitive else field.name.lower()
         if lower in new:
             raise ConfigurationError(
-                f"two new columns have the name {field.name!r}: give outputCol, rawPredictionCol, probabilityCol and "
-                "predictionCol different names, or omit one with ''."
+                f"two new columns have the name {field.name!r}: set {', '.join(params)} to different names, or omit one "
+                "with ''."
             )
         new.add(lower)
         if lower in known:
             spelled = "" if known[lower] == field.name else f" as {known[lower]!r} (Spark ignores case)"
             raise ConfigurationError(
-                f"the output column {field.name!r} already exists{spelled}: choose another name (outputCol, "
-                f"rawPredictionCol, probabilityCol, predictionCol), or drop({known[lower]!r}) first."
+                f"the output column {field.name!r} already exists{spelled}: choose another name "
+                f"({', '.join(params)}), or drop({known[lower]!r}) first."
             )
     return StructType([*schema.fields, *fields])
 

@@ -129,7 +129,9 @@ def test_errors_are_raised_before_a_job(frame, network):
         ImageFeaturizer(model=network, inputCol="picture").transform(frame)
     with pytest.raises(DataError, match="expected images"):
         ImageFeaturizer(model=network, inputCol="label").transform(frame)
-    with pytest.raises(ConfigurationError, match="the output column 'label' already exists"):
+    with pytest.raises(
+        ConfigurationError, match=r"the output column 'label' already exists: choose another name \(outputCol\)"
+    ):
         ImageFeaturizer(model=network, outputCol="label").transform(frame)
     with pytest.raises(ModelError, match="layer=9: the model 'looker' has 4 layers"):
         ImageFeaturizer(model=network, layer=9).transform(frame)
