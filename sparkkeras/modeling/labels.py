@@ -9,7 +9,7 @@ import keras
 
 from sparkkeras.data.block import BlockSpec, LeafSpec, Structure
 from sparkkeras.data.label_range import LabelRange
-from sparkkeras.errors import ConfigurationError, DataError, known_names, warn
+from sparkkeras.errors import ConfigurationError, DataError, counted, known_names, warn
 from sparkkeras.modeling.outputs import known_loss, losses_of
 from sparkkeras.modeling.schema import schema_of
 
@@ -64,11 +64,11 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
         return []
     expected, with_a_loss = _arrays(len(outputs)), ""
     if 0 < len(with_loss) < len(outputs):
-        expected += f", or as {_arrays(len(with_loss))} for the output(s) with a loss"
+        expected += f", or as {_arrays(len(with_loss))} for the {'output' if len(with_loss) == 1 else 'outputs'} with a loss"
         with_a_loss = f", {len(with_loss)} with a loss"
     raise DataError(
-        f"the model has {len(outputs)} output(s) ({', '.join(names)}){with_a_loss}, but the labels are "
-        f"{structure.count} array(s): pass y as {expected}."
+        f"the model has {counted(len(outputs), 'output')} ({', '.join(names)}){with_a_loss}, but the labels are "
+        f"{counted(structure.count, 'array')}: pass y as {expected}."
     )
 
 
@@ -87,8 +87,8 @@ def _check_names(received: Sequence[str], names: Sequence[str], losses: Sequence
     missing = [name for name, loss in zip(names, losses, strict=True) if loss is not None and name not in received]
     if missing:
         raise DataError(
-            f"labels are missing for the output(s) {', '.join(map(repr, missing))}, which have a loss: received labels for "
-            f"{', '.join(map(repr, received))}."
+            f"labels are missing for {', '.join(map(repr, missing))}: every output with a loss needs labels; received "
+            f"those of {', '.join(map(repr, received))}."
         )
 
 
@@ -112,8 +112,8 @@ def check_class_weight(model: keras.Model, class_weight: Mapping[int, float]) ->
     unknown = [] if classes is None else sorted(number for number in class_weight if number >= classes)
     if classes is not None and unknown:
         raise ConfigurationError(
-            f"class_weight={dict(class_weight)!r} contains the class(es) {', '.join(map(str, unknown))}, but with the loss "
-            f"{name} the model has {classes} classes: expected class indices from 0 to {classes - 1}."
+            f"class_weight={dict(class_weight)!r} contains unknown classes, {', '.join(map(str, unknown))}: with the loss "
+            f"{name} the model has {counted(classes, 'class')}: expected class indices from 0 to {classes - 1}."
         )
 
 
@@ -169,17 +169,19 @@ def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tup
         )
     if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None and classes:
         if not found.whole or found.low < 0 or found.high >= classes:
+            advice = "Renumber the labels, or add units to the model's last layer."
+            if classes == 1:
+                advice = "For labels 0 and 1, use a sigmoid with binary_crossentropy; for classes, one unit for each class."
             raise DataError(
-                f"{label} does not fit the loss {name}: the model's output has {classes} units, so labels must be integers "
-                f"from 0 to {classes - 1}, but they range from {found.low:g} to {found.high:g}. Renumber the labels, or "
-                "add units to the model's last layer."
+                f"{label} does not fit the loss {name}: the model's output has {counted(classes, 'unit')}, so labels must "
+                f"be integers from 0 to {classes - 1}, but they range from {found.low:g} to {found.high:g}. {advice}"
             )
     elif name == "categorical_crossentropy" and classes:
         if not leaf.shape or leaf.shape[-1] != classes:
             raise DataError(
                 f"{label} does not fit the loss {name}: it expects one-hot rows of {classes} values, received rows of "
-                f"shape {leaf.shape}. Encode them with keras.utils.to_categorical, or compile with "
-                "sparse_categorical_crossentropy."
+                f"shape {leaf.shape}. Encode them with keras.utils.to_categorical (or with Spark's OneHotEncoder and "
+                "dropLast=False), or compile with sparse_categorical_crossentropy."
             )
     elif name == "binary_crossentropy" and (found.low < 0 or found.high > 1):
         raise DataError(

@@ -17,7 +17,7 @@ from sparkkeras.data.dataset import Dataset, Shared, TaskContext
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_compiled
@@ -295,7 +295,7 @@ def transformed_spec_on_driver(block: Block, options: BatchOptions) -> BlockSpec
     try:
         return transformed(first, options).spec
     except Exception as error:
-        raise ConfigurationError(transform_failed(error, f"the first {first.rows} row(s)")) from error
+        raise ConfigurationError(transform_failed(error, f"the first {counted(first.rows, 'row')}")) from error
 
 
 def transformed_spec_of_zeros(spec: BlockSpec, options: BatchOptions) -> BlockSpec | None:

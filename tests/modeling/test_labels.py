@@ -205,18 +205,16 @@ def test_one_hot_rows_in_place_of_class_indices(three, loss):
 def test_labels_by_name_are_those_of_the_outputs_with_a_loss(two):
     with pytest.raises(DataError, match=r"the output 'sise', which the model lacks. .*Did you mean 'size'\?"):
         check(two, {"kind": np.array([0, 1]), "sise": np.array([0, 1])}, "mse")
-    with pytest.raises(DataError, match=r"missing for the output\(s\) 'size', which have a loss: received"):
+    with pytest.raises(DataError, match=r"missing for 'size': every output with a loss needs labels; received"):
         check(two, {"kind": np.array([0, 1])}, "mse")
     check(two, {"kind": np.array([0, 1])}, {"kind": own_loss})
 
 
 def test_one_array_of_labels_for_several_outputs(two, three):
-    expected = (
-        r"the model has 2 output\(s\) \(kind, size\), but the labels are 1 array\(s\): pass y as a tuple or a dict of 2"
-    )
+    expected = r"the model has 2 outputs \(kind, size\), but the labels are 1 array: pass y as a tuple or a dict of 2"
     with pytest.raises(DataError, match=expected):
         check(two, np.array([0, 1]), "mse")
-    with pytest.raises(DataError, match=r"1 output\(s\) \(out\), but the labels are 2 array\(s\): pass y as one array"):
+    with pytest.raises(DataError, match=r"1 output \(out\), but the labels are 2 arrays: pass y as one array"):
         check(three, (np.array([0, 1]), np.array([0, 1])), "mse")
 
 
@@ -240,7 +238,7 @@ def test_class_weights_of_unknown_classes_raise_an_error(three, one, two):
     ):
         model.compile("sgd", loss)
         check_class_weight(model, {0: 2.0, classes - 1: 1.0})
-        with pytest.raises(ConfigurationError, match=rf"the class\(es\) 5, .* class indices from 0 to {classes - 1}\."):
+        with pytest.raises(ConfigurationError, match=rf"unknown classes, 5: .* class indices from 0 to {classes - 1}\."):
             check_class_weight(model, {0: 1.0, 5: 1.0})
     for model, loss in ((three, "mse"), (three, "binary_crossentropy"), (two, "mse")):  # the classes are unknown
         model.compile("sgd", loss)
@@ -264,8 +262,22 @@ def test_labels_for_only_the_outputs_with_a_loss(listed):
     check(listed, {"second": good}, [None, sparse, None])
     assert error_of(listed, {"second": bad}, [None, sparse, None]).startswith("y['second'] does not fit the loss sparse_")
     assert error_of(listed, good, ["mse", None, sparse]).endswith(
-        "the model has 3 output(s) (first, second, third), 2 with a loss, but the labels are 1 array(s): pass y as a tuple "
-        "or a dict of 3 arrays, or as a tuple or a dict of 2 arrays for the output(s) with a loss."
+        "the model has 3 outputs (first, second, third), 2 with a loss, but the labels are 1 array: pass y as a tuple "
+        "or a dict of 3 arrays, or as a tuple or a dict of 2 arrays for the outputs with a loss."
     )
-    assert error_of(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output(s) with a loss.")
-    assert error_of(listed, good, "mse").endswith("1 array(s): pass y as a tuple or a dict of 3 arrays.")
+    assert error_of(listed, (good, good), [None, sparse, None]).endswith("or as one array for the output with a loss.")
+    assert error_of(listed, good, "mse").endswith("1 array: pass y as a tuple or a dict of 3 arrays.")
+
+
+def test_class_indices_for_one_unit(one):
+    message = error_of(one, np.array([0, 1]), "sparse_categorical_crossentropy")
+    assert "the model's output has 1 unit, so labels must be integers from 0 to 0" in message
+    assert message.endswith(
+        "For labels 0 and 1, use a sigmoid with binary_crossentropy; for classes, one unit for each class."
+    )
+
+
+def test_one_hot_rows_without_the_last_class(three):
+    message = error_of(three, np.eye(3)[:, :2], "categorical_crossentropy")
+    assert "received rows of shape (2,)" in message
+    assert "Spark's OneHotEncoder and dropLast=False" in message
