@@ -130,6 +130,8 @@ def test_a_missing_module_on_workers_is_reported_by_name():
     ],
 )
 def test_an_error_without_a_traceback_is_reported_by_its_first_line(error, words):
+    from sparkkeras.spark.job_errors import translated
+
     assert str(translated(error)) == f"Spark could not finish the job: {words}"
 
 
