@@ -84,7 +84,7 @@ def _where_it_belongs(name: str, known: Sequence[str], owner: type | None, calle
     if name in _COMPILE and (not {"epochs", "return_dict"}.isdisjoint(known) or (is_constructor and hasattr(owner, "fit"))):
         return "It belongs in model.compile(...). "
     if name in _HADOOP and "path" in known:
-        return 'Give a URI as the path instead, such as "hdfs:///models/digits.keras". '
+        return 'Pass a URI as the path instead, such as "hdfs:///models/digits.keras". '
     if name in _LABELS and not {"y", "label", "labelCol"}.isdisjoint(known):
         return (
             "The model's loss determines the format of labels: class indices for sparse_categorical_crossentropy, one-hot "

@@ -187,7 +187,7 @@ HINTS = {
     "max_staleness": r"It belongs in server_options=ParameterServerOptions\(\.\.\.\) of Trainer\. ",
     "mode": r"It is an argument of Trainer\. ",
     "loss": r"It belongs in model\.compile",
-    "to_hadoop": r'Give a URI as the path instead, such as "hdfs:',
+    "to_hadoop": r'Pass a URI as the path instead, such as "hdfs:',
     "nb_classes": "The model's loss determines the format of labels",
 }
 

@@ -84,10 +84,10 @@ def test_epochs_by_position_are_recognized():
 
 
 def test_to_hadoop_is_replaced_by_a_uri(model, tmp_path):
-    with pytest.raises(UnknownArgumentError, match=r"SparkModel.save takes no argument 'to_hadoop'. Give a URI as the path"):
+    with pytest.raises(UnknownArgumentError, match=r"SparkModel.save takes no argument 'to_hadoop'. Pass a URI as the path"):
         SparkModel(model).save(str(tmp_path / "model.keras"), to_hadoop=True)
     with pytest.raises(
-        UnknownArgumentError, match=r"load_spark_model takes no argument 'from_hadoop'. Give a URI as the path"
+        UnknownArgumentError, match=r"load_spark_model takes no argument 'from_hadoop'. Pass a URI as the path"
     ):
         load_spark_model("model.keras", from_hadoop=True)
 

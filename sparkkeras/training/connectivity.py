@@ -62,7 +62,7 @@ def _listen_error(endpoint: Endpoint, error: OSError) -> str:
     if endpoint.port:
         return (
             f"the server on the driver cannot listen on port {endpoint.port} of {endpoint.listen}: {reason}. "
-            "Give another port=, or port=0 for any free port."
+            "Pass another port=, or port=0 for any free port."
         )
     return (
         f"the server on the driver cannot listen on {endpoint.listen}: {reason}. The address has to be one of this "

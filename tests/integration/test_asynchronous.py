@@ -655,7 +655,7 @@ def test_a_port_in_use_is_reported(sc, digits, transport, nothing_left):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1.*Give another port="):
+        with pytest.raises(ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1.*Pass another port="):
             distributed(digit_model(), transport=transport, port=port).fit(x[:32], y[:32], verbose=0)
 
 

@@ -627,7 +627,7 @@ def test_a_port_in_use_is_reported_and_a_free_one_is_used(linear, transport):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1: .*in use.*Give another port="
+            ConfigurationError, match=f"cannot listen on port {port} of 127.0.0.1: .*in use.*Pass another port="
         ):
             train(linear, partitions(8), transport=transport, port=port)
     for _ in range(2):  # the same port again, immediately
