@@ -12,7 +12,9 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
+from sparkkeras.data.columns import Leaf
 from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.sources.column_types import _check_loaded_shape
 from sparkkeras.sources.frame import ColumnMapping, is_frame, split_by
 
 ONE = Schema((InputSpec("x", (3,), floating=True),), (InputSpec("y", (1,), floating=True),))
@@ -293,6 +295,12 @@ class Texts:
 
     def __call__(self, column, name):
         raise NotImplementedError
+
+
+def test_the_shape_of_a_loader_with_preprocessing():
+    loader = SimpleNamespace(shape=(3,), preprocessing=len)
+    with pytest.raises(ConfigurationError, match="returns arrays of shape .3,., but .* or change its preprocessing"):
+        _check_loaded_shape(Leaf(("c",)), loader, "x", (8, 8, 3))
 
 
 def test_a_loader_checks_the_type_of_its_column(spark):
