@@ -384,7 +384,7 @@ class SparkModel:
 
         The driver merges the metric states of the workers, so AUC, precision or RMSE are exact for the full dataset. For a
         model with several outputs, the loss of each single output is a mean over the batches of all workers, as in Keras,
-        so it depends on the division of rows into batches; the total loss does not.
+        so it depends on the division of rows into batches; the total loss does so only with a mask or ``ignore_class``.
 
         Args:
             data: As in `fit`.
