@@ -19,7 +19,7 @@ from sparkkeras.errors import CustomObjectError, ModelError
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.archive import ModelArchive, copy_of
 from sparkkeras.modeling.compilation import check_compiled, check_trainable, compile_to_evaluate
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights, reseed
@@ -1360,3 +1360,46 @@ def test_a_model_that_was_saved_as_hdf5_keeps_its_optimizer(tmp_path):
     assert type(loaded.optimizer) is keras.optimizers.Adam
     assert float(loaded.optimizer.learning_rate) == pytest.approx(0.003)
     makes_the_round_trip(model, X, Y)
+
+
+def lora_of_attention():
+    inputs = keras.Input((5, 8))
+    attention = keras.layers.MultiHeadAttention(2, 4)
+    model = keras.Model(inputs, keras.layers.Dense(1)(attention(inputs, inputs)))
+    for layer in attention._flatten_layers(include_self=False):
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2, lora_alpha=3)
+    return model
+
+
+def lora_of(layer, shape, dtype="float32"):
+    model = keras.Sequential([keras.Input(shape, dtype=dtype), layer, keras.layers.Dense(1)])
+    model.layers[0].enable_lora(2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: lora_of(keras.layers.Dense(4), (3,)),
+        lambda: lora_of(keras.layers.Embedding(9, 4), (3,), "int32"),
+        lambda: lora_of(keras.layers.Conv2D(4, 3), (6, 6, 1)),
+        lora_of_attention,
+    ],
+    ids=["dense", "embedding", "convolution", "attention"],
+)
+def test_low_rank_factors_are_sent_to_workers(build):
+    """Keras merges them into the other weights when it saves a layer, and does not save those of nested layers."""
+    model = build()
+    model.compile("adam", "mse")
+    for weight in model.trainable_weights:
+        weight.assign(keras.random.normal(weight.shape))
+    unpacked = ModelArchive.pack(model).unpack()
+    ModelState.take(model).put(unpacked)
+    assert [weight.name for weight in unpacked.trainable_weights] == [weight.name for weight in model.trainable_weights]
+    shape = (2, *model.inputs[0].shape[1:])
+    x = np.ones(shape, keras.backend.standardize_dtype(model.inputs[0].dtype))
+    np.testing.assert_array_equal(unpacked.predict(x, verbose=0), model.predict(x, verbose=0))
+    unpacked.train_on_batch(x, np.zeros_like(model.predict(x, verbose=0)))
+    copy = copy_of(model)
+    np.testing.assert_array_equal(copy.predict(x, verbose=0), model.predict(x, verbose=0))
