@@ -129,7 +129,7 @@ def test_a_failing_lazy_prediction_raises_sparks_error(spark):
     [
         (
             "CASE WHEN label = 1 THEN NULL ELSE features END AS features, label",
-            "column 'features' is null.* row .* of partition",
+            "column 'features' has a null.* row .* of partition",
         ),
         ("features, label + 2 AS label", "labels must be integers from 0 to 3, but they range from 2 to 5"),
         long("transform(features, v -> CAST('NaN' AS FLOAT)) AS features, label", "NaN or an infinite value"),

@@ -147,7 +147,7 @@ def test_validation_data_may_be_a_data_frame_or_the_rows_of_a_column(sc, spark):
         ({"validation_col": "held"}, DataError, "no column 'held'"),
         ({"validation_col": "w", "validation_split": 0.1}, ConfigurationError, "pass only one of"),
         ({"features": "name"}, DataError, "column 'name' has the type string"),
-        ({"features": ["w", "id"]}, DataError, r"have 2 value\(s\) per row, but the model's input 'pixels' expects.*\(4,\)"),
+        ({"features": ["w", "id"]}, DataError, r"have 2 values per row, but the model's input 'pixels' expects.*\(4,\)"),
         ({"features": "nothing"}, DataError, "no column 'nothing'"),
         ({"label": "name"}, DataError, "column 'name' has the type string"),
         ({"sample_weight": np.ones(3)}, ConfigurationError, "sample_weight is an array.*pass the name of the column"),
@@ -205,7 +205,7 @@ def test_nulls_can_be_read_as_nan(spark):
     assert_same_bits(train(frame, features=columns, on_invalid="allow", transform=zeros_for_nan), expected)
     arrays = frame.select(F.array(*(F.col(name).cast("float") for name in columns)).alias("features"), "label")
     assert_same_bits(train(arrays, on_invalid="allow", transform=zeros_for_nan), expected)
-    with pytest.raises(DataError, match="column 'label' is null"):
+    with pytest.raises(DataError, match="column 'label' has a null"):
         train(frame.withColumn("label", F.when(~missing, F.col("label"))), features=columns, on_invalid="allow")
 
 
@@ -455,7 +455,7 @@ def test_rows_with_nulls_get_null_predictions_if_allowed(spark):
     spark_model = SparkModel(regression(width=4))
     missing = F.col("id") % 5 == 0  # rows of both partitions, either of which may fail first
     nulls = table(spark, "vector").withColumn("features", F.when(~missing, F.col("features")))
-    with pytest.raises(PythonException, match=r"DataError: column 'features' is null, .* in row 0 of partition [01]"):
+    with pytest.raises(PythonException, match=r"DataError: column 'features' has a null in row 0 of partition [01]"):
         spark_model.predict(nulls).collect()
     found = predictions(spark_model.predict(nulls, on_invalid="allow")).astype(float)
     np.testing.assert_array_equal(np.isnan(found), np.arange(ROWS) % 5 == 0)

@@ -263,7 +263,7 @@ def test_errors_are_raised_on_the_driver_before_a_job(spark, frame):
         scorer.transform(frame, {scorer.predictionCol: "output"})
     with pytest.raises(DataError, match="no column 'pixels'"):
         KerasTransformer(model=network(), featuresCol="pixels").transform(frame)
-    with pytest.raises(DataError, match=r"2 value\(s\) per row, but the model's input .* expects rows of shape \(4,\)"):
+    with pytest.raises(DataError, match=r"2 values per row, but the model's input .* expects rows of shape \(4,\)"):
         KerasTransformer(model=network(), featuresCol=["a", "b"]).transform(frame)
     with pytest.raises(ModelError, match="this KerasTransformer has no model"):
         KerasTransformer().transform(frame)

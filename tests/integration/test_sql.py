@@ -101,7 +101,7 @@ def test_rows_with_nulls_get_null_or_are_rejected(spark, model, frame):
     assert np.isnan(found[::3]).all()
     close(np.delete(found, slice(None, None, 3)), np.delete(expected(model), slice(None, None, 3)))
     assert spark.sql("SELECT lenient(1, NULL, 2) AS p, lenient(NULL) AS q").first().asDict() == {"p": None, "q": None}
-    with pytest.raises(PythonException, match=r"DataError: argument 2 of strict\(\) is null"):
+    with pytest.raises(PythonException, match=r"DataError: argument 2 of strict\(\) has a null"):
         spark.sql("SELECT strict(a, b, c) FROM gaps").collect()
 
 

@@ -275,7 +275,7 @@ def test_the_width_of_vectors_is_read_from_their_metadata(spark):
     assert select(vectors(2), features=["features", "age"]).names == ["features", "age"]
     with pytest.raises(DataError, match=r"column 'features' has 4 values per row"):
         select(vectors(4))
-    with pytest.raises(DataError, match=r"the columns features, age have 4 value\(s\)"):
+    with pytest.raises(DataError, match=r"the columns features, age have 4 values"):
         select(vectors(3), features=["features", "age"])
 
 
