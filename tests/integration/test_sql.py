@@ -127,9 +127,9 @@ def test_invalid_arguments_are_reported_immediately(spark, model):
         keras_udf("model")
     with pytest.raises(ConfigurationError, match="transform=3: expected a function"):
         keras_udf(model, transform=3)
-    with pytest.raises(ConfigurationError, match=r"takes 3 number\(s\), or arrays or .*; it received 0"):
+    with pytest.raises(ConfigurationError, match=r"takes 3 numbers, or arrays or .*; it received 0"):
         keras_udf(model)()
-    with pytest.raises(ConfigurationError, match=r"^counted\(\) takes 3 number\(s\), or arrays or .*; it received 4"):
+    with pytest.raises(ConfigurationError, match=r"^counted\(\) takes 3 numbers, or arrays or .*; it received 4"):
         register_keras_udf(spark, "counted", model)("a", "b", "c", "d")
 
 
