@@ -294,7 +294,7 @@ def test_errors_are_raised_before_a_job(sc):
             ConfigurationError, match=r"nb_classes=5 do not fit the model 'classifier', whose output has 3 unit"
         ):
             call(points, categorical=True, nb_classes=5)
-        with pytest.raises(ConfigurationError, match=r"whose output has 1 unit\(s\).*leave categorical out"):
+        with pytest.raises(ConfigurationError, match=r"whose output has 1 unit.*leave categorical out"):
             getattr(SparkMLlibModel(regression()), call.__name__)(points, categorical=True)
         with pytest.raises(DataError, match="lp_rdd is an array .* expected an RDD of LabeledPoints"):
             call(X)
