@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from sparkkeras.errors import DataError, known_names
+from sparkkeras.errors import DataError, known_names, warn
 from sparkkeras.formats.examples import Features, Field, decode, parse
 from sparkkeras.formats.records import EMPTY_BYTES, read_records
 from sparkkeras.formats.tfrecord_files import open_file
@@ -98,7 +97,7 @@ def read_sample(files: Iterable[tuple[str, io.BufferedReader]]) -> Iterator[tupl
 def warn_of_unknown(path: str, fields: Sequence[Field], files: Iterable[tuple[str, io.BufferedReader]]) -> None:
     """Warn of columns of a schema that the first records lack: their names may be misspelled.
 
-    Errors are ignored here; the task that reads the file raises them. The warning shows the line that calls the caller.
+    Errors are ignored here; the task that reads the file raises them.
 
     Args:
         path: The path of the files, for messages.
@@ -117,10 +116,9 @@ def warn_of_unknown(path: str, fields: Sequence[Field], files: Iterable[tuple[st
         return
     if seen:
         missing = [field.name for field in fields if field.name in unknown]
-        warnings.warn(
+        warn(
             f"schema: the first records of {path!r} have no feature {' or '.join(map(repr, missing))}; the column is null "
-            f"in records without the feature. {known_names(missing[0], seen)}",
-            stacklevel=3,
+            f"in records without the feature. {known_names(missing[0], seen)}"
         )
 
 

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkkeras.arguments import one_of
+from sparkkeras.arguments import known_arguments, one_of
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ConfigurationError, DataError, StorageError
 from sparkkeras.formats.examples import Field, collect_stats, merge_stats
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LARGEST_FILE = 2**31 - 1
 
 
+@known_arguments
 def save_as_tfrecords(
     df: DataFrame,
     path: str,
@@ -104,6 +105,7 @@ _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 """The sessions that know the format of `save_as_tfrecords`; Spark logs a warning if it is registered again."""
 
 
+@known_arguments
 def load_tfrecords(
     spark: SparkSession,
     path: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.ensembles.ensemble import EnsembleModel
-from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError
+from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, SearchError, warn
 from sparkkeras.hyperopt.arguments import TrialFitArguments, make_limits, make_objective, num_kept_models, sign_of
 from sparkkeras.hyperopt.data import check_columns, check_is_sendable, fit_data, local, reader_of
 from sparkkeras.hyperopt.journal import Journal
@@ -365,6 +364,7 @@ class HyperParamModel:
         """
         return self._require_results().model_of(number, self._loading)
 
+    @known_arguments
     def plot(self, path: str | Path) -> None:
         """Plot the search as a PNG: the best value over time, and the value by each hyper-parameter.
 
@@ -403,10 +403,9 @@ class HyperParamModel:
         count = min(self.num_workers or slots, slots)
         if self.num_workers is not None and self.num_workers > slots:
             free = "1 free slot" if slots == 1 else f"{slots} free slots"
-            warnings.warn(
+            warn(
                 f"num_workers={self.num_workers}, but Spark has {free}, and each trial takes one: no more than {slots} will "
-                "run at the same time. Omit num_workers, or give Spark more cores.",
-                stacklevel=4,  # the line that calls minimize
+                "run at the same time. Omit num_workers, or give Spark more cores."
             )
         progress = SearchProgress(verbose, ledger, results.metric, results.sign, max_evals, count, results.space.parameters)
         progress.begin()
