@@ -292,7 +292,7 @@ def test_a_loss_equal_to_the_best_report_has_its_epoch():
 
 def test_only_fit_starts_the_backend(monkeypatch):
     started = []
-    monkeypatch.setattr(device, "wake", lambda: started.append(1))
+    monkeypatch.setattr(device, "initialize_backend", lambda: started.append(1))
     assert run_objective(lambda params: 0.5).value == 0.5
     assert started == []
     assert run_fit(epochs=1).status == OK
