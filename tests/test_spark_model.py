@@ -123,7 +123,7 @@ def test_evaluating_data_without_rows_raises_an_error():
         ("m.keras", r"Load a saved model with sparkkeras\.load_spark_model\('m\.keras'\)"),
         (Path("m.h5"), "load_spark_model"),
         (regression, r"Call the function that builds the model: regression\(\)\."),
-        (keras.Sequential, "received the class Sequential. Create an instance: Sequential"),
+        (keras.Sequential, "the class Sequential. Create an instance: Sequential"),
     ],
 )
 def test_the_error_for_an_object_that_is_not_a_model_has_advice(given, message):
