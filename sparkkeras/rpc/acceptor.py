@@ -74,7 +74,7 @@ class _Acceptor:
         self._listener.setblocking(False)
         with suppress(asyncio.CancelledError), self._listener:
             while True:
-                await asyncio.sleep(0)  # other tasks go on: accepting does not yield while connections are pending
+                await asyncio.sleep(0)  # let other tasks run: accepting does not yield while connections are pending
                 try:
                     connection, address = await loop.sock_accept(self._listener)
                 except OSError as error:

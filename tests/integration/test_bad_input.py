@@ -392,3 +392,20 @@ def test_invalid_rows_do_not_fail_tasks(sc, rows, spark_model):
         assert {sc.statusTracker().getJobInfo(job).status for job in jobs} == {"SUCCEEDED"}
     finally:
         sc.setLocalProperty("spark.jobGroup.id", None)
+
+
+def test_missing_labels_of_a_data_frame_are_reported_before_a_job(sc, spark):
+    inputs = keras.Input((1,), name="x")
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")})
+    model.compile("sgd", "mse")
+    frame = spark.createDataFrame([(0.5, 1.0)], "x double, a double")
+    spark_model = SparkModel(model)
+    spark_model.predict(frame)  # the workers are checked in the first call
+    with NotRun(sc), pytest.raises(DataError, match="labels are missing for 'b': every output with a loss"):
+        spark_model.fit(frame, features="x", label={"a": "a"})
+
+
+def test_a_model_without_a_loss(sc, arrays):
+    model = classifier(loss=None)
+    with NotRun(sc), pytest.raises(ModelError, match=r"compiled without a loss.* call model.compile\(loss=\.\.\.\)"):
+        SparkModel(model).fit(*arrays)
