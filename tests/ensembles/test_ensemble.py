@@ -279,7 +279,9 @@ def test_a_first_member_of_weight_0_still_defines_the_input_names():
 def one_output(order, names=("a", "b"), swapped=False, seed=0):
     """The sum of one input's columns; both inputs have the same shape, so that only the order distinguishes them."""
     inputs = {key: keras.Input((3,), name=name) for key, name in zip("ab", names, strict=True)}
-    outputs = keras.layers.Dense(1, kernel_initializer="ones")(inputs["b" if swapped else "a"])
+    used, ignored = "ba" if swapped else "ab"
+    total = keras.layers.Dense(1, kernel_initializer="ones")(inputs[used])
+    outputs = keras.layers.Add()([total, keras.layers.Dense(1, kernel_initializer="zeros")(inputs[ignored])])
     model = keras.Model([inputs[key] for key in order], outputs)
     model.compile("sgd", "mse")
     return model

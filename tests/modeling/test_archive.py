@@ -319,11 +319,11 @@ def test_the_archive_of_a_large_model_is_small():
 
 def scaled_and_cut():
     """A model whose first layers have adapted to its rows."""
-    scale, cut = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3, output_mode="one_hot")
+    scale, cut = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3)
     scale.adapt(5 * X)
     cut.adapt(X[:, 0])
     inputs = keras.Input((3,))
-    both = keras.layers.Concatenate()([scale(inputs), keras.layers.Flatten()(cut(inputs))])
+    both = keras.layers.Concatenate()([scale(inputs), cut(inputs)])
     model = keras.Model(inputs, keras.layers.Dense(1)(both))
     model.compile("adam", "mse")
     return model
