@@ -45,7 +45,7 @@ from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.strategy import MODES, make_strategy
-from sparkkeras.worker.trainer import Transform
+from sparkkeras.worker.batches import Transform
 
 P = ParamSpec("P")
 R = TypeVar("R")

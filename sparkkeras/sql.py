@@ -17,7 +17,7 @@ from sparkkeras.scoring.columns import BATCH_SIZE, Scorer
 from sparkkeras.sources.frame import Loaders
 from sparkkeras.spark.connect import active_session, check_session, cluster_of
 from sparkkeras.spark.udf import ColumnFunction
-from sparkkeras.worker.trainer import Transform
+from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -58,15 +58,41 @@ class Rows(Protocol):
     """Rows that a task can open."""
 
     def open(self) -> Block | None:
-        """The rows, or ``None`` if there are none."""
+        """All rows, or ``None`` if there are none."""
+        ...
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows, block by block."""
+        ...
+
+
+@runtime_checkable
+class BlockStream(Protocol):
+    """Rows that are read anew in each epoch, block by block; each block is a batch."""
+
+    @property
+    def spec(self) -> BlockSpec | None:
+        """The shapes and dtypes of the rows; ``None`` if there are none."""
+        ...
+
+    def blocks(self) -> Iterator[Block]:
+        """Read the rows from the beginning."""
         ...
 
 
 class Task(Protocol[R_co]):
-    """The function that runs on each partition: a callable frozen dataclass. It must exhaust ``blocks``."""
+    """The function that runs on each partition: a callable frozen dataclass."""
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[R_co]:
+    def __call__(self, context: TaskContext, blocks: Iterator[Block], /) -> Iterator[R_co]:
         """Process the partition's blocks and yield results."""
+        ...
+
+
+class TrainingTask(Protocol[R_co]):
+    """A task that trains on each partition: its rows are either one stored block, or a stream."""
+
+    def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream], /) -> Iterator[R_co]:
+        """Train on the partition and yield results."""
         ...
 
 
@@ -167,7 +193,10 @@ class Dataset(Protocol):
 
 
 class StoredDataset(Dataset, Protocol):
-    """Stored rows: each partition is one block, memory-mapped on the machine that trains on it."""
+    """Rows that can be read repeatedly: each partition is one block, memory-mapped on the machine that trains on it.
+
+    Or a `BlockStream`, if the rows are not stored but read anew in each epoch.
+    """
 
     @property
     def num_partitions(self) -> int:
@@ -177,6 +206,10 @@ class StoredDataset(Dataset, Protocol):
     @property
     def handles(self) -> tuple[Handle, ...]:
         """The metadata of each partition, in order."""
+        ...
+
+    def train(self, task: TrainingTask[R]) -> Results[R]:
+        """Run a task on every partition, lazily, which receives the partition's rows as one block or stream."""
         ...
 
 

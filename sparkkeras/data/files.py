@@ -31,6 +31,10 @@ _HEAD = bytes(8)
 """
 
 
+UNKNOWN_ROWS = 2**62
+"""The number of rows of a partition whose rows are read anew in each epoch, so that it is unknown."""
+
+
 @dataclass(frozen=True)
 class Handle:
     """A partition on disk.
@@ -38,7 +42,7 @@ class Handle:
     Attributes:
         partition: The index of the partition.
         directory: The folder of its files, on the machine that wrote them.
-        rows: The number of rows.
+        rows: The number of rows, or `UNKNOWN_ROWS`.
         spec: Shapes and dtypes; ``None`` if there are no rows.
         labels: The value range of each array of labels.
     """
@@ -67,6 +71,10 @@ class Handle:
                 continue
         raise FileNotFoundError(self.directory)
 
+    def blocks(self) -> Iterator[Block]:
+        """The rows, as one block."""
+        return one_block(self.open())
+
     def _map(self, directory: Path, index: int) -> Array:
         assert self.spec is not None
         leaf = self.spec.leaves[index]
@@ -79,6 +87,11 @@ class Handle:
                 f"{path} has an unexpected size: the source returned different rows when it was read again"
             )
         return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", offset=len(_HEAD), shape=shape)
+
+
+def one_block(block: Block | None) -> Iterator[Block]:
+    """An iterator of a block; empty for ``None``."""
+    return iter(() if block is None else (block,))
 
 
 def home(dataset: str) -> Path:

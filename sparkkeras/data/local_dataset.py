@@ -21,9 +21,10 @@ from sparkkeras.data.dataset import (
     StoredDataset,
     Task,
     TaskContext,
+    TrainingTask,
     joined,
 )
-from sparkkeras.data.files import Handle
+from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.sizes import PIECE_BYTES
 
@@ -98,6 +99,10 @@ class LocalRows:
         """The rows."""
         return self.block
 
+    def blocks(self) -> Iterator[Block]:
+        """The rows, as one block."""
+        return one_block(self.block)
+
 
 @dataclass(frozen=True)
 class LocalDataset:
@@ -165,10 +170,14 @@ class LocalDataset:
             for number, block in enumerate(self.blocks):
                 copy: Task[R] = pickle.loads(payload)
                 context = TaskContext(number, next(_attempts))
-                results.append(list(copy(context, iter(() if block is None else (block,)))))
+                results.append(list(copy(context, one_block(block))))
             return results
 
         return LocalResults(partitions)
+
+    def train(self, task: TrainingTask[R]) -> LocalResults[R]:
+        """Run a task on every partition; see `run`."""
+        return self.run(task)
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:

@@ -128,13 +128,12 @@ def remedy(value: Any) -> str:
     """Advice on converting data of other libraries to arrays, to append to a message; empty for unknown types."""
     if type(value).__module__.startswith("scipy.sparse") and hasattr(value, "toarray"):
         return " Convert sparse matrices with .toarray(), or use a DataFrame with a column of sparse vectors."
-    if hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
+    batches = isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
+    if batches or hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
         return (
-            " Convert an unbatched dataset to arrays: x, y = map(np.stack, zip(*dataset.as_numpy_iterator())), or "
-            "read the files with Spark (load_tfrecords, spark.read)."
+            " Pass a function make(worker, num_workers) instead, which creates it on each worker, or arrays, or read the data "
+            "with Spark."
         )
-    if isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
-        return " Concatenate the batches to arrays (np.concatenate), or read the data with Spark."
     return ""
 
 

@@ -35,7 +35,7 @@ from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
 from sparkkeras.weights import Array
-from sparkkeras.worker.trainer import BatchOptions, Transform, transformed
+from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 
 
 class EnsembleModel:

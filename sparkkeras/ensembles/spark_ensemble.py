@@ -30,7 +30,7 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.training.independent import SAMPLING, IndependentStrategy
 from sparkkeras.training.job import Coordination
 from sparkkeras.training.preparation import FitRequest, Partitioning, check_fit, prepare_fit
-from sparkkeras.worker.trainer import Transform
+from sparkkeras.worker.batches import Transform
 
 Build = Callable[[], keras.Model] | Callable[[int], keras.Model]
 

@@ -26,7 +26,7 @@ from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.source import is_rdd
 from sparkkeras.spark_model import SparkModel, load_saved, save_as
-from sparkkeras.worker.trainer import Transform
+from sparkkeras.worker.batches import Transform
 
 if TYPE_CHECKING:
     import keras

@@ -35,8 +35,8 @@ from sparkkeras.sources.tasks import Deferred
 from sparkkeras.spark.connect import AnyCluster, cluster_of
 from sparkkeras.spark.udf import ColumnFunction, column_function
 from sparkkeras.weights import Array
+from sparkkeras.worker.batches import BatchOptions, Transform
 from sparkkeras.worker.predictor import Predictor
-from sparkkeras.worker.trainer import BatchOptions, Transform
 
 if TYPE_CHECKING:
     import pyarrow as pa

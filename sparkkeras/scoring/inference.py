@@ -27,8 +27,9 @@ from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.sources.source import NamedColumns, Source, as_source, lazy_dataset
+from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
-from sparkkeras.worker.trainer import BatchOptions, LocalTrainer, Transform, transformed
+from sparkkeras.worker.trainer import LocalTrainer
 
 Verbose = Literal["auto", 0, 1, 2]
 
@@ -92,14 +93,12 @@ class TransformedSpecTask:
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[BlockSpec | str]:
         """Look at the first batch."""
         options = self.options.value
-        found: list[BlockSpec | str] = []
-        for block in blocks:
-            if block.rows and not found:
-                try:
-                    found.append(transformed(block[: options.batch_size], options).spec)
-                except Exception as error:
-                    found.append(transform_failed(error, f"the first rows of partition {context.worker}"))
-        return iter(found)
+        block = next((block for block in blocks if block.rows), None)
+        if block is not None:
+            try:
+                yield transformed(block[: options.batch_size], options).spec
+            except Exception as error:
+                yield transform_failed(error, f"the first rows of partition {context.worker}")
 
 
 def transformed_spec_on_workers(dataset: Dataset, options: BatchOptions) -> BlockSpec:

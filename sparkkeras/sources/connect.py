@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, joined
+from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, TrainingTask, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
@@ -188,6 +188,10 @@ class StoredRemoteDataset:
         repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
 
+    def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
+        """Run a task over the files; see `StoredDataset.train`."""
+        return self.run(task)
+
     def _repaired(self, call: CapturesErrors, partitions: Sequence[int]) -> list[tuple[int, Any]]:
         """Rerun partitions whose tasks did not find their files; returns ``(partition, result)`` pairs."""
         cluster = self.source.cluster
@@ -276,6 +280,21 @@ class OverBlocks:
         """Yield the results."""
         partition = _partition()
         yield from self.call(partition, self.read(partition, batches))
+
+
+@dataclass(frozen=True)
+class OverPartition:
+    """Calls a function for the values of a partition, whatever its rows are."""
+
+    values: Sequence[Any]
+    call: Callable[[int, Iterable[Any]], Iterable[Any]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Yield the results."""
+        for _ in batches:
+            pass
+        partition = _partition()
+        yield from self.call(partition, iter((self.values[partition],)))
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,18 @@ from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
 from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
 from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
+from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
 from sparkkeras.sources.rows import from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import RemoteCluster, active_remote_session, check_session, is_remote
 from sparkkeras.spark.slots import warn_of_slots
+from sparkkeras.worker.batch_reader import BatchReader, MakeBatches
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -144,7 +147,7 @@ def as_source(
     """Create the source for data that a user passes.
 
     Args:
-        data: A DataFrame, an RDD of rows, or arrays.
+        data: A DataFrame, an RDD of rows, arrays, or a function that reads batches on the workers.
         reader: Reads and checks the rows.
         y: The labels of arrays.
         sample_weight: The weights of arrays; for a DataFrame the names of their columns.
@@ -166,14 +169,19 @@ def as_source(
     if is_rdd(data):
         _check_no_labels(y, sample_weight)
         return RddSource(reader, data, environment)
+    if is_batch_function(data):
+        if y is not None or sample_weight is not None:
+            raise ConfigurationError("y and sample_weight are only for arrays; the batches of a function contain them.")
+        return BatchSource(reader, ByValue.dump(data, "data"), environment)
     if hasattr(data, "to_numpy"):
         if reader.labelled and y is None:
             raise DataError(f"labels are missing: pass y= with {describe(data)}.{_as_columns(data)}")
         data = data.to_numpy()
     if not isinstance(data, (list, tuple, Mapping)) and not hasattr(data, "__array__"):
         raise DataError(
-            f"data is {describe(data)}; expected a Spark DataFrame, an RDD of (x, y) pairs, or NumPy arrays (a tuple or a "
-            f"dict of them where the model has several inputs).{remedy(data)}"
+            f"data is {describe(data)}; expected a Spark DataFrame, an RDD of (x, y) pairs, NumPy arrays (a tuple or a "
+            "dict of them where the model has several inputs), or a function make(worker, num_workers) that returns "
+            f"batches.{remedy(data)}"
         )
     for name, given, meaning in (("y", y, "labels"), ("sample_weight", sample_weight, "weights")):
         if isinstance(given, str):
@@ -199,7 +207,8 @@ def as_sources(
         data: The training data; see `as_source`.
         y: Its labels.
         sample_weight: Its weights. For DataFrames, the name of the column of weights in both.
-        validation_data: The validation data: ``(x, y)``, ``(x, y, sample_weight)``, a DataFrame or an RDD; ``None``: none.
+        validation_data: The validation data: ``(x, y)``, ``(x, y, sample_weight)``, a DataFrame, an RDD or a function that
+            reads batches; ``None``: none.
         reader: Reads and checks the rows.
         columns: The columns of DataFrames.
 
@@ -331,6 +340,46 @@ class RddSource:
 
 
 @dataclass(frozen=True)
+class BatchSource:
+    """Batches that a user's function reads on the workers; see `sparkkeras.worker.batch_reader.BatchReader`."""
+
+    reader: Reader
+    make: ByValue[MakeBatches]
+    environment: Environment
+    block: None = field(default=None, init=False)
+    form: None = field(default=None, init=False)
+    on_cluster: bool = field(default=True, init=False)
+
+    @contextmanager
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
+        """One partition for each worker, of which there are as many as slots by default."""
+        session = active_remote_session()
+        if session is not None:
+            _refuse_concurrent(concurrent)
+            workers = num_workers or slices
+            if workers is None:
+                raise ConfigurationError("with Spark Connect, a function that reads batches needs SparkModel(num_workers=).")
+            yield RemoteReaderDataset(RemoteCluster(session, self.environment), self._read(workers))
+            return
+        cluster = Cluster(None, self.environment)
+        parts = num_workers or slices or cluster.slots
+        if concurrent:
+            warn_of_slots(num_workers, cluster.free_slots)
+            parts = min(parts, cluster.free_slots)
+        yield ReaderDataset.of(cluster, self._read(parts))
+
+    def lazy(self) -> SparkDataset:
+        """One partition for each slot."""
+        cluster = Cluster(None, self.environment)
+        return ReaderDataset.of(cluster, self._read(cluster.slots))
+
+    def _read(self, num_workers: int) -> BatchReader:
+        return BatchReader(self.make, num_workers, self.reader)
+
+
+@dataclass(frozen=True)
 class FrameSource:
     """A DataFrame."""
 
@@ -397,6 +446,11 @@ class RemoteFrameSource(FrameSource):
         yield RemoteDataset(cluster, self._narrowed(num_workers), self._read)
 
 
+def is_batch_function(data: Any) -> bool:
+    """Whether data is a function that reads batches on the workers."""
+    return callable(data) and not isinstance(data, type) and not hasattr(data, "__array__")
+
+
 def is_rdd(data: Any) -> bool:
     """Whether data is an RDD."""
     from pyspark import RDD
@@ -438,13 +492,14 @@ def _refuse_concurrent(concurrent: bool) -> None:
 
 def _validation_arguments(validation_data: Any) -> tuple[Any, Any, Any]:
     """Validation data as (data, y, sample_weight)."""
-    if is_distributed(validation_data):
+    if is_distributed(validation_data) or is_batch_function(validation_data):
         return validation_data, None, None
     if isinstance(validation_data, (tuple, list)) and len(validation_data) in (2, 3):
         x, y, *weight = validation_data
         return x, y, weight[0] if weight else None
     raise ConfigurationError(
-        f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame or an RDD."
+        f"validation_data is {describe(validation_data)}; expected (x, y), (x, y, sample_weight), a DataFrame, an RDD, or "
+        "a function that returns batches."
     )
 
 

@@ -26,9 +26,10 @@ from sparkkeras.data.dataset import (
     Shared,
     StoredDataset,
     Task,
+    TrainingTask,
     joined,
 )
-from sparkkeras.data.files import Handle
+from sparkkeras.data.files import Handle, one_block
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
@@ -235,6 +236,10 @@ class StoredSparkDataset:
             repair=(self.blocks, StoreAndRun(self.name, Deferred(task), cores)),
         )
 
+    def train(self, task: TrainingTask[R]) -> SparkResults[R]:
+        """Run a task over the files; see `StoredDataset.train`."""
+        return self.run(task)
+
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """This dataset."""
@@ -250,6 +255,10 @@ class BroadcastRows:
     def open(self) -> Block | None:
         """The rows."""
         return self.shared.value
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows, as one block."""
+        return one_block(self.shared.value)
 
 
 @dataclass(frozen=True)

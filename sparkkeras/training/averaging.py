@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import Shared, StoredDataset, TaskContext
+from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
 from sparkkeras.errors import DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
@@ -28,7 +28,8 @@ from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.training.worker_reports import add_histories, divergence, epoch_logs, gathered
 from sparkkeras.weights import Flat, average
-from sparkkeras.worker.trainer import BatchRange, FitOptions, LocalTrainer, Replica
+from sparkkeras.worker.batches import BatchRange, FitOptions
+from sparkkeras.worker.trainer import LocalTrainer, Replica
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,12 @@ class RoundTask:
     first: int
     last: int
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Mean]:
+    def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream]) -> Iterator[Mean]:
         """Train from the shared state and yield the result; yield nothing if the partition has no rows."""
         trainer = LocalTrainer(self.archive.value, context)
-        for block in blocks:
-            # A nondeterministic source may return fewer rows when a lost partition is read again.
-            rows = min(self.rows[context.worker], block.rows)
-            batch_range = BatchRange(self.epoch, rows, self.first, self.last)
-            replica = trainer.fit(self.state.value, block, batch_range, self.options.value)
+        for part in rows:
+            batch_range = BatchRange(self.epoch, self.rows[context.worker], self.first, self.last)
+            replica = trainer.fit(self.state.value, part, batch_range, self.options.value)
             if replica is not None:
                 yield Mean.of(replica, context.startup_seconds)
 
@@ -172,7 +171,7 @@ class AveragingStrategy:
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
             task = RoundTask(shared[0], state, shared[1], job.split.train, epoch, first, last)
-            means = gathered(dataset.run(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
+            means = gathered(dataset.train(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
         mean = merge(means)
         _check_finite(mean.reports, epoch)
         _applied(job, before, mean, epoch).put(job.model)

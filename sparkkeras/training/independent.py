@@ -23,7 +23,8 @@ from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.worker_reports import divergence
-from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, HeldOut, LocalTrainer, lasting
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.trainer import HeldOut, LocalTrainer, lasting
 
 SAMPLING = ("all", "partition", "bootstrap")
 """The ways to choose the rows that a member trains on."""
@@ -134,7 +135,8 @@ class TrainMember:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Trained | Diverged]:
         """Train the member, and yield its result."""
-        partition = next(blocks, None)
+        read = list(blocks)
+        partition = concatenate(read) if read else None
         block = self.sample.of(context.worker, partition)
         if block is None:
             raise DataError(

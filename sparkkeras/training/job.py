@@ -15,7 +15,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
-from sparkkeras.worker.trainer import BatchOptions, FitOptions
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 
 @dataclass(frozen=True)

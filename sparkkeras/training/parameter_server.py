@@ -23,6 +23,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, describe
 from sparkkeras.data.dataset import (
+    BlockStream,
     DriverDataset,
     FilesMissing,
     Results,
@@ -54,14 +55,8 @@ from sparkkeras.training.connectivity import check_connectivity, serving
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.weights import Array, Flat, average
-from sparkkeras.worker.trainer import (
-    BatchOptions,
-    BatchRange,
-    ExchangeResult,
-    FitOptions,
-    LocalTrainer,
-    lasting,
-)
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 
 PROGRESS_SECONDS = 0.25
 """The interval at which the driver updates the progress bar."""
@@ -78,12 +73,13 @@ class ValidationPlan:
     spans: tuple[tuple[int, int], ...] | None
     rows: tuple[tuple[Rows, ...], ...]
 
-    def blocks(self, worker: int, block: Block) -> Iterator[Block]:
-        """The rows that a worker evaluates."""
-        if self.spans is not None:
-            start, stop = self.spans[worker]
-            return iter((block[start:stop],) if stop > start else ())
-        return (opened for part in self.rows[worker] if (opened := part.open()) is not None)
+    def blocks(self, worker: int, trained: Block | BlockStream) -> Iterator[Block]:
+        """The rows that a worker evaluates, which trains on ``trained``."""
+        if self.spans is None:
+            return (block for part in self.rows[worker] for block in part.blocks())
+        assert isinstance(trained, Block), "only stored rows can be split"
+        start, stop = self.spans[worker]
+        return iter((trained[start:stop],) if stop > start else ())
 
 
 @dataclass(frozen=True)
@@ -228,7 +224,7 @@ class TrainTask:
     plan: Plan
     validation: ValidationPlan | None
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[OptimizerVariables]:
+    def __call__(self, context: TaskContext, rows: Iterator[Block | BlockStream]) -> Iterator[OptimizerVariables]:
         """Train what other attempts have not trained; yield the optimizer variables, if there was anything to train."""
         if not self.plan.batches[context.worker]:
             return
@@ -238,10 +234,10 @@ class TrainTask:
                 return
             try:
                 with client.renewing(self.plan.renew_seconds):
-                    block = next(blocks, None)
-                    if block is None:
+                    part = next(rows, None)
+                    if part is None:
                         raise DataError(_FEWER.format(worker=context.worker))
-                    run = _Run(self, context, client, block, resumed)
+                    run = _Run(self, context, client, part, resumed)
                     run.train()
                     if resumed.epoch < self.plan.epochs.stop:
                         yield OptimizerVariables(self.plan.rows[context.worker], run.state.optimizer)
@@ -267,13 +263,18 @@ class _Run:
     """One attempt to train the epochs of a worker."""
 
     def __init__(
-        self, task: TrainTask, context: TaskContext, client: ParameterClient, block: Block, resumed: ResumePoint
+        self,
+        task: TrainTask,
+        context: TaskContext,
+        client: ParameterClient,
+        rows: Block | BlockStream,
+        resumed: ResumePoint,
     ) -> None:
         self._plan, self._validation = task.plan, task.validation
         self._options = task.options.value
         self._trainer = LocalTrainer(task.archive.value, context)
         self._worker = context.worker
-        self._client, self._block = client, block
+        self._client, self._rows = client, rows
         self._resumed = resumed
         set_before, rate = resumed.learning_rate or (0, None)
         self._exchange = WorkerExchange(task.plan, client, set_before)
@@ -284,14 +285,12 @@ class _Run:
     def train(self) -> None:
         """Train from the progress of earlier attempts to the end."""
         plan, batch, before = self._plan, self._resumed.batch, self._resumed.metrics
-        # A nondeterministic source may return fewer rows when a lost partition is read again.
-        rows = min(plan.rows[self._worker], self._block.rows)
         callbacks = lasting(self._options.callbacks.fresh() if self._options.callbacks else ())
         for number in range(self._resumed.epoch, plan.epochs.stop):
             self._exchange.before = before
-            batch_range = BatchRange(number, rows, batch, plan.batches[self._worker])
+            batch_range = BatchRange(number, plan.rows[self._worker], batch, plan.batches[self._worker])
             replica = self._trainer.fit(
-                self.state, self._block, batch_range, self._options, callbacks=callbacks, exchange=self._exchange
+                self.state, self._rows, batch_range, self._options, callbacks=callbacks, exchange=self._exchange
             )
             if replica is None:
                 raise DataError(_FEWER.format(worker=self._worker))
@@ -312,7 +311,7 @@ class _Run:
         while directive.evaluate and not directive.stop:
             epoch = directive.evaluate[0]
             state = ModelWeights(self._client.snapshot(epoch))
-            blocks = self._validation.blocks(self._worker, self._block)
+            blocks = self._validation.blocks(self._worker, self._rows)
             found = self._trainer.evaluate(state, blocks, self._validation.options)
             directive = self._client.report(epoch, () if found is None else found[0])
 
@@ -387,7 +386,7 @@ class _Training:
                 self._plan(address),
                 validation,
             )
-            optimizers = self._supervise(dataset.run(task))
+            optimizers = self._supervise(dataset.train(task))
         if optimizers:
             self._put_optimizer(merge(optimizers).optimizer)
 

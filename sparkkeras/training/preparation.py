@@ -29,7 +29,7 @@ from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.sources.source import NamedColumns, Source, as_sources, split_by_column
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
-from sparkkeras.worker.trainer import BatchOptions, FitOptions, Transform
+from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
 
 
 @dataclass(frozen=True)

@@ -193,14 +193,14 @@ def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None
 
 
 @contextmanager
-def feed(spec: BlockSpec, batch_size: int, pieces: Iterator[Block], held_out: bool = False) -> Iterator[Any]:
+def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_out: bool = False) -> Iterator[Any]:
     """One epoch of batches as a data argument for Keras's ``fit``, ``evaluate`` and ``predict`` with the current backend.
 
     It is valid inside the ``with`` block, and holds no references to rows afterwards.
 
     Args:
         spec: The shapes and dtypes of the blocks.
-        batch_size: Rows per batch.
+        batch_size: Rows per batch; ``None``: each piece is a batch.
         pieces: The rows in the order of training; each piece but the last consists of whole batches. Iterated once.
         held_out: Whether these are the validation data of a ``fit`` whose training data is open at the same time.
 
@@ -221,7 +221,7 @@ def feed(spec: BlockSpec, batch_size: int, pieces: Iterator[Block], held_out: bo
         finally:
             source.pieces, source.error = iter(()), None
     else:
-        yield (_packed(batch) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size))
+        yield (_packed(batch) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size or piece.rows))
 
 
 def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
@@ -282,7 +282,7 @@ def _packed(block: Block) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _tensorflow_source(spec: BlockSpec, batch_size: int, held_out: bool) -> Any:
+def _tensorflow_source(spec: BlockSpec, batch_size: int | None, held_out: bool) -> Any:
     """The cached dataset for all rounds over blocks of this spec, because building one takes longer than a short round.
 
     ``held_out`` selects a second dataset for validation, which is used at the same time as the one for training.
@@ -291,7 +291,7 @@ def _tensorflow_source(spec: BlockSpec, batch_size: int, held_out: bool) -> Any:
 
 
 class _TensorFlowSource:
-    def __init__(self, spec: BlockSpec, batch_size: int) -> None:
+    def __init__(self, spec: BlockSpec, batch_size: int | None) -> None:
         import tensorflow as tf
 
         self.pieces: Iterator[Block] = iter(())
@@ -307,7 +307,8 @@ class _TensorFlowSource:
 
         # No prefetch: most workers have one core, on which a second thread would only compete with training.
         dataset = tf.data.Dataset.from_generator(generate, output_signature=_packed(Block(spec.form, specs)))
-        dataset = dataset.rebatch(batch_size)
+        if batch_size is not None:
+            dataset = dataset.rebatch(batch_size)
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.autotune.enabled = False

@@ -17,7 +17,7 @@ from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
-from sparkkeras.worker.trainer import BatchOptions, pieces_of
+from sparkkeras.worker.batches import BatchOptions, pieces_of
 
 
 class Predictor:

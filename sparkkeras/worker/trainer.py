@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -17,15 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, Form, Structure
-from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.dataset import BlockStream, TaskContext
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
-from sparkkeras.data.order import RowOrder
-from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.schema import schema_of
@@ -33,44 +30,10 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
+from sparkkeras.worker.batches import BatchOptions, BatchRange, EpochBatches, FitOptions, batches_of_epoch, pieces_of
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
-
-Transform = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """How batches are made of rows.
-
-    Attributes:
-        batch_size: Rows per batch.
-        transform: ``transform(x, y) -> (x, y)``, applied to each batch.
-        input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
-    """
-
-    batch_size: int
-    transform: ByValue[Transform] | None = None
-    input_names: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class FitOptions(BatchOptions):
-    """How a worker trains.
-
-    Attributes:
-        shuffle: Whether to shuffle the rows before each epoch.
-        seed: Seeds the shuffle, dropout masks and the global generators of NumPy and Python, with the indices of worker and
-            epoch.
-        class_weight: The weight of each class index, as in ``keras.Model.fit``.
-        callbacks: Keras callbacks that run on the workers.
-    """
-
-    shuffle: bool = True
-    seed: int = 0
-    class_weight: dict[int, float] | None = None
-    callbacks: ByValue[Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,16 +42,6 @@ class HeldOut:
 
     block: Block
     options: BatchOptions
-
-
-@dataclass(frozen=True)
-class BatchRange:
-    """Consecutive batches of one epoch: the batches in [first, last) of a worker's first ``rows`` rows."""
-
-    epoch: int
-    rows: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -166,7 +119,7 @@ class LocalTrainer:
     def fit(
         self,
         state: ModelState,
-        block: Block,
+        rows: Block | BlockStream,
         batch_range: BatchRange,
         options: FitOptions,
         *,
@@ -178,7 +131,7 @@ class LocalTrainer:
 
         Args:
             state: The initial weights and optimizer variables.
-            block: The partition's rows.
+            rows: The rows of the partition.
             batch_range: The epoch and the range of batches.
             options: The training options.
             callbacks: Keras callbacks that outlive this call, instead of new copies of those in ``options``.
@@ -188,38 +141,27 @@ class LocalTrainer:
         Returns:
             The trained model, or ``None`` if the range contains no rows.
         """
-        order = RowOrder(
-            batch_range.rows,
-            block.spec.row_bytes,
-            options.batch_size,
-            (options.seed, self.context.worker, batch_range.epoch) if options.shuffle else None,
-        )
-        last = min(batch_range.last, order.batches)
-        rows = min(last * options.batch_size, batch_range.rows) - batch_range.first * options.batch_size
-        if rows <= 0:
-            return None
-
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
         _seed_globals(seed)
-        pieces = (
-            _weighted(device.overwritable(transformed(block[index], options)), options.class_weight)
-            for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
-        )
-        piece = next(pieces)
+        epoch = batches_of_epoch(rows, batch_range, options, self.context.worker, self._check)
+        if epoch is None:
+            return None
+
         if callbacks is None:
             callbacks = list(options.callbacks.fresh()) if options.callbacks else []
-        model = self._model(piece.spec.zeros())
+        model = self._model(epoch.spec.zeros())
         _choose_steps(model, any(map(batch_hooks, _flatten(callbacks))), None if exchange is None else exchange.every)
         state.put(model)
         model_state.reseed(model, seed)
         _seed_globals((*seed, 1))  # building the model may have drawn numbers
         end = _end_of_epoch(model)
-        coupled = [] if exchange is None else [_exchanging(exchange, batch_range, last, options.batch_size, started)]
+        coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
         before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with (
-            device.feed(piece.spec, options.batch_size, chain([piece], pieces)) as batches,
+            device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
             self._validating(held_out) as validation_batches,
+            _streaming(),
         ):
             history = model.fit(
                 batches,
@@ -227,16 +169,16 @@ class LocalTrainer:
                 initial_epoch=batch_range.epoch,
                 epochs=batch_range.epoch + 1,
                 callbacks=[*callbacks, *coupled, end],
-                steps_per_epoch=last - batch_range.first,
+                steps_per_epoch=epoch.steps,
                 shuffle=False,
                 verbose=0,
             )
-        steps = last - batch_range.first
+        steps, trained = epoch.trained()
         if model.stop_training and model.optimizer is not None:  # a callback may have stopped it early
-            steps = min(steps, int(model.optimizer.iterations) - before)
+            steps, trained = epoch.trained(int(model.optimizer.iterations) - before)
         return Replica(
             worker=self.context.worker,
-            rows=min(rows, steps * options.batch_size),
+            rows=trained,
             steps=steps,
             seconds=time.perf_counter() - started,
             learning_rate=model_state.learning_rate(model),
@@ -261,9 +203,7 @@ class LocalTrainer:
 
         def noted(piece: Block) -> Block:
             nonlocal ranges
-            found = label_ranges(piece)
-            check_labels(self.archive.cached(), piece.spec, found)
-            ranges = union(ranges, found)
+            ranges = union(ranges, self._check(piece))
             return device.overwritable(piece)
 
         pieces = map(noted, pieces_of(blocks, options))
@@ -277,6 +217,12 @@ class LocalTrainer:
         with device.feed(first.spec, options.batch_size, chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
+
+    def _check(self, piece: Block) -> tuple[LabelRange, ...]:
+        """Check that labels fit the loss; returns their ranges."""
+        found = label_ranges(piece)
+        check_labels(self.archive.cached(), piece.spec, found)
+        return found
 
     @contextmanager
     def _validating(self, held_out: HeldOut | None) -> Iterator[Any]:
@@ -301,13 +247,6 @@ class LocalTrainer:
             model._sparkkeras_ready = True
             _choose_steps(model)
         return model
-
-
-def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
-    """The rows of blocks in pieces of some batches each, after the transform."""
-    for block in blocks:
-        for piece in block.pieces(BLOCK_BYTES, options.batch_size):
-            yield transformed(piece, options)
 
 
 def _choose_steps(model: Any, single: bool = False, every: int | None = None) -> None:
@@ -347,26 +286,6 @@ def overrides(callback: Any, hook: str) -> bool:
     return not str(method.__module__).startswith("keras.")
 
 
-def transformed(piece: Block, options: BatchOptions) -> Block:
-    """Apply the transform, if there is one, to a copy of the rows, and name the inputs of a model that takes a dict."""
-    if options.transform is None:
-        return piece.with_names(options.input_names)
-    copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
-    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(model_state.floatx())
-    return Block(made.form, tuple(np.array(array) for array in made.arrays)).with_names(options.input_names)
-
-
-def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
-    """The block with sample weights by class. As in Keras, classes that are not in ``class_weight`` have the weight 1."""
-    if class_weight is None or piece.form.y is None:
-        return piece
-    labels = piece.arrays[piece.form.span("y")][0]
-    classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else np.round(labels.reshape(len(labels)))
-    found, places = np.unique(classes, return_inverse=True)
-    weights = np.array([class_weight.get(int(number), 1.0) for number in found], model_state.floatx())
-    return Block(Form(piece.form.x, piece.form.y, Structure()), (*piece.arrays, weights[places]))
-
-
 def _seed_globals(seed: Sequence[int]) -> None:
     """Seed the global generators of Python and NumPy for transforms and callbacks. Seeding the backend causes retracing."""
     drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
@@ -395,35 +314,40 @@ def _end_of_epoch(model: Any) -> Any:
     return EndOfEpoch()
 
 
-def _exchanging(exchange: Exchange, batch_range: BatchRange, last: int, batch_size: int, started: float) -> Any:
+def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches, started: float) -> Any:
     """A callback that exchanges weights every ``exchange.every`` batches, and at the end of the epoch."""
     import keras
 
     class Exchanging(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self._done = self._exchanged = batch_range.first
+            self._done = self._exchanged = 0
             self._stopped = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             # Keras's batch index is wrong if the last call of an epoch runs fewer steps, so count them here.
-            self._done = min(self._done + int(self._model.steps_per_execution), last)
+            self._done, _ = epoch.trained(self._done + int(self._model.steps_per_execution))
             if exchange.stopped:
                 self._stopped = self._model.stop_training = True
-            elif exchange.every is not None and self._done % exchange.every == 0 and self._done < last:
+            elif self._is_due and not epoch.is_last(self._done):
                 self._exchange(None)
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        @property
+        def _is_due(self) -> bool:
+            return exchange.every is not None and (batch_range.first + self._done) % exchange.every == 0
+
+        def on_epoch_end(self, number: int, logs: Any = None) -> None:
             if not self._stopped:
                 self._exchange(dict(logs or {}))
 
         def _exchange(self, logs: dict[str, Any] | None) -> None:
             model = self.model  # with JAX, accessing this property copies the weights back into their variables
+            rows = epoch.trained(self._done)[1] - epoch.trained(self._exchanged)[1]
             point = ExchangePoint(
                 epoch=batch_range.epoch,
-                batch=self._done,
+                batch=batch_range.first + self._done,
                 steps=self._done - self._exchanged,
-                rows=min(self._done * batch_size, batch_range.rows) - self._exchanged * batch_size,
+                rows=rows,
                 learning_rate=model_state.learning_rate(model),
                 seconds=time.perf_counter() - started,
                 metrics=metrics.take(model),

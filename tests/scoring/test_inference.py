@@ -8,7 +8,7 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.scoring.inference import transformed_spec_of_zeros, transformed_spec_on_driver, transformed_spec_on_workers
-from sparkkeras.worker.trainer import BatchOptions
+from sparkkeras.worker.batches import BatchOptions
 
 
 def picks(x, y):

@@ -13,7 +13,7 @@ from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
 from sparkkeras.training.strategy import make_strategy
-from sparkkeras.worker.trainer import FitOptions
+from sparkkeras.worker.batches import FitOptions
 
 BATCH = 4
 RNG = np.random.default_rng(0)

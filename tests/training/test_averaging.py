@@ -16,7 +16,8 @@ from sparkkeras.training.averaging import Mean, Report, merge
 from sparkkeras.training.job import TrainValidationSplit, Validation
 from sparkkeras.training.worker_reports import merges_on_workers
 from sparkkeras.weights import Flat
-from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.trainer import LocalTrainer
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
 

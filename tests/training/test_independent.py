@@ -15,7 +15,7 @@ from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
 from sparkkeras.training.job import Job, TrainValidationSplit, Validation
-from sparkkeras.worker.trainer import BatchOptions, FitOptions
+from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
 from tests.training.jobs import BATCH, X, Y, partitions, rows
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.training.job import Job, TrainValidationSplit
-from sparkkeras.worker.trainer import FitOptions
+from sparkkeras.worker.batches import FitOptions
 
 
 def split(sizes, validation_split):

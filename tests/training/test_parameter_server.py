@@ -25,7 +25,7 @@ from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training.job import Server, TrainValidationSplit, Validation
 from sparkkeras.training.worker_reports import mean_logs
-from sparkkeras.worker.trainer import BatchOptions
+from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows

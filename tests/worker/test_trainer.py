@@ -15,8 +15,9 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
-from sparkkeras.worker.trainer import BatchOptions, BatchRange, FitOptions, LocalTrainer
+from sparkkeras.worker.trainer import LocalTrainer
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)

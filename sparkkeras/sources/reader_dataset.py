@@ -1,0 +1,161 @@
+"""Datasets of batches that a user's function reads on the workers. Nothing is stored: each epoch reads them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkkeras.data.block import Block
+from sparkkeras.data.dataset import Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
+from sparkkeras.data.files import UNKNOWN_ROWS, Handle
+from sparkkeras.data.label_range import label_ranges
+from sparkkeras.sources.connect import OverPartition, RemoteResults
+from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
+from sparkkeras.sources.tasks import Deferred, task_context
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import CapturesErrors, RemoteCluster
+from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """Yields the handle of a partition: the shapes and dtypes of its first batch, and the range of its labels."""
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Handle]:
+        """Read the first batch."""
+        block = next(blocks, None)
+        yield (
+            Handle(context.worker, "", 0, None)
+            if block is None
+            else Handle(context.worker, "", UNKNOWN_ROWS, block.spec, label_ranges(block))
+        )
+
+
+@dataclass(frozen=True)
+class ReadBatches:
+    """Run a task over the batches of a partition, each of which is a block. Batches that it leaves are not read."""
+
+    task: Task[Any]
+    cores: int
+
+    def __call__(self, partition: int, streams: Iterable[WorkerBatches]) -> Iterator[Any]:
+        """Yield the results."""
+        for stream in streams:
+            yield from self.task(task_context(partition, self.cores), stream.blocks())
+
+
+@dataclass(frozen=True)
+class TrainOnBatches:
+    """Run a task that trains on the batches of a partition."""
+
+    task: TrainingTask[Any]
+    cores: int
+
+    def __call__(self, partition: int, streams: Iterable[WorkerBatches]) -> Iterator[Any]:
+        """Yield the results."""
+        for stream in streams:
+            yield from self.task(task_context(partition, self.cores), iter((stream,)))
+
+
+@dataclass(frozen=True)
+class ReaderDataset(SparkDataset):
+    """Batches on a cluster whose driver is this process. Its blocks are the `WorkerBatches` of each worker."""
+
+    read: BatchReader
+
+    @classmethod
+    def of(cls, cluster: Cluster, read: BatchReader) -> ReaderDataset:
+        """The batches of all workers."""
+        streams = [WorkerBatches(read, worker, None) for worker in range(read.num_workers)]
+        return cls(cluster, RddBlocks(cluster.context.parallelize(streams, len(streams))), read)
+
+    def run(self, task: Task[R]) -> SparkResults[R]:
+        """Run a task in one pass over the batches; see `Dataset.run`."""
+        return SparkResults(self.cluster, self.blocks, ReadBatches(Deferred(task), self.cluster.task_cores))
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """Read the first batch of each worker; nothing is stored."""
+        handles = tuple(self.run(FirstBatch()).collect())
+        streams = tuple(WorkerBatches(self.read, handle.partition, handle.spec) for handle in handles)
+        rdd = self.cluster.context.parallelize(streams, len(streams))
+        yield OpenedReaderDataset(self.cluster, self.blocks, rdd, handles, "", streams)
+
+
+@dataclass(frozen=True)
+class OpenedReaderDataset(StoredSparkDataset):
+    """Batches of which the first ones have been read; see `ReaderDataset`."""
+
+    streams: tuple[WorkerBatches, ...]
+
+    @contextmanager
+    def everywhere(self) -> Iterator[tuple[Rows, ...]]:
+        """See `DriverDataset.everywhere`: any worker can read any batch."""
+        yield self.streams
+
+    def run(self, task: Task[R]) -> SparkResults[R]:
+        """Run a task over the batches; see `Dataset.run`."""
+        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), ReadBatches(Deferred(task), self.cluster.task_cores))
+
+    def train(self, task: TrainingTask[R]) -> SparkResults[R]:
+        """Run a task that reads the batches of a partition anew in each epoch; see `StoredDataset.train`."""
+        call = TrainOnBatches(Deferred(task), self.cluster.task_cores)
+        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), call)
+
+
+@dataclass(frozen=True)
+class RemoteReaderDataset:
+    """Batches on Spark Connect.
+
+    Attributes:
+        cluster: The cluster of the session.
+        read: Reads the batches.
+        handles: The metadata of each partition; empty before `stored`.
+    """
+
+    cluster: RemoteCluster
+    read: BatchReader
+    handles: tuple[Handle, ...] = ()
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions."""
+        return self.read.num_workers
+
+    @property
+    def max_result_bytes(self) -> int:
+        """The maximum total size of the results of a job, in bytes."""
+        return self.cluster.max_result_bytes
+
+    def share(self, value: R) -> AbstractContextManager[Shared[R]]:
+        """See `Dataset.share`; large values are uploaded as files of the session."""
+        return nullcontext(self.cluster.keep(value))
+
+    def run(self, task: Task[R]) -> RemoteResults[R]:
+        """Run a task in one pass over the batches; see `Dataset.run`."""
+        return self._results(ReadBatches(self._deferred(task), self.cluster.task_cores))
+
+    def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
+        """Run a task that reads the batches of a partition; see `StoredDataset.train`."""
+        return self._results(TrainOnBatches(self._deferred(task), self.cluster.task_cores))
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredDataset]:
+        """Read the first batch of each worker; nothing is stored."""
+        yield replace(self, handles=tuple(self.run(FirstBatch()).collect()))
+
+    def _deferred(self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]]) -> Deferred[R]:
+        return Deferred(task, self.cluster.carried_environment)
+
+    def _results(self, call: Callable[[int, Iterable[WorkerBatches]], Iterator[Any]]) -> RemoteResults[Any]:
+        count = self.num_partitions
+        frame: DataFrame = self.cluster.session.range(0, count, 1, count)
+        streams = tuple(WorkerBatches(self.read, worker, None) for worker in range(count))
+        return RemoteResults(self.cluster, frame, OverPartition(streams, CapturesErrors(call)))

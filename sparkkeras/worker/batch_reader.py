@@ -1,0 +1,142 @@
+"""Batches that a user's function reads on the workers, such as files on HDFS or S3, anew in each epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.data.block import Block, BlockSpec, concatenate, describe
+from sparkkeras.data.reader import Reader
+from sparkkeras.errors import DataError
+from sparkkeras.modeling.custom_code import ByValue
+
+MakeBatches = Callable[[int, int], Any]
+"""``make(worker, num_workers)``; see `BatchReader`."""
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """The batches of all workers.
+
+    Attributes:
+        make: Called as ``make(worker, num_workers)`` on a worker, at the beginning of each epoch. Returns the batches of
+            this worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y,
+            sample_weight)``.
+        num_workers: The number of workers.
+        reader: Checks the batches, and converts them to blocks.
+    """
+
+    make: ByValue[MakeBatches]
+    num_workers: int
+    reader: Reader
+
+    def blocks(self, worker: int) -> Iterator[Block]:
+        """Read the batches of one worker, each as a block.
+
+        Raises:
+            DataError: ``make`` returned something else than batches, or a batch does not fit the model.
+        """
+        made = self.make.load()(worker, self.num_workers)
+        for number, batch in enumerate(_batches(made)):
+            x, y, sample_weight = _unpacked(batch)
+            try:
+                block = self.reader.read_arrays(x, y, sample_weight)
+            except DataError as error:
+                raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
+            if block.rows:
+                yield block
+
+
+@dataclass(frozen=True)
+class WorkerBatches:
+    """The batches of one worker: a `BlockStream`, and rows that other tasks can open.
+
+    Attributes:
+        read: Reads the batches.
+        worker: The index of the worker.
+        spec: The shapes and dtypes of the first batch; ``None`` if there are no batches.
+    """
+
+    read: BatchReader
+    worker: int
+    spec: BlockSpec | None
+
+    def blocks(self) -> Iterator[Block]:
+        """Read the batches from the beginning."""
+        return self.read.blocks(self.worker)
+
+    def open(self) -> Block | None:
+        """Read all batches into memory, as one block; ``None`` if there are none."""
+        blocks = list(self.blocks())
+        return concatenate(blocks) if blocks else None
+
+
+def _batches(made: Any) -> Iterator[Any]:
+    """The batches of an object that a user's function returned."""
+    import keras
+
+    if hasattr(made, "as_numpy_iterator"):  # a tf.data.Dataset
+        yield from made.as_numpy_iterator()
+    elif isinstance(made, keras.utils.PyDataset):
+        yield from _of_py_dataset(made)
+    elif isinstance(made, Iterable) and not isinstance(made, (np.ndarray, Mapping, tuple, str, bytes)):
+        yield from made
+    else:
+        raise DataError(
+            f"make(worker, num_workers) returned {describe(made)}; expected a tf.data.Dataset, a keras.utils.PyDataset, or "
+            "an iterable of batches (x, y), for instance a generator. Yield arrays batch by batch."
+        )
+
+
+def _of_py_dataset(dataset: Any) -> Iterator[Any]:
+    """The batches of a PyDataset, loaded by as many threads as it has ``workers``, also if it asks for processes."""
+    dataset.on_epoch_begin()
+    count = dataset.num_batches
+    indices = itertools.count() if count is None else iter(range(count))
+    if dataset.workers <= 1:
+        yield from (dataset[index] for index in indices)
+    else:
+        pending: deque[Future[Any]] = deque()
+        with ThreadPoolExecutor(dataset.workers) as pool:
+            try:
+                for index in itertools.islice(indices, max(dataset.workers, dataset.max_queue_size)):
+                    pending.append(pool.submit(dataset.__getitem__, index))
+                while pending:
+                    batch = pending.popleft().result()
+                    pending.extend(pool.submit(dataset.__getitem__, index) for index in itertools.islice(indices, 1))
+                    yield batch
+            finally:
+                for future in pending:
+                    future.cancel()
+    dataset.on_epoch_end()
+
+
+def _unpacked(batch: Any) -> tuple[Any, Any, Any]:
+    """Features, labels and sample weights, as Keras unpacks a batch."""
+    if not isinstance(batch, (tuple, list)):
+        return _arrays(batch), None, None
+    if not 1 <= len(batch) <= 3:
+        raise DataError(f"a batch is {describe(batch)}; expected (x, y) or (x, y, sample_weight).")
+    x, y, sample_weight = (*map(_arrays, batch), None, None)[:3]
+    return x, y, sample_weight
+
+
+def _arrays(values: Any) -> Any:
+    """Tensors as NumPy arrays, in the same structure."""
+    import keras
+
+    def converted(leaf: Any) -> Any:
+        if type(leaf).__name__ in ("RaggedTensorValue", "RaggedTensor", "SparseTensorValue", "SparseTensor"):
+            raise DataError(
+                f"a batch has a {type(leaf).__name__.removesuffix('Value')}; expected tensors or arrays: convert it with "
+                "to_tensor() (ragged) or tf.sparse.to_dense."
+            )
+        return keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else leaf
+
+    return keras.tree.map_structure(converted, values)

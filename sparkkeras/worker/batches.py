@@ -1,0 +1,227 @@
+"""Batches of rows: how they are made, and the batches of one epoch, from stored rows or from a stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure
+from sparkkeras.data.dataset import BlockStream
+from sparkkeras.data.order import RowOrder
+from sparkkeras.data.sizes import BLOCK_BYTES
+from sparkkeras.modeling import state as model_state
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.worker import device
+
+Transform = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How batches are made of rows.
+
+    Attributes:
+        batch_size: Rows per batch.
+        transform: ``transform(x, y) -> (x, y)``, applied to each batch.
+        input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
+    """
+
+    batch_size: int
+    transform: ByValue[Transform] | None = None
+    input_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class FitOptions(BatchOptions):
+    """How a worker trains.
+
+    Attributes:
+        shuffle: Whether to shuffle the rows before each epoch.
+        seed: Seeds the shuffle, dropout masks and the global generators of NumPy and Python, with the indices of worker and
+            epoch.
+        class_weight: The weight of each class index, as in ``keras.Model.fit``.
+        callbacks: Keras callbacks that run on the workers.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    class_weight: dict[int, float] | None = None
+    callbacks: ByValue[Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """Consecutive batches of one epoch: the batches in [first, last) of a worker's first ``rows`` rows, or of all."""
+
+    epoch: int
+    rows: int
+    first: int
+    last: int
+
+
+class EpochBatches(Protocol):
+    """Batches to train on: those of an epoch of one worker, or some of them."""
+
+    @property
+    def spec(self) -> BlockSpec:
+        """The shapes and dtypes of the batches."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of rows in a batch; ``None``: each piece is a batch."""
+        ...
+
+    @property
+    def steps(self) -> int | None:
+        """The number of batches; ``None`` if it is unknown until they have been read."""
+        ...
+
+    def pieces(self) -> Iterator[Block]:
+        """The rows in pieces of whole batches. Called once."""
+        ...
+
+    def trained(self, steps: int = sys.maxsize) -> tuple[int, int]:
+        """The number of batches and of rows in the first ``steps`` batches; by default, in all that were read."""
+        ...
+
+    def is_last(self, steps: int) -> bool:
+        """Whether there are no more batches after the first ``steps``."""
+        ...
+
+
+def batches_of_epoch(
+    rows: Block | BlockStream, batch_range: BatchRange, options: FitOptions, worker: int, check: Callable[[Block], Any]
+) -> EpochBatches | None:
+    """The batches to train on, or ``None`` if the range contains no rows.
+
+    Args:
+        rows: The rows of the worker.
+        batch_range: The epoch and the range of batches.
+        options: The training options.
+        worker: The index of the worker.
+        check: Called with each batch of a stream, which nothing has checked before. It raises an error if the labels do not
+            fit the model.
+    """
+    if isinstance(rows, Block):
+        return _StoredEpoch.of(rows, batch_range, options, worker)
+    return _StreamedEpoch.of(rows, batch_range, options, check)
+
+
+class _StoredEpoch:
+    """Batches of stored rows, in a new order in each epoch if ``shuffle`` is set."""
+
+    def __init__(self, block: Block, order: RowOrder, batch_range: BatchRange, last: int, options: FitOptions) -> None:
+        self.batch_size = options.batch_size
+        self.steps = last - batch_range.first
+        self._first, self._rows = batch_range.first, batch_range.rows
+        pieces = (
+            _weighted(device.overwritable(transformed(block[index], options)), options.class_weight)
+            for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
+        )
+        first = next(pieces)
+        self.spec = first.spec
+        self._pieces = chain([first], pieces)
+
+    @classmethod
+    def of(cls, block: Block, batch_range: BatchRange, options: FitOptions, worker: int) -> _StoredEpoch | None:
+        # A nondeterministic source may return fewer rows when a lost partition is read again.
+        batch_range = replace(batch_range, rows=min(batch_range.rows, block.rows))
+        order = RowOrder(
+            batch_range.rows,
+            block.spec.row_bytes,
+            options.batch_size,
+            (options.seed, worker, batch_range.epoch) if options.shuffle else None,
+        )
+        last = min(batch_range.last, order.batches)
+        return cls(block, order, batch_range, last, options) if last > batch_range.first else None
+
+    def pieces(self) -> Iterator[Block]:
+        return self._pieces
+
+    def trained(self, steps: int = sys.maxsize) -> tuple[int, int]:
+        steps = min(steps, self.steps)
+        return steps, min((self._first + steps) * self.batch_size, self._rows) - self._first * self.batch_size
+
+    def is_last(self, steps: int) -> bool:
+        return steps >= self.steps
+
+
+class _StreamedEpoch:
+    """Batches of a stream, which is read from the beginning; those before the range are read and left out.
+
+    One batch is read ahead, so that the last one is known. JAX reads further ahead; so batches count when they have been
+    trained on.
+    """
+
+    batch_size = None
+    steps = None
+
+    def __init__(self, batches: Iterator[Block], first: Block, options: FitOptions, check: Callable[[Block], Any]) -> None:
+        self._batches, self._options, self._check = batches, options, check
+        self._sizes: list[int] = []
+        self._ended = False
+        self._first = self._prepared(first)
+        self.spec = self._first.spec
+
+    @classmethod
+    def of(
+        cls, stream: BlockStream, batch_range: BatchRange, options: FitOptions, check: Callable[[Block], Any]
+    ) -> _StreamedEpoch | None:
+        batches = islice(stream.blocks(), batch_range.first, batch_range.last)
+        first = next(batches, None)
+        return None if first is None else cls(batches, first, options, check)
+
+    def pieces(self) -> Iterator[Block]:
+        batch: Block | None = self._first
+        while batch is not None:
+            following = next(self._batches, None)
+            self._sizes.append(batch.rows)
+            self._ended = following is None
+            yield batch
+            batch = None if following is None else self._prepared(following)
+
+    def trained(self, steps: int = sys.maxsize) -> tuple[int, int]:
+        steps = min(steps, len(self._sizes))
+        return steps, sum(self._sizes[:steps])
+
+    def is_last(self, steps: int) -> bool:
+        return self._ended and steps >= len(self._sizes)
+
+    def _prepared(self, batch: Block) -> Block:
+        whole = replace(self._options, batch_size=batch.rows)
+        made = device.overwritable(transformed(batch, whole))
+        self._check(made)
+        return _weighted(made, self._options.class_weight)
+
+
+def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
+    """The rows of blocks in pieces of some batches each, after the transform."""
+    for block in blocks:
+        for piece in block.pieces(BLOCK_BYTES, options.batch_size):
+            yield transformed(piece, options)
+
+
+def transformed(piece: Block, options: BatchOptions) -> Block:
+    """Apply the transform, if there is one, to a copy of the rows, and name the inputs of a model that takes a dict."""
+    if options.transform is None:
+        return piece.with_names(options.input_names)
+    copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
+    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(model_state.floatx())
+    return Block(made.form, tuple(np.array(array) for array in made.arrays)).with_names(options.input_names)
+
+
+def _weighted(piece: Block, class_weight: dict[int, float] | None) -> Block:
+    """The block with sample weights by class. As in Keras, classes that are not in ``class_weight`` have the weight 1."""
+    if class_weight is None or piece.form.y is None:
+        return piece
+    labels = piece.arrays[piece.form.span("y")][0]
+    classes = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else np.round(labels.reshape(len(labels)))
+    found, places = np.unique(classes, return_inverse=True)
+    weights = np.array([class_weight.get(int(number), 1.0) for number in found], model_state.floatx())
+    return Block(Form(piece.form.x, piece.form.y, Structure()), (*piece.arrays, weights[places]))
