@@ -36,7 +36,7 @@ from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns
+from sparkkeras.sources.source import NamedColumns, check_row_count
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
@@ -270,14 +270,18 @@ class SparkModel:
 
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
-                on the first axis. For several inputs, ``x`` is a tuple or a dict of arrays.
+                on the first axis. For several inputs, ``x`` is a tuple or a dict of arrays. Or a function ``make(worker,
+                num_workers)``, which each worker calls at the beginning of each epoch. It returns the batches of this
+                worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y,
+                sample_weight)``. Their order and size are not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
             verbose: 0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.
             callbacks: Keras callbacks. They run on the driver with the driver's model, once per epoch.
             validation_split: The fraction of rows to validate on, in [0, 1): the last rows of each partition.
-            validation_data: A DataFrame, an RDD, ``(x, y)`` or ``(x, y, sample_weight)`` to validate on.
+            validation_data: A DataFrame, an RDD, ``(x, y)``, ``(x, y, sample_weight)``, or a function like ``data``, to
+                validate on.
             validation_col: A boolean or numeric column of the DataFrame; rows where it is true or not 0 are used for
                 validation and not for training.
             validation_freq: The number of epochs between two validations.
@@ -346,6 +350,10 @@ class SparkModel:
             worker_callbacks=worker_callbacks,
             seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # differs from call to call
         )
+        if self.mode == "synchronous" and self.frequency != "epoch":
+            check_row_count(
+                request.source, f"frequency={self.frequency!r}", "use steps_per_epoch= for shorter epochs, or another mode."
+            )
         partitioning = Partitioning(self.num_workers, self.num_workers, concurrent=self.mode != "synchronous")
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
         coordination = Coordination(self.frequency, rule, self._rule_state, server, self.training_histories)
@@ -442,7 +450,8 @@ class SparkModel:
 
         Args:
             data: A DataFrame (also a streaming one), arrays of features, or an RDD of features or of ``(x, y)`` rows, whose
-                labels are ignored.
+                labels are ignored. Or a function as in `fit`, whose batches are ``x`` or tuples that begin with it; the
+                predictions are in the order of the workers.
             batch_size: Rows in each batch; ``None``: that of the SparkModel, but at least 1024 for a DataFrame without a
                 loader.
             collect: ``False`` returns a lazy RDD with one prediction per row. Predictions for a DataFrame are always lazy.

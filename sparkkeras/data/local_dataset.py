@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sparkkeras.data.block import Block
+from sparkkeras.data.block import Block, BlockSpec, concatenate
 from sparkkeras.data.dataset import (
     DriverAddress,
     Merging,
@@ -24,7 +24,7 @@ from sparkkeras.data.dataset import (
     TrainingTask,
     joined,
 )
-from sparkkeras.data.files import Handle, one_block
+from sparkkeras.data.files import UNKNOWN_ROWS, Handle, one_block
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.sizes import PIECE_BYTES
 
@@ -105,13 +105,33 @@ class LocalRows:
 
 
 @dataclass(frozen=True)
+class LocalStream:
+    """Batches in memory: a `BlockStream`."""
+
+    batches: tuple[Block, ...]
+
+    @property
+    def spec(self) -> BlockSpec | None:
+        """The shapes and dtypes of the first batch; ``None`` if there are no batches."""
+        return self.batches[0].spec if self.batches else None
+
+    def open(self) -> Block | None:
+        """All batches as one block, or ``None`` if there are none."""
+        return concatenate(self.batches) if self.batches else None
+
+    def blocks(self) -> Iterator[Block]:
+        """The batches."""
+        return iter(self.batches)
+
+
+@dataclass(frozen=True)
 class LocalDataset:
-    """Blocks in memory, one per partition: a `DriverDataset`.
+    """Blocks or streams in memory, one per partition: a `DriverDataset`.
 
     Tasks are pickled and unpickled for every partition, as on a cluster.
     """
 
-    blocks: tuple[Block | None, ...]
+    blocks: tuple[Block | LocalStream | None, ...]
 
     @property
     def num_partitions(self) -> int:
@@ -126,12 +146,7 @@ class LocalDataset:
     @property
     def handles(self) -> tuple[Handle, ...]:
         """The metadata of each partition, in order."""
-        return tuple(
-            Handle(number, "", 0, None)
-            if block is None or block.rows == 0
-            else Handle(number, "", block.rows, block.spec, label_ranges(block))
-            for number, block in enumerate(self.blocks)
-        )
+        return tuple(map(_handle, range(len(self.blocks)), self.blocks))
 
     @property
     def slots(self) -> int:
@@ -150,7 +165,7 @@ class LocalDataset:
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
         """The rows of each partition, in memory."""
-        yield tuple(LocalRows(block) for block in self.blocks)
+        yield tuple(part if isinstance(part, LocalStream) else LocalRows(part) for part in self.blocks)
 
     def without_rows(self, count: int) -> LocalDataset:
         """A dataset of ``count`` empty partitions."""
@@ -163,23 +178,36 @@ class LocalDataset:
 
     def run(self, task: Task[R]) -> LocalResults[R]:
         """Run a task on every partition, each time that results are requested."""
+        return self._results(task, lambda part: part.blocks() if isinstance(part, LocalStream) else one_block(part))
+
+    def train(self, task: TrainingTask[R]) -> LocalResults[R]:
+        """Run a task on every partition, which it receives as a block or a stream; see `run`."""
+        return self._results(task, lambda part: iter(() if part is None else (part,)))
+
+    def _results(
+        self,
+        task: Callable[[TaskContext, Iterator[Any]], Iterator[R]],
+        opened: Callable[[Block | LocalStream | None], Iterator[Any]],
+    ) -> LocalResults[R]:
         payload = pickle.dumps(task)
 
         def partitions() -> list[list[R]]:
             results = []
-            for number, block in enumerate(self.blocks):
-                copy: Task[R] = pickle.loads(payload)
-                context = TaskContext(number, next(_attempts))
-                results.append(list(copy(context, one_block(block))))
+            for number, part in enumerate(self.blocks):
+                copy: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(payload)
+                results.append(list(copy(TaskContext(number, next(_attempts)), opened(part))))
             return results
 
         return LocalResults(partitions)
-
-    def train(self, task: TrainingTask[R]) -> LocalResults[R]:
-        """Run a task on every partition; see `run`."""
-        return self.run(task)
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """This dataset."""
         yield self
+
+
+def _handle(number: int, part: Block | LocalStream | None) -> Handle:
+    first = next(part.blocks(), None) if isinstance(part, LocalStream) else part
+    if first is None or not first.rows:
+        return Handle(number, "", 0, None)
+    return Handle(number, "", first.rows if first is part else UNKNOWN_ROWS, first.spec, label_ranges(first))

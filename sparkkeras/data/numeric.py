@@ -131,8 +131,8 @@ def remedy(value: Any) -> str:
     batches = isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
     if batches or hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
         return (
-            " Pass a function make(worker, num_workers) instead, which creates it on each worker, or arrays, or read the data "
-            "with Spark."
+            " Pass a function make(worker, num_workers) instead, which creates it on each worker, or arrays, "
+            "or read the data with Spark (load_tfrecords, spark.read)."
         )
     return ""
 

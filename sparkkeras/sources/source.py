@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,6 +101,19 @@ def split_by_column(source: Source, column: str) -> tuple[Source, Source]:
     return source.split_by(column)
 
 
+def check_row_count(source: Source, argument: str, remedy: str) -> None:
+    """Reject an argument that needs the number of rows before they have been read.
+
+    Raises:
+        ConfigurationError: The rows are batches that a function reads anew in each epoch.
+    """
+    if isinstance(source, BatchSource):
+        raise ConfigurationError(
+            f"{argument} needs to know how many rows there are, but data is a function, whose batches are read anew in each "
+            f"epoch: {remedy}"
+        )
+
+
 def lazy_dataset(source: Source) -> SparkDataset:
     """Make a dataset for lazy predictions; see `LazySource`.
 
@@ -170,6 +184,7 @@ def as_source(
         _check_no_labels(y, sample_weight)
         return RddSource(reader, data, environment)
     if is_batch_function(data):
+        _check_signature(data)
         if y is not None or sample_weight is not None:
             raise ConfigurationError("y and sample_weight are only for arrays; the batches of a function contain them.")
         return BatchSource(reader, ByValue.dump(data, "data"), environment)
@@ -448,7 +463,8 @@ class RemoteFrameSource(FrameSource):
 
 def is_batch_function(data: Any) -> bool:
     """Whether data is a function that reads batches on the workers."""
-    return callable(data) and not isinstance(data, type) and not hasattr(data, "__array__")
+    kinds = {kind.__module__.split(".")[0] for kind in type(data).__mro__}
+    return callable(data) and not isinstance(data, type) and not kinds & {"keras", "pyspark", "numpy"}
 
 
 def is_rdd(data: Any) -> bool:
@@ -509,6 +525,20 @@ def _check_no_labels(y: Any, sample_weight: Any) -> None:
         raise ConfigurationError(
             f"y and sample_weight are only for arrays; rows of an RDD contain them: (x, y) or (x, y, sample_weight).{hint}"
         )
+
+
+def _check_signature(make: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # a builtin
+        return
+    try:
+        signature.bind(0, 1)
+    except TypeError as error:
+        raise DataError(
+            f"data is {describe(make)}, which cannot be called with two arguments ({error}); expected a function "
+            "make(worker, num_workers) that returns the batches of a worker. Bind others with functools.partial."
+        ) from error
 
 
 def _as_columns(data: Any) -> str:

@@ -26,7 +26,7 @@ from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.sources.source import NamedColumns, Source, as_sources, split_by_column
+from sparkkeras.sources.source import NamedColumns, Source, as_sources, check_row_count, split_by_column
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
@@ -149,6 +149,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     reader = Reader(schema_of(model).before(transform), True, on_invalid)
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
+    if validation_split:
+        check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
         source, held_out = split_by_column(source, validation_col)
     for rows, batches in ((source, options), (held_out, validation_options)):

@@ -131,12 +131,5 @@ def _arrays(values: Any) -> Any:
     """Tensors as NumPy arrays, in the same structure."""
     import keras
 
-    def converted(leaf: Any) -> Any:
-        if type(leaf).__name__ in ("RaggedTensorValue", "RaggedTensor", "SparseTensorValue", "SparseTensor"):
-            raise DataError(
-                f"a batch has a {type(leaf).__name__.removesuffix('Value')}; expected tensors or arrays: convert it with "
-                "to_tensor() (ragged) or tf.sparse.to_dense."
-            )
-        return keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else leaf
-
-    return keras.tree.map_structure(converted, values)
+    convert = keras.ops.convert_to_numpy
+    return keras.tree.map_structure(lambda leaf: convert(leaf) if keras.ops.is_tensor(leaf) else leaf, values)

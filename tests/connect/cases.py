@@ -72,6 +72,13 @@ def doubled(x, y=None):
     return 2 * x, y
 
 
+def read(worker, num_workers):
+    """Batches of 16 rows for each worker."""
+    x, y = arrays()
+    for start in range(16 * worker, len(x), 16 * num_workers):
+        yield x[start : start + 16], y[start : start + 16]
+
+
 class Case:
     """A training case.
 
@@ -114,6 +121,7 @@ CASES = {
     "transform": Case(lambda spark: (frame(spark), {"transform": doubled})),
     "arrays": Case(lambda spark: (*arrays(), {})),
     "arrays_of_three": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
+    "batches": Case(lambda spark: (read, {"validation_data": read}), num_workers=2),
     "two_ended": Case(
         lambda spark: (
             to_data_frame(spark, two_ended_arrays()[0], two_ended_arrays()[1]),
@@ -124,7 +132,7 @@ CASES = {
 }
 
 
-QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "two_ended"}
+QUICK = {"plain", "often", "validation_frame", "arrays_of_three", "batches", "two_ended"}
 """The cases that run different code; the others run in the long version of the suite only."""
 
 CHOSEN = [name for name in CASES if SOAK or name in QUICK]

@@ -24,8 +24,8 @@ class Rows(keras.utils.PyDataset):
     ("data", "message"),
     [
         (sparse.csr_matrix(np.eye(3)), r"Convert sparse matrices with \.toarray\(\)"),
-        ((each for each in range(3)), "Concatenate the batches to arrays"),
-        (Rows(), "Concatenate the batches to arrays"),
+        ((each for each in range(3)), r"Pass a function make\(worker, num_workers\) instead"),
+        (Rows(), r"Pass a function make\(worker, num_workers\) instead"),
     ],
 )
 def test_the_error_for_data_of_other_libraries_suggests_a_conversion(data, message):
@@ -39,14 +39,24 @@ def test_the_error_for_sparse_labels_suggests_a_conversion():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")
-def test_the_error_for_a_tf_dataset_suggests_a_conversion():
+def test_the_error_for_a_tf_dataset_suggests_a_function():
     import tensorflow as tf
 
     dataset = tf.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones(4)))
-    with pytest.raises(DataError, match="map\\(np.stack, zip\\(\\*dataset.as_numpy_iterator"):
+    with pytest.raises(DataError, match=r"Pass a function make\(worker, num_workers\) instead"):
         as_source(dataset, Reader(Schema()))
-    x, y = map(np.stack, zip(*dataset.as_numpy_iterator(), strict=True))
-    assert as_source(x, Reader(Schema()), y).block.rows == 4
+
+
+def test_a_function_takes_the_worker_and_the_number_of_workers():
+    def make(path):
+        return path
+
+    with pytest.raises(DataError, match=r"cannot be called with two arguments.*make\(worker, num_workers\)"):
+        as_source(make, Reader(Schema()))
+    with pytest.raises(ConfigurationError, match="the batches of a function contain them"):
+        as_source(lambda worker, num_workers: [], Reader(Schema()), np.ones(3))
+    with pytest.raises(DataError, match="expected a Spark DataFrame"):
+        as_source(keras.Sequential([keras.Input((3,))]), Reader(Schema()))
 
 
 @pytest.mark.parametrize(("given", "words"), [(("label", None), "y='label'"), ((np.ones(3), "w"), "sample_weight='w'")])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparkkeras.data.dataset import FilesMissing
-from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning
+from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning, LocalStream
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import ModelState
@@ -315,7 +315,7 @@ def test_a_partition_with_missing_files_is_trained_from_its_source(linear):
 class Again(LocalDataset):
     """A dataset that retries a failed task once, as Spark does."""
 
-    def run(self, task):
+    def train(self, task):
         from sparkkeras.data.dataset import TaskContext
 
         def attempts():
@@ -330,7 +330,8 @@ class Again(LocalDataset):
         return LocalResults(attempts)
 
 
-def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_path):
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_path, stream):
     mark = tmp_path / "mark"
 
     class Fail(keras.callbacks.Callback):
@@ -341,7 +342,10 @@ def test_an_attempt_that_takes_over_keeps_the_progress_of_the_previous_one(tmp_p
 
     given = Model(optimizer=sgd(momentum=0.0))
     callbacks = ByValue.dump([Fail()], "callbacks")
-    history, stats, _ = train(given, Again(partitions(22).blocks), epochs=2, frequency=1, worker_callbacks=callbacks)
+    parts = partitions(22).blocks
+    if stream:
+        parts = (LocalStream(tuple(parts[0].batches(BATCH))),)
+    history, stats, _ = train(given, Again(parts), epochs=2, frequency=1, worker_callbacks=callbacks)
     assert (stats.takeovers, stats.pushes, stats.steps) == (1, 12, {0: 12})
     found = ModelState.take(given.model).weights.vector
     expected = plain(given, 2)

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras.data.local_dataset import LocalDataset
-from sparkkeras.errors import DivergenceError
+from sparkkeras.data.local_dataset import LocalDataset, LocalStream
+from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.training.job import TrainValidationSplit
@@ -201,3 +201,64 @@ def test_logs_of_a_custom_train_step_reach_the_history(mode):
     assert close(model, found)
     assert set(history.history) == {"largest"}
     assert history.history["largest"] == pytest.approx(expected["largest"], rel=1e-6)
+
+
+# Rows that are read anew in each epoch
+
+
+def streamed(*partitions):
+    """A dataset of streams; each partition is a list of slices of the rows, the batches."""
+    return LocalDataset(tuple(LocalStream(tuple(rows(X[part], Y[part]) for part in parts)) for parts in partitions))
+
+
+def in_batches(start, stop, size=BATCH):
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 2])
+def test_a_stream_trains_like_stored_rows(linear, strategy, frequency):
+    if (strategy, frequency) == ("synchronous", 2):
+        pytest.skip("refused by SparkModel.fit")
+    expected, _ = fit(linear, partitions(22), strategy, epochs=3, frequency=frequency)
+    stored = ModelState.take(linear.model)
+    linear.reset()
+    histories = []
+    history, _ = fit(linear, streamed(in_batches(0, 22)), strategy, epochs=3, frequency=frequency, histories=histories)
+    assert close(linear.model, stored.weights.vector, stored.optimizer.vector, atol=1e-6)
+    assert all(history.history[name] == pytest.approx(values, rel=1e-5) for name, values in expected.history.items())
+    if strategy != "independent":
+        assert [record["rows"] for record in histories] == [22, 22, 22]
+
+
+def test_streams_of_any_length_are_weighted_by_their_rows(linear):
+    uneven = streamed([slice(0, 5), slice(5, 6)], [slice(20, 40)], [])
+    before = linear.state.weights.vector
+    fit(linear, uneven, epochs=1)
+    found = linear.model.get_weights()
+    alone = []
+    for parts in ([slice(0, 5), slice(5, 6)], [slice(20, 40)]):
+        linear.reset()
+        fit(linear, streamed(parts), epochs=1)
+        alone.append(linear.model.get_weights())
+    assert not np.allclose(before, np.concatenate([each.ravel() for each in found]))
+    for each, short, longer in zip(found, *alone, strict=True):
+        np.testing.assert_allclose(each, (6 * short + 20 * longer) / 26, rtol=1e-5)
+
+
+def test_steps_per_epoch_ends_a_stream(linear, mode):
+    histories = []
+    fit(linear, streamed(in_batches(0, 40)), mode, epochs=2, steps_per_epoch=3, histories=histories)
+    assert [record["rows"] for record in histories] == [12, 12]
+    assert int(linear.model.optimizer.iterations) == 6
+
+
+def test_labels_of_a_stream_are_checked(mode):
+    keras.utils.set_random_seed(1)
+    given = Model(optimizer="sgd")
+    classes = np.array([[0.0], [1.0], [7.0]], np.float32)
+    given.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+    given.model.compile("sgd", "sparse_categorical_crossentropy")
+    metrics.prepare(given.model, rows(X[:1], classes[:1]).spec.zeros())
+    stream = LocalStream((rows(X[:2], classes[:2]), rows(X[2:3], classes[2:])))
+    with pytest.raises(DataError, match="7"):
+        fit(given, LocalDataset((stream,)), mode)

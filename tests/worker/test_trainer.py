@@ -619,7 +619,7 @@ def test_predictions_of_several_outputs(measured):
 
 def test_predictions_are_streamed(linear, monkeypatch):
     """Memory does not grow with the partition: pieces of the input and parts of the output have a bounded size."""
-    monkeypatch.setattr("sparkkeras.worker.trainer.BLOCK_BYTES", 12 * BATCH)  # a batch
+    monkeypatch.setattr("sparkkeras.worker.batches.BLOCK_BYTES", 12 * BATCH)  # a batch
     monkeypatch.setattr("sparkkeras.worker.predictor.HELD_BYTES", 8 * BATCH)  # the predictions of two
     given = [0]
 

@@ -1,0 +1,133 @@
+"""Batches that a user's function reads: kinds of datasets, and errors."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.errors import DataError
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
+
+X = np.arange(36, dtype=np.float32).reshape(12, 3)
+Y = X[:, :1] * 2
+SCHEMA = Schema((InputSpec("x", (3,), floating=True),), (InputSpec("y", (1,), floating=True),))
+
+
+class Numbered(keras.utils.PyDataset):
+    """Batches of 4 rows."""
+
+    def __init__(self, ended=None, **options):
+        super().__init__(**options)
+        self.ended, self.threads = ended, set()
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.threads.add(threading.get_ident())
+        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
+
+    def on_epoch_end(self):
+        if self.ended is not None:
+            self.ended.append(True)
+
+
+def batches(make, labelled=True, worker=0, num_workers=1):
+    return list(BatchReader(_Function(make), num_workers, Reader(SCHEMA, labelled)).blocks(worker))
+
+
+class _Function:
+    """A function that is not pickled, so that a test sees its effects."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def load(self):
+        return self._make
+
+
+def tf_dataset(worker, num_workers):
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+
+MAKES = {
+    "generator": lambda worker, num_workers: ((X[i : i + 4], Y[i : i + 4]) for i in range(0, 12, 4)),
+    "list": lambda worker, num_workers: [(X[:4], Y[:4]), [X[4:8], Y[4:8]], (X[8:], Y[8:])],
+    "tensors": lambda worker, num_workers: [(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y))],
+    "PyDataset": lambda worker, num_workers: Numbered(),
+    "PyDataset with threads": lambda worker, num_workers: Numbered(workers=2, max_queue_size=2),
+    "tf.data": tf_dataset,
+}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_every_kind_of_batches_becomes_blocks(kind):
+    found = batches(MAKES[kind])
+    assert np.array_equal(np.concatenate([block.x for block in found]), X)
+    assert np.array_equal(np.concatenate([block.y for block in found]), Y)
+
+
+def test_the_function_receives_the_worker_and_the_number_of_workers():
+    assert [
+        block.x[0, 0] for block in batches(lambda worker, n: [(X[worker::n], Y[worker::n])], worker=2, num_workers=4)
+    ] == [6]
+
+
+def test_a_py_dataset_loads_in_its_threads_and_ends_its_epoch():
+    ended = []
+    dataset = Numbered(ended, workers=2)
+    assert len(batches(lambda worker, n: dataset)) == 3
+    assert ended
+    assert threading.get_ident() not in dataset.threads
+
+
+def test_features_alone_are_enough_for_predictions():
+    for batch in (X, (X,), (X, Y), [X, Y, Y[:, 0]]):
+        (block,) = batches(lambda worker, n, batch=batch: [batch], labelled=False)
+        assert np.array_equal(block.x, X)
+        assert block.y is None
+
+
+def test_batches_without_rows_are_omitted():
+    assert [block.rows for block in batches(lambda worker, n: [(X[:0], Y[:0]), (X, Y)])] == [12]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ((X, Y), r"returned a tuple .*expected a tf\.data\.Dataset"),
+        (None, "returned None"),
+        ([(X, Y, Y, Y)], "a batch is a tuple"),
+        ([(X[:5], Y)], "batch 0 of the reader of worker 0: arrays must have the same number of rows"),
+        ([(X, Y), X], "batch 1 of the reader of worker 0: labels are missing"),
+        ([(np.where(X == 5, np.nan, X), Y)], "NaN"),
+    ],
+)
+def test_what_is_not_a_batch_is_reported(made, message):
+    with pytest.raises(DataError, match=message):
+        batches(lambda worker, n: made)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="uses tensors of TensorFlow")
+def test_ragged_tensors_are_reported():
+    import tensorflow as tf
+
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    dataset = tf.data.Dataset.from_tensors((ragged, [[1.0], [2.0]]))
+    with pytest.raises(DataError, match=r"batch 0 .* another shape than row 0.*Pad sequences"):
+        batches(lambda worker, n: dataset)
+
+
+def test_batches_of_a_worker_open_as_one_block():
+    def read(made):
+        return WorkerBatches(BatchReader(ByValue.dump(lambda worker, n: made, "data"), 1, Reader(SCHEMA)), 0, None)
+
+    opened = read([(X[:8], Y[:8]), (X[8:], Y[8:])]).open()
+    assert opened is not None
+    assert np.array_equal(opened.x, X)
+    assert read([]).open() is None
