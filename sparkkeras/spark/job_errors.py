@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -152,16 +154,26 @@ def quietly(call: Callable[[], Any]) -> None:
 def interruptible() -> Iterator[None]:
     """Raise an interrupt (Ctrl-C) as KeyboardInterrupt, even if py4j has replaced it by an error of its own.
 
-    PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which breaks the connection. While
-    py4j handles the KeyboardInterrupt, it closes that connection, which fails with a ``Py4JError``.
+    PySpark's SIGINT handler calls Java, possibly in the middle of another call to Java, which fails; before PySpark 4.2 it
+    then raises no KeyboardInterrupt. So Python's own handler replaces it meanwhile. While py4j handles the
+    KeyboardInterrupt, it closes its connection, which fails with a ``Py4JError``.
     """
     handled = sys.exception()  # an interrupt that was already caught does not count
+    handler = signal.getsignal(signal.SIGINT)
+    replaced = threading.current_thread() is threading.main_thread() and "SparkContext" in getattr(
+        handler, "__qualname__", ""
+    )
+    if replaced:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except Exception as error:
         if _hides_interrupt(error, handled):
             raise KeyboardInterrupt from error
         raise
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _hides_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:

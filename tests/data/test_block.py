@@ -322,7 +322,7 @@ def of_module(name):
         ((x for x in "ab"), "a generator"),
         (object(), "an object of the class object"),
         (datetime.date(2024, 5, 1), "datetime.date(2024, 5, 1)"),
-        (np.float64(2), "np.float64(2.0)"),
+        (np.float64(2), "np.float64(2.0)" if np.__version__ >= "2" else "float64 2.0"),
         (LeafSpec((3,), "int64"), "LeafSpec(shape=(3,), dtype='int64')"),
         (of_module("pyspark.pandas.frame"), "a pandas-on-Spark DataFrame"),
         (of_module("pyspark.sql.connect.dataframe"), "a Spark DataFrame"),

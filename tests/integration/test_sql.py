@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pyspark
 import pytest
 from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors
@@ -147,6 +148,8 @@ def test_invalid_arguments_in_sql_are_reported_in_one_line(spark, model, frame):
         "": "handed() takes 3 numbers, or arrays or vectors that hold as many in all; it received 0 arguments.",
         "a, b": "the arguments of handed() do not fit the model's input",
     }.items():
+        if not arguments and pyspark.__version__ < "4.2":
+            continue  # PySpark fails before it calls the function
         with pytest.raises(PythonException) as error:
             spark.sql(f"SELECT handed({arguments}) FROM measurements").collect()
         assert f"sparkkeras.errors.DataError: {words}" in str(error.value)

@@ -139,6 +139,8 @@ def test_a_damaged_zip_directory_is_reported(packed, member, offset):
     entry = packed.rindex(member.encode()) - 46
     assert packed[entry : entry + 4] == b"PK\x01\x02"
     damaged[entry + offset] ^= 0xFF
+    if offset == 24:  # a larger size than that of the file would do no harm
+        damaged[entry + 24 : entry + 28] = (7).to_bytes(4, "little")
     with pytest.raises(ModelError):
         persistence.unpack(bytes(damaged), {}, True)
 
