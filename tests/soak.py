@@ -80,7 +80,7 @@ def run(shard: str, folder: Path, extra: list[str]) -> bool:
     """Run the remaining tests of a shard, print the outcome, and return whether they passed."""
     started = time.monotonic()
     python = lowest_environment(DONE / "environment") if shard == "lowest" else sys.executable
-    environment = os.environ | ({} if shard in NOT_SOAK else {"SPARKKERAS_SOAK": "1"})
+    environment = os.environ | ({} if shard in NOT_SOAK else {"SPARKKERAS_SOAK": "1"}) | {"PYSPARK_PYTHON": python}
     code = subprocess.run([python, *command(shard, folder / shard), *extra], cwd=ROOT, env=environment).returncode
     passed = code in (0, NO_TESTS_COLLECTED)
     outcome = "passed" if passed else f"failed (exit status {code})"

@@ -160,9 +160,8 @@ def interruptible() -> Iterator[None]:
     """
     handled = sys.exception()  # an interrupt that was already caught does not count
     handler = signal.getsignal(signal.SIGINT)
-    replaced = threading.current_thread() is threading.main_thread() and "SparkContext" in getattr(
-        handler, "__qualname__", ""
-    )
+    is_main = threading.current_thread() is threading.main_thread()
+    replaced = is_main and getattr(handler, "__qualname__", "").startswith("SparkContext.")
     if replaced:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
