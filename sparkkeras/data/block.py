@@ -14,6 +14,8 @@ import numpy as np
 
 from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
+from sparkkeras.data.text import STRING, NotTextError, Text, empty_strings, holds_text, to_text
+from sparkkeras.data.text import concatenate as concatenate_arrays
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
@@ -113,15 +115,31 @@ class Form:
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """The shape of one row of an array, and its dtype name."""
+    """The shape of one row of an array, and the name of its dtype: one of NumPy's, or ``"string"``."""
 
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, array: Array) -> LeafSpec:
+        """The spec of an array."""
+        return cls(array.shape[1:], STRING if array.dtype == object else np.dtype(array.dtype).name)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are strings."""
+        return self.dtype == STRING
+
     @property
     def row_bytes(self) -> int:
-        """The size of one row in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        """The size of one row in bytes; of strings, which differ in length, that of their offsets."""
+        item = 8 if self.is_text else np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * item
+
+    def zeros(self, rows: int) -> Array:
+        """An array of zeros, or of empty strings."""
+        shape = (rows, *self.shape)
+        return empty_strings(shape) if self.is_text else np.zeros(shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,17 +151,20 @@ class BlockSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The size of one row of all arrays in bytes."""
+        """The size of one row of all arrays in bytes; see `LeafSpec.row_bytes`."""
         return sum(leaf.row_bytes for leaf in self.leaves)
 
     def zeros(self, rows: int = 1) -> Block:
-        """A block of zeros."""
-        return Block(self.form, tuple(np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self.leaves))
+        """A block of zeros, with empty strings."""
+        return Block(self.form, tuple(leaf.zeros(rows) for leaf in self.leaves))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows. The first axis of every array is the row axis."""
+    """Consecutive rows. The first axis of every array is the row axis.
+
+    Strings are in the arrays as `Text`; `x` and `y` return them as arrays of ``str`` objects.
+    """
 
     form: Form
     arrays: tuple[Array, ...]
@@ -156,39 +177,49 @@ class Block:
     @property
     def x(self) -> Any:
         """The features, in the structure that the model expects."""
-        return self.form.x.build(self.arrays[self.form.span("x")])
+        return self.form.x.build(self._values("x"))
 
     @property
     def y(self) -> Any:
         """The labels, or ``None``."""
-        return None if self.form.y is None else self.form.y.build(self.arrays[self.form.span("y")])
+        return None if self.form.y is None else self.form.y.build(self._values("y"))
 
     @property
     def sample_weight(self) -> Any:
         """The sample weights, or ``None``."""
         return None if self.form.weight is None else self.form.weight.build(self.arrays[self.form.span("sample_weight")])
 
+    def _values(self, side: str) -> list[Any]:
+        return [np.asarray(array) if isinstance(array, Text) else array for array in self.arrays[self.form.span(side)]]
+
     @property
     def spec(self) -> BlockSpec:
         """The form, with the shape of a row and the dtype of each array."""
-        leaves = tuple(LeafSpec(array.shape[1:], np.dtype(array.dtype).name) for array in self.arrays)
-        return BlockSpec(self.form, leaves)
+        return BlockSpec(self.form, tuple(map(LeafSpec.of, self.arrays)))
 
     @property
     def nbytes(self) -> int:
         """The size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self.arrays)
 
+    @property
+    def row_bytes(self) -> int:
+        """The size of one row of all arrays in bytes; with strings, the mean, rounded up."""
+        return -(-self.nbytes // max(1, self.rows))
+
     def __getitem__(self, rows: slice | Array) -> Block:
         """Select rows: a view for a slice, a copy for an array of row indices."""
         if isinstance(rows, slice):
             return Block(self.form, tuple(array[rows] for array in self.arrays))
         # Not array[rows]: for a memory map this returns a view of a copy, which looks as if it shared the file's memory.
-        return Block(self.form, tuple(np.take(np.asarray(array), rows, axis=0) for array in self.arrays))
+        return Block(
+            self.form,
+            tuple(a[rows] if isinstance(a, Text) else np.take(np.asarray(a), rows, axis=0) for a in self.arrays),
+        )
 
     def pieces(self, max_bytes: int, multiple: int = 1) -> Iterator[Block]:
         """Views of the block of at most ``max_bytes`` each. Their rows are a multiple of ``multiple``, and at least that."""
-        return self.batches(piece_rows(self.spec.row_bytes, max_bytes, multiple))
+        return self.batches(piece_rows(self.row_bytes, max_bytes, multiple))
 
     def batches(self, rows: int) -> Iterator[Block]:
         """Views of the block of ``rows`` rows each; the last one may be shorter."""
@@ -199,7 +230,7 @@ class Block:
         """Apply ``transform(x, y) -> (x, y)`` to each batch of ``batch_size`` rows. Sample weights are not transformed.
 
         Raises:
-            ValueError: The transform does not return a pair of numeric arrays.
+            ValueError: The transform does not return a pair of arrays of numbers, or of strings as features.
             DataError: The returned arrays differ in their number of rows or, without labels, do not match the batch's.
         """
         if transform is None or self.rows == 0:
@@ -228,7 +259,7 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     columns = zip(*(block.arrays for block in blocks), strict=True)
-    return Block(blocks[0].form, tuple(np.concatenate(column) for column in columns))
+    return Block(blocks[0].form, tuple(map(concatenate_arrays, columns)))
 
 
 def changed(before: BlockSpec, after: BlockSpec) -> str:
@@ -256,7 +287,9 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
     if x is None or (y is None and batch.y is not None):
         raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
     made = from_arrays(x, y, batch.sample_weight, expected_x=batch.form.x.count if not batch.form.x.bare else None)
-    block = Block(made.form, tuple(map(_returned_numbers, made.form.labels, made.arrays)))
+    features = made.form.x.count
+    returned = enumerate(zip(made.form.labels, made.arrays, strict=True))
+    block = Block(made.form, tuple(_returned(label, array, index < features) for index, (label, array) in returned))
     counts = {label: len(array) if array.ndim else None for label, array in zip(made.form.labels, block.arrays, strict=True)}
     if None in counts.values() or len(set(counts.values())) > 1:
         received = ", ".join(
@@ -275,11 +308,11 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
     return block
 
 
-def _returned_numbers(label: str, array: Array) -> Array:
-    """Convert an array that a transform returned to numbers: Python objects are converted as in the data of `fit`."""
+def _returned(label: str, array: Array, is_feature: bool) -> Array:
+    """Convert an array that a transform returned, also of Python objects, as in the data of `fit`."""
     try:
-        values, missing = to_numbers(array)
-    except NotNumbersError as error:
+        values, missing = to_text(array) if is_feature and holds_text(array) else to_numbers(array)
+    except (NotNumbersError, NotTextError) as error:
         where = "" if error.row is None else f" of row {error.row} of the batch"
         raise ValueError(f"transform must return arrays of numbers; {label}{where} {error}") from error
     if missing is not None:

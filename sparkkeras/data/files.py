@@ -1,8 +1,8 @@
 """Blocks on the local disk of the machine that trains on them.
 
-A partition is written once, one file per array, in chunks, and then memory-mapped: a training round opens it in well under
-a millisecond, whatever its size, and the operating system can evict its pages when memory is short. Spark caches and sends
-only a `Handle`.
+A partition is written once, in chunks, one file per array and two per array of strings, and then memory-mapped: a training
+round opens it in well under a millisecond, whatever its size, and the operating system can evict its pages when memory is
+short. Spark caches and sends only a `Handle`.
 
 The files are in the executor's temporary folder, which is removed with the executor.
 """
@@ -14,14 +14,17 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.data.text import Text, to_text
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array
 
@@ -45,6 +48,7 @@ class Handle:
         rows: The number of rows, or `UNKNOWN_ROWS`.
         spec: Shapes and dtypes; ``None`` if there are no rows.
         labels: The value range of each array of labels.
+        text_bytes: The size of all strings, in bytes.
     """
 
     partition: int
@@ -52,6 +56,12 @@ class Handle:
     rows: int
     spec: BlockSpec | None
     labels: tuple[LabelRange, ...] = ()
+    text_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all rows in bytes."""
+        return 0 if self.spec is None else self.rows * self.spec.row_bytes + self.text_bytes
 
     def open(self) -> Block | None:
         """Memory-map the rows; ``None`` if there are none.
@@ -79,14 +89,21 @@ class Handle:
         assert self.spec is not None
         leaf = self.spec.leaves[index]
         shape = (self.rows, *leaf.shape)
+        if leaf.is_text:
+            offsets = _mapped(directory / f"{index}.offsets", np.int64, (int(np.prod(shape)) + 1,))
+            return Text.from_buffers(offsets, _mapped(directory / f"{index}.text", np.uint8, (int(offsets[-1]),)), shape)
         if leaf.row_bytes == 0:
             return np.empty(shape, leaf.dtype)
-        path = directory / f"{index}.bin"
-        if path.stat().st_size != len(_HEAD) + self.rows * leaf.row_bytes:
-            raise FileNotFoundError(
-                f"{path} has an unexpected size: the source returned different rows when it was read again"
-            )
-        return np.memmap(path, dtype=np.dtype(leaf.dtype), mode="r", offset=len(_HEAD), shape=shape)
+        return _mapped(directory / f"{index}.bin", leaf.dtype, shape, len(_HEAD))
+
+
+def _mapped(path: Path, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if path.stat().st_size != offset + size:
+        raise FileNotFoundError(f"{path} has an unexpected size: the source returned different rows when it was read again")
+    if not size:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype=np.dtype(dtype), mode="r", offset=offset, shape=shape)
 
 
 def one_block(block: Block | None) -> Iterator[Block]:
@@ -140,33 +157,56 @@ def write(blocks: Iterable[Block], partition: int, folder: Path) -> Handle:
     target = folder / f"part-{partition}-{uuid.uuid4().hex}"
     with draft_of(target) as draft:
         draft.mkdir()
-        rows, spec, labels = _write_arrays(blocks, partition, draft)
-    return Handle(partition, str(target), rows, spec, labels)
+        handle = _write_arrays(blocks, partition, draft)
+    return replace(handle, directory=str(target))
 
 
-def _write_arrays(
-    blocks: Iterable[Block], partition: int, directory: Path
-) -> tuple[int, BlockSpec | None, tuple[LabelRange, ...]]:
+def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> Handle:
     rows = 0
     spec: BlockSpec | None = None
     labels: tuple[LabelRange, ...] = ()
-    files = []
-    try:
+    with ExitStack() as stack:
+        files: list[_ArrayFile | _TextFiles] = []
         for block in blocks:
             if block.rows == 0:
                 continue
             if spec is None:
                 spec = block.spec
-                files = [(directory / f"{index}.bin").open("wb") for index in range(len(spec.leaves))]
-                for file in files:
-                    file.write(_HEAD)
+                for index, leaf in enumerate(spec.leaves):
+                    kind = _TextFiles if leaf.is_text else _ArrayFile
+                    files.append(kind(directory, index, stack))
             elif block.spec != spec:
                 raise DataError(f"partition {partition}, from row {rows}: {changed(spec, block.spec)}")
             for file, array in zip(files, block.arrays, strict=True):
-                np.ascontiguousarray(array).tofile(file)
+                file.append(array)
             labels = union(labels, label_ranges(block))
             rows += block.rows
-    finally:
-        for file in files:
-            file.close()
-    return rows, spec, labels
+        text_bytes = sum(file.end for file in files if isinstance(file, _TextFiles))
+    return Handle(partition, str(directory), rows, spec, labels, text_bytes)
+
+
+class _ArrayFile:
+    """The file of an array of numbers."""
+
+    def __init__(self, directory: Path, index: int, stack: ExitStack) -> None:
+        self._file = stack.enter_context((directory / f"{index}.bin").open("wb"))
+        self._file.write(_HEAD)
+
+    def append(self, array: Array) -> None:
+        np.ascontiguousarray(array).tofile(self._file)
+
+
+class _TextFiles:
+    """The two files of an array of strings: UTF-8, and the offset at which each string ends, after a 0."""
+
+    def __init__(self, directory: Path, index: int, stack: ExitStack) -> None:
+        self._text = stack.enter_context((directory / f"{index}.text").open("wb"))
+        self._offsets = stack.enter_context((directory / f"{index}.offsets").open("wb"))
+        np.zeros(1, np.int64).tofile(self._offsets)
+        self.end = 0
+
+    def append(self, array: Array) -> None:
+        offsets, data = cast(Text, to_text(array)[0]).buffers
+        (self.end + offsets[1:]).tofile(self._offsets)
+        data.tofile(self._text)
+        self.end += len(data)

@@ -27,9 +27,11 @@ class LabelRange:
 
 
 def label_ranges(block: Block) -> tuple[LabelRange, ...]:
-    """The range of each array of labels of a block; empty without labels or rows."""
+    """The range of each array of labels of a block; empty without labels or rows, or if some labels are strings."""
     labels = block.arrays[block.form.span("y")]
-    return tuple(LabelRange.of(array) for array in labels) if all(array.size for array in labels) else ()
+    if any(array.dtype == object or not array.size for array in labels):
+        return ()
+    return tuple(LabelRange.of(array) for array in labels)
 
 
 def union(ranges: tuple[LabelRange, ...], others: tuple[LabelRange, ...]) -> tuple[LabelRange, ...]:

@@ -39,7 +39,7 @@ class RowsToBlocks:
             form = form or self.reader.form_of(chunk[0], partition)
             block = self.reader.read_rows(chunk, form, partition, first)
             first += len(chunk)
-            size = piece_rows(max(1, block.spec.row_bytes), BLOCK_BYTES) if first == len(chunk) else size
+            size = piece_rows(max(1, block.row_bytes), BLOCK_BYTES) if first == len(chunk) else size
             chunk = []
             yield block
         if chunk:

@@ -206,7 +206,7 @@ class StoredSparkDataset:
         if self.cluster.is_local:
             yield self.handles
             return
-        size = sum(handle.rows * handle.spec.row_bytes for handle in self.handles if handle.spec is not None)
+        size = sum(handle.nbytes for handle in self.handles)
         if self.max_result_bytes and size > self.max_result_bytes:
             raise ConfigurationError(
                 f"all workers need {size / 1e9:.1f} GB of rows (validation_data in the asynchronous modes and for "

@@ -134,7 +134,7 @@ class _StoredEpoch:
         batch_range = replace(batch_range, rows=min(batch_range.rows, block.rows))
         order = RowOrder(
             batch_range.rows,
-            block.spec.row_bytes,
+            block.row_bytes,
             options.batch_size,
             (options.seed, worker, batch_range.epoch) if options.shuffle else None,
         )

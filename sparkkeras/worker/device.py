@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, changed
+from sparkkeras.data.text import Text
 from sparkkeras.errors import ClusterError, DataError
 from sparkkeras.modeling import garbage_collection
 
@@ -241,7 +242,8 @@ def overwritable(block: Block) -> Block:
 
     copies = keras.backend.backend() in {"tensorflow", "jax"}
     arrays = (
-        array if array.base is None or (copies and array.ctypes.data % 16) else np.array(array) for array in block.arrays
+        array if isinstance(array, Text) or array.base is None or (copies and array.ctypes.data % 16) else np.array(array)
+        for array in block.arrays
     )
     return Block(block.form, tuple(arrays))
 
