@@ -1,8 +1,9 @@
 """Conversion between Arrow columns and NumPy arrays. Imports neither Spark nor Keras.
 
 Supported column types: numbers, booleans, decimals, (nested) lists of equal length, MLlib vectors in Spark's representation
-(``struct<type, size, indices, values>``), and raw tensors as bytes. Numbers and lists without nulls are not copied. Nulls
-are reported as a mask, so that the caller can drop these rows; values that do not fit raise an error.
+(``struct<type, size, indices, values>``), raw tensors as bytes, and strings for inputs that take them. Numbers and lists
+without nulls are not copied. Nulls are reported as a mask, so that the caller can drop these rows; values that do not fit
+raise an error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms, current_terms
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec
+from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 
@@ -75,7 +77,7 @@ class Leaf:
         columns: The names of the columns.
         together: Whether the columns are concatenated into one feature vector per row.
         input: The model's input, where it is known.
-        fits: Whether the values must fit the input; ``False`` if a transform is applied first.
+        fits: Whether the values must fit the input; ``False`` if a transform is applied first, or the input is unknown.
         loader: Converts the only column to an array, for instance of images.
         terms: How messages name the columns.
     """
@@ -91,6 +93,16 @@ class Leaf:
     def label(self) -> str:
         """The name of the array in messages."""
         return self.terms.column(self.columns[0]) if len(self.columns) == 1 else self.terms.columns(self.columns)
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the columns may hold strings."""
+        return not self.fits or self.needs_text
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the columns must hold strings."""
+        return self.fits and self.input is not None and self.input.text
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> ColumnValues:
         """Read the values of all rows.
@@ -110,6 +122,8 @@ class Leaf:
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
             return ColumnValues(self._fitted(loaded), None if good.all() else good, self.label, True, terms=self.terms)
+        if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
+            return self._read_text(columns)
         shape = None if self.input is None else self.input.shape
         floating = self.input is not None and self.input.floating
         found = [read(column, name, shape, floating, self.terms) for name, column in zip(self.columns, columns, strict=True)]
@@ -122,6 +136,24 @@ class Leaf:
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
         return ColumnValues(values, whole, self.label, parts=parts, terms=self.terms)
+
+    def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
+        found = []
+        width = self.input.shape[0] if self.input is not None and self.input.shape and len(columns) == 1 else None
+        for name, column in zip(self.columns, columns, strict=True):
+            try:
+                found.append(read_text(column, width))
+            except NotTextError as error:
+                raise DataError(f"{self.terms.column(name)} {error}") from None
+        incomplete = [good for _, good in found if good is not None]
+        named = zip(self.columns, found, strict=True)
+        return ColumnValues(
+            self._fitted(side_by_side([values for values, _ in found]) if self.together else found[0][0]),
+            np.logical_and.reduce(incomplete) if incomplete else None,
+            self.label,
+            parts=tuple(ColumnPart(name, _width(values), good) for name, (values, good) in named),
+            terms=self.terms,
+        )
 
     def _widened(
         self, found: Sequence[tuple[Array, Array | None]], shape: tuple[int | None, ...]
@@ -271,7 +303,7 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
         raise _UnfitError("holds paths of images.", "To read and decode them")
     raise _UnfitError(
         f"has the type {kind}; expected numbers, arrays or vectors. Encode text and categories first, for "
-        "instance with pyspark.ml.feature.StringIndexer."
+        "instance with pyspark.ml.feature.StringIndexer, or with keras.layers.StringLookup in transform=."
     )
 
 

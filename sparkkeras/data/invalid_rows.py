@@ -98,7 +98,8 @@ class InvalidRows:
         for index, missing in enumerate(masks):
             if missing is None:
                 continue
-            takes_nan = is_floating(arrays[index].dtype) or index not in integers
+            is_text = arrays[index].dtype == object
+            takes_nan = not is_text and (is_floating(arrays[index].dtype) or index not in integers)
             if self.policy == "allow" and takes_nan:
                 arrays[index] = filled(arrays[index], missing)
                 continue

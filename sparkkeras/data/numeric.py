@@ -217,7 +217,7 @@ def _advice(array: Array) -> str:
     if kind == "S" and array.size and is_encoded_image(bytes(array.flat[0])):
         return "These are encoded images: decode them first, or use a DataFrame column with loader=image_loader(size)."
     if kind in "US" or isinstance(held, (str, bytes)):
-        return "Encode text first, for instance with keras.layers.StringLookup outside the model."
+        return "Encode text first, for instance with keras.layers.StringLookup in transform=."
     if kind == "c" or isinstance(held, complex):
         return (
             "Complex numbers are not supported: use real and imaginary parts as separate numbers "

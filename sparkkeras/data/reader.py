@@ -13,6 +13,7 @@ from sparkkeras.data.column_values import BY_NAME, ColumnValues
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
+from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
@@ -64,10 +65,10 @@ class Reader:
         except ValueError as error:
             raise DataError(f"{error}.") from error
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
+        flat = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
         found = [
-            self._numbers(leaf, label, "the arrays")
-            for side, structure in form.sides
-            for leaf, label in zip(structure.flatten(values[side]), structure.labels(side), strict=True)
+            self._values(leaf, label, text, "the arrays")
+            for leaf, label, text in zip(flat, form.labels, self._expects_text(form), strict=True)
         ]
         leaves = [leaf for leaf, _ in found]
         for label, (leaf, missing) in zip(form.labels, found, strict=True):
@@ -106,8 +107,10 @@ class Reader:
                 column.append(leaf)
         place = f"partition {partition}"
         found = [
-            self._numbers([leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column], label, place, first)
-            for column, label in zip(columns, form.labels, strict=True)
+            self._values(
+                [leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column], label, text, place, first
+            )
+            for column, label, text in zip(columns, form.labels, self._expects_text(form), strict=True)
         ]
         return self._block(form, found, place, first)
 
@@ -129,7 +132,10 @@ class Reader:
         Raises:
             DataError: Values are missing or not finite, and ``on_invalid`` does not allow it.
         """
-        arrays = [self._numbers(leaf.values, leaf.label, where, first)[0] for leaf in leaves]
+        arrays = [
+            leaf.values if isinstance(leaf.values, Text) else self._numbers(leaf.values, leaf.label, where, first)[0]
+            for leaf in leaves
+        ]
         arrays = self._as_the_model_takes_them(form, arrays)
         whole = self._invalid.mask_nulls(leaves, arrays, where, first)
         block, rows = Block(form, tuple(arrays)), None
@@ -213,9 +219,29 @@ class Reader:
         if len(inputs) > 1:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
             return len(row) == len(inputs) and not nested
+        if inputs and inputs[0].text:
+            return len(row) == int(np.prod([size or 0 for size in inputs[0].shape or ()]))
         rank = len(inputs[0].shape) if inputs and inputs[0].shape is not None else 1
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank
+
+    def _expects_text(self, form: Form) -> list[bool | None]:
+        """Whether each array must hold strings; ``None`` if it may hold strings or numbers."""
+        specs = self.schema.specs_of(form) or [None] * form.x.count
+        features = [None if spec is None or self.schema.transformed else spec.text for spec in specs]
+        features += [False] * (form.x.count - len(features))
+        labels = [None if self.schema.transformed else False] * (0 if form.y is None else form.y.count)
+        return features + labels + [False] * (0 if form.weight is None else form.weight.count)
+
+    def _values(self, value: Any, label: str, text: bool | None, place: str, first: int = 0) -> tuple[Array, Array | None]:
+        """Rows as an array of strings or numbers, and a mask of missing values; for ``text`` see `_expects_text`."""
+        if text is False or (text is None and not holds_text(value)):
+            return self._numbers(value, label, place, first)
+        try:
+            return to_text(value, first)
+        except NotTextError as error:
+            where = place if error.row is None else f"row {error.row} of {place}"
+            raise DataError(f"{label} of {where} {error}") from error
 
     def _numbers(self, value: Any, label: str, place: str, first: int = 0) -> tuple[Array, Array | None]:
         """Rows as a numeric array in floatx, and a mask of missing values; see `to_numbers`."""
@@ -245,7 +271,17 @@ class Reader:
         return block
 
     def _as_the_model_takes_them(self, form: Form, arrays: list[Array]) -> list[Array]:
-        """Convert integers to floats for floating-point inputs, since JSON and CSV mix both. One-byte integers are kept."""
+        """Convert integers to floats for floating-point inputs, since JSON and CSV mix both. One-byte integers are kept.
+
+        Strings get or lose a last axis of size 1, as the input has it: TensorFlow retraces a model for another rank.
+        """
+        for index, spec in enumerate([] if self.schema.transformed else self.schema.specs_of(form)):
+            array = arrays[index]
+            if isinstance(array, Text) and spec is not None and spec.shape is not None and spec.takes(array.shape[1:]):
+                if len(spec.shape) == array.ndim:
+                    arrays[index] = array.reshape(*array.shape, 1)
+                elif len(spec.shape) < array.ndim - 1:
+                    arrays[index] = array.reshape(*array.shape[:-1])
         for index in self._floating(form):
             if arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
                 arrays[index] = arrays[index].astype(self.schema.floatx)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparkkeras.data.block import BlockSpec, Form
+from sparkkeras.data.text import TO_STRINGS
 from sparkkeras.errors import DataError, counted
 
 OnInvalid = Literal["error", "drop", "allow"]
@@ -24,6 +25,7 @@ class InputSpec:
         name: The name.
         shape: The shape without the batch axis; ``None`` as a size: any size. ``None`` as the shape: any shape.
         floating: Whether the dtype is a floating-point one.
+        text: Whether the input takes strings.
         indices: The ``input_dim`` of the ``Embedding`` that takes this input directly; ``None`` if there is none.
     """
 
@@ -31,6 +33,7 @@ class InputSpec:
     shape: tuple[int | None, ...] | None
     floating: bool = False
     indices: int | None = None
+    text: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether rows of this shape fit. As in Keras, a trailing axis of size 1 is optional."""
@@ -51,12 +54,14 @@ class Schema:
         outputs: The outputs in order; empty if unknown.
         floatx: The dtype that floating-point data is converted to, as Keras does.
         named_outputs: Whether the model returns its outputs as a dict.
+        transformed: Whether a transform is applied to the rows, so that features and labels may be strings.
     """
 
     inputs: tuple[InputSpec, ...] = ()
     outputs: tuple[InputSpec, ...] = ()
     floatx: str = "float32"
     named_outputs: bool = False
+    transformed: bool = False
 
     @property
     def expected_x(self) -> int | None:
@@ -69,10 +74,10 @@ class Schema:
         return len(self.outputs) or None
 
     def before(self, transform: object | None) -> Schema:
-        """The schema of rows before a transform (``None``: without one), which may hold any values as indices."""
+        """The schema of rows before a transform (``None``: without one), which may hold any values."""
         if transform is None:
             return self
-        return replace(self, inputs=tuple(replace(spec, indices=None) for spec in self.inputs))
+        return replace(self, inputs=tuple(replace(spec, indices=None) for spec in self.inputs), transformed=True)
 
     def specs_of(self, form: Form) -> list[InputSpec | None]:
         """The model input of each feature array; ``None`` if unknown."""
@@ -111,6 +116,11 @@ class Schema:
                 f"are {counted(len(leaves), 'array')}: pass x as {expected}."
             )
         for label, spec, leaf in zip(labels, specs, leaves, strict=True):
+            if spec.text != leaf.is_text:
+                raise DataError(
+                    f"{label} does not fit the model's input {spec.name!r}: "
+                    + (f"it expects strings, received {leaf.dtype}. {TO_STRINGS}" if spec.text else _NO_STRINGS)
+                )
             if spec.shape is not None and not spec.takes(leaf.shape):
                 raise DataError(
                     f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
@@ -119,6 +129,11 @@ class Schema:
                     + ("Reshape the data, or use transform= to reshape it." if has_transform else "Reshape the data.")
                 )
 
+
+_NO_STRINGS = (
+    "it expects numbers, received strings. Encode them with a keras.layers.TextVectorization or StringLookup in transform=, "
+    'or at the beginning of the model, with keras.Input(..., dtype="string").'
+)
 
 _SINGLE_SAMPLE = (
     "As an array, a single sample needs a batch axis: x[None]. In an RDD, a row is (x, y) with all features in x; to use "

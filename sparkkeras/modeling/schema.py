@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import keras
 
 from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.data.text import STRING
+from sparkkeras.errors import ModelError
 from sparkkeras.modeling.state import floatx
 
 
 def schema_of(model: keras.Model) -> Schema:
-    """The inputs and outputs of a model, as far as they are known."""
+    """The inputs and outputs of a model, as far as they are known.
+
+    Raises:
+        ModelError: An input takes strings, which Keras's current backend does not support.
+    """
     tensors = input_tensors(model)
     names = input_names(model) or [tensor.name for tensor in tensors]
     entries = _entries(model)
@@ -21,12 +28,29 @@ def schema_of(model: keras.Model) -> Schema:
         replace(spec, indices=entries.get(id(tensor)), name=name)
         for spec, tensor, name in zip(_specs(tensors), tensors, names, strict=True)
     )
+    text = next((spec.name for spec in inputs if spec.text), None)
+    if text is not None and not _has_strings():
+        raise ModelError(
+            f"the model's input {text!r} takes strings, which models with the backend {keras.backend.backend()!r} cannot: "
+            "expected inputs of numbers. Call the layer that takes strings (TextVectorization, StringLookup) in transform= "
+            "instead, which runs on the workers, and give the model an input of what it returns."
+        )
     outputs = _specs(getattr(model, "outputs", None))
     names = _output_names(model)
     if len(names) == len(outputs):
         outputs = tuple(replace(spec, name=name) for name, spec in zip(names, outputs, strict=True))
     named = isinstance(getattr(graph_of(model), "_outputs_struct", None), dict)
     return Schema(inputs, outputs, floatx(), named)
+
+
+@functools.cache
+def _has_strings() -> bool:
+    """Whether Keras's current backend has tensors of strings."""
+    try:
+        keras.ops.convert_to_tensor("", STRING)
+    except Exception:  # backends raise errors of different types
+        return False
+    return True
 
 
 def input_tensors(model: keras.Model) -> list[Any]:
@@ -84,7 +108,8 @@ def _entries(model: keras.Model) -> dict[int, int]:
 
 
 def _specs(tensors: Iterable[Any] | None) -> tuple[InputSpec, ...]:
+    dtypes = [(tensor, keras.backend.standardize_dtype(tensor.dtype)) for tensor in tensors or ()]
     return tuple(
-        InputSpec(str(tensor.name), tuple(tensor.shape[1:]), "float" in keras.backend.standardize_dtype(tensor.dtype))
-        for tensor in tensors or ()
+        InputSpec(str(tensor.name), tuple(tensor.shape[1:]), "float" in dtype, text=dtype == STRING)
+        for tensor, dtype in dtypes
     )

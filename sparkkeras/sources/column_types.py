@@ -33,6 +33,12 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
             raise ConfigurationError(f"a loader takes one column, received {list(leaf.columns)}.")
         else:
             leaf.loader.check(name, kind.simpleString())
+    if leaf.together and leaf.takes_text and len({_holds_strings(finder.type_of(name)[0]) for name in leaf.columns}) > 1:
+        raise DataError(
+            f"{leaf.label} are combined into one array, which cannot hold both strings and numbers. Pass a dict, "
+            "features={'name': 'column', ...}, of which transform= receives a dict of arrays, or give the model an input "
+            "for each."
+        )
     spec = leaf.input if leaf.fits else None
     if spec is None or spec.shape is None:
         return
@@ -85,16 +91,27 @@ def check_argument(leaf: Leaf, name: str, column: pa.Array) -> None:
 def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
     from pyspark.sql import types
 
+    if leaf.takes_text and _holds_strings(kind):
+        return
     inner = kind
     while isinstance(inner, types.ArrayType):
         inner = inner.elementType
+    if leaf.needs_text:
+        assert leaf.input is not None
+        raise DataError(
+            f"{leaf.terms.column(name)} has the type {kind.simpleString()}, but the model's input {leaf.input.name!r} takes "
+            f"strings: expected a string, or an array of strings. {_as_string(name, inner, leaf)}"
+        )
     if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
         return
     if isinstance(inner, types.BinaryType) and inner is kind and leaf.input is not None:
         return
     type_name, give = kind.simpleString(), leaf.terms.give
     if isinstance(inner, types.StringType):
-        advice = "Encode text first, for instance with pyspark.ml.feature.StringIndexer."
+        advice = (
+            "Encode text first, for instance with pyspark.ml.feature.StringIndexer, or with keras.layers.StringLookup or "
+            "TextVectorization in transform=."
+        )
         if leaf.terms.function:
             advice = "Cast text that is a number, CAST(... AS DOUBLE), and encode other text first."
         if inner is kind and leaf.input is not None and len(leaf.input.shape or ()) == 3:
@@ -119,6 +136,24 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
     )
 
 
+def _holds_strings(kind: DataType) -> bool:
+    """Whether a column holds strings, or arrays of them."""
+    from pyspark.sql import types
+
+    return isinstance(getattr(kind, "elementType", kind), types.StringType)
+
+
+def _as_string(name: str, inner: DataType, leaf: Leaf) -> str:
+    """The conversion of a column to strings, for messages."""
+    from pyspark.sql import types
+
+    if leaf.terms.function:
+        return "Cast it: CAST(... AS STRING)."
+    if isinstance(inner, types.BinaryType):
+        return f"Decode it: df.withColumn({name!r}, decode({name!r}, 'UTF-8'))."
+    return f"Cast it: df.withColumn({name!r}, df[{name!r}].cast('string'))."
+
+
 def _loader_call(leaf: Leaf) -> str:
     """The call of `image_loader` that fits an input, for messages."""
     shape = (leaf.input.shape if leaf.input is not None else None) or ()
@@ -133,7 +168,7 @@ def _width(kind: DataType, metadata: Mapping[str, Any]) -> int | None:
     """The number of values per row, if the type or the metadata determine it."""
     from pyspark.sql import types
 
-    if isinstance(kind, (types.NumericType, types.BooleanType)):
+    if isinstance(kind, (types.NumericType, types.BooleanType, types.StringType)):
         return 1
     size = (metadata.get("ml_attr") or {}).get("num_attrs") if _is_vector(kind) else None
     return None if size is None else int(size)

@@ -64,14 +64,17 @@ class ColumnMapping:
         """
         finder = ColumnFinder(frame)
         loaders = self.loaders(schema)
-        x, leaves = _match_columns("features", self.features, schema.inputs, finder)
+        x, leaves = self._match_features(schema.inputs, finder)
         form = Form(x)
         leaves = [
-            replace(leaf, fits=self.fits, loader=loaders.get(leaf.input.name if leaf.input else "")) for leaf in leaves
+            replace(
+                leaf, fits=self.fits and leaf.input is not None, loader=loaders.get(leaf.input.name if leaf.input else "")
+            )
+            for leaf in leaves
         ]
         if labelled:
             y, labels = _match_columns("label", self.label, schema.outputs, finder)
-            form, leaves = Form(x, y), leaves + [replace(leaf, input=None) for leaf in labels]
+            form, leaves = Form(x, y), leaves + [replace(leaf, input=None, fits=self.fits) for leaf in labels]
             if self.sample_weight is not None:
                 weight, weights = _match_weights(self.sample_weight, schema, finder)
                 for leaf in weights:
@@ -84,6 +87,14 @@ class ColumnMapping:
         for leaf in leaves:
             check_types(leaf, finder)
         return Selection(form, tuple(leaves))
+
+    def _match_features(self, specs: Sequence[InputSpec], finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
+        """Match the feature columns; a transform may get a dict of them by other names than those of the inputs."""
+        given, by_name = self.features, {spec.name: spec for spec in specs}
+        if self.fits or not isinstance(given, Mapping) or set(given) <= set(by_name):
+            return _match_columns("features", given, specs, finder)
+        leaves = [_leaf(f"features[{name!r}]", columns, by_name.get(name)) for name, columns in given.items()]
+        return Structure(len(leaves), tuple(given), bare=False), leaves
 
     def loaders(self, schema: Schema) -> dict[str, Loader]:
         """The loader of each input that has one, by input name."""

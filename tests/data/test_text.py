@@ -1,0 +1,187 @@
+"""Strings in blocks: any text survives memory, pickles and files; the rules for columns and rows of strings."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkkeras.data import files
+from sparkkeras.data.block import concatenate, from_arrays
+from sparkkeras.data.column_values import Terms
+from sparkkeras.data.columns import Leaf
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.data.text import NotTextError, Text, to_text
+from sparkkeras.errors import DataError
+
+WORDS = np.array(["", "ends in NUL\0", "a\0b", "😀 é", "z" * 10_000, "", "last"], object)
+Y = np.arange(len(WORDS), dtype=np.float32)
+TEXT, NUMBER = InputSpec("text", (1,), text=True), InputSpec("number", (1,), floating=True)
+
+
+def reader(*inputs, **options):
+    return Reader(Schema(inputs or (TEXT,)), **options)
+
+
+def block(rows=WORDS):
+    return reader().read_arrays(rows, np.zeros(len(rows), np.float32), None)
+
+
+def words(found):
+    return found.x.reshape(-1).tolist()
+
+
+def test_any_text_survives_a_file(tmp_path):
+    handle = files.write([block(WORDS[:3]), block(WORDS[3:])], 0, tmp_path)
+    stored = handle.open()
+    assert words(stored) == WORDS.tolist()
+    assert stored.spec == handle.spec == block().spec
+    assert stored.spec.leaves[0].dtype == "string"
+    assert words(stored[::3]) == WORDS[::3].tolist()
+    assert words(stored[np.array([4, 1, 1])]) == WORDS[[4, 1, 1]].tolist()
+    assert [words(part) for part in stored.batches(3)] == [WORDS[at : at + 3].tolist() for at in (0, 3, 6)]
+    assert handle.nbytes == sum(len(word.encode()) for word in WORDS) + len(WORDS) * (8 + 4)
+
+
+def test_empty_strings_survive_a_file(tmp_path):
+    assert words(files.write([block(np.array(["", ""]))], 0, tmp_path).open()) == ["", ""]
+
+
+def test_files_of_another_size_are_not_opened(tmp_path):
+    handle = files.write([block()], 0, tmp_path)
+    path = next(tmp_path.glob("part-0-*/0.text"))
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(FileNotFoundError):
+        handle.open()
+
+
+def test_a_slice_is_pickled_without_the_other_rows():
+    part = pickle.dumps(block()[1:3])
+    assert len(part) < 2_000
+    assert words(pickle.loads(part)) == WORDS[1:3].tolist()
+
+
+def test_blocks_are_concatenated():
+    assert words(concatenate([block(WORDS[:2])[1:], block(WORDS[2:])])) == WORDS[1:].tolist()
+
+
+def test_pieces_follow_the_length_of_the_strings():
+    rows = np.array(["x" * 1000] * 100, object)
+    assert [piece.rows for piece in block(rows).pieces(10_240)] == [10] * 10
+    assert block(rows).row_bytes == 1000 + 8 + 4
+
+
+def test_zeros_are_empty_strings():
+    assert words(block().spec.zeros(2)) == ["", ""]
+
+
+@pytest.mark.parametrize("dtype", ["U", "S", object, "T"])
+def test_arrays_of_every_type_of_string(dtype):
+    if dtype == "T" and not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("NumPy 1 has no StringDType")
+    rows = np.array(["one", "", "three"]).astype(np.dtypes.StringDType() if dtype == "T" else dtype)
+    assert words(block(rows)) == ["one", "", "three"]
+    assert words(block(rows[:, None])) == ["one", "", "three"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.arange(3), r"dtype int64; expected strings. Convert numbers with astype\(str\)"),
+        (["a", 3], "of row 1 .* holds 3, of the type int; expected strings"),
+        ([b"\xff"], "of row 0 .* holds bytes that are not text in UTF-8"),
+        (["\ud800"], "of row 0 .* that UTF-8 cannot represent"),
+        ([["a"], ["b", "c"]], "of row 0 .* different shapes"),
+        (["a", None], 'of row 1 .* missing values .* on_invalid="drop" drops'),
+    ],
+)
+def test_other_values_for_an_input_of_strings_raise_an_error(value, message):
+    with pytest.raises(DataError, match=message):
+        reader().read_arrays(value, np.zeros(len(value)), None)
+
+
+def test_rows_without_a_string_are_dropped():
+    rows = np.array(["a", None, float("nan"), "b"], object)
+    assert words(reader(on_invalid="drop").read_arrays(rows, np.arange(4.0), None)) == ["a", "b"]
+
+
+def test_strings_are_refused_for_inputs_of_numbers_and_for_labels():
+    with pytest.raises(DataError, match="x .*expected numbers.*StringLookup in transform="):
+        reader(NUMBER).read_arrays(WORDS, Y, None)
+    with pytest.raises(DataError, match="y .*expected numbers.*StringLookup in transform="):
+        reader().read_arrays(WORDS, WORDS, None)
+
+
+def test_a_transform_gets_strings_and_may_return_them_as_features():
+    rows = Reader(Schema((NUMBER,)).before(len)).read_arrays(WORDS, WORDS, None)
+    assert rows.y.tolist() == WORDS.tolist()
+    made = rows.transformed(lambda x, y: (np.array([word.upper() for word in x]), np.char.str_len(y.astype(str))), 2)
+    assert words(made) == [word.upper().rstrip("\0") for word in WORDS]
+    with pytest.raises(DataError, match="x does not fit the model's input 'number': it expects numbers, received strings"):
+        Schema((NUMBER,)).check_features(made.spec)
+    with pytest.raises(ValueError, match="y of row 0 .* expected numbers"):
+        rows.transformed(lambda x, y: (x, y), 2)
+
+
+def test_a_transform_must_return_strings_for_an_input_of_strings():
+    with pytest.raises(DataError, match="it expects strings, received float32"):
+        Schema((TEXT,)).check_features(from_arrays(Y, Y, None).spec)
+
+
+def test_rows_to_predict_may_be_pairs_with_labels():
+    predicting = reader(labelled=False)
+    for rows in (["a", "b"], [("a", 1), ("b", 0)]):
+        assert words(predicting.read_rows(rows, predicting.form_of(rows[0], 0), 0, 0)) == ["a", "b"]
+
+
+def test_rows_of_text_and_numbers():
+    rows = [(("a", 1), 0), (("b", 2), 1)]
+    several = reader(TEXT, NUMBER)
+    found = several.read_rows(rows, several.form_of(rows[0], 0), 0, 0)
+    assert [each.reshape(-1).tolist() for each in found.x] == [["a", "b"], [1.0, 2.0]]
+
+
+def leaf(*columns, spec=TEXT, **options):
+    return Leaf(columns, len(columns) > 1, spec, terms=Terms(), **options)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_columns_of_strings(kind):
+    found = leaf("c").read([pa.array([None, *WORDS], pa.string()).cast(kind)[1:]])
+    assert np.asarray(found.values).tolist() == WORDS.tolist()
+    assert found.good is None
+
+
+def test_nulls_of_columns_are_empty_strings_in_a_mask():
+    pair = InputSpec("pair", (2,), text=True)
+    found = leaf("c", "d", spec=pair).read([pa.array(["a", None]), pa.array(["b", "c"])])
+    assert np.asarray(found.values).tolist() == [["a", "b"], ["", "c"]]
+    assert found.good.tolist() == [True, False]
+    assert found.lacking(1) == "column 'c'"
+    found = leaf("c", spec=pair).read([pa.array([["a", "b"], None, ["c", None]])])
+    assert np.asarray(found.values).tolist() == [["a", "b"], ["", ""], ["c", ""]]
+    assert found.good.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([1]), "column 'c' has the type int64; expected strings"),
+        (pa.array([["a"], ["b", "c"]]), r"column 'c' holds arrays of different lengths \(1 and 2\)"),
+    ],
+)
+def test_other_columns_for_an_input_of_strings_raise_an_error(column, message):
+    with pytest.raises(DataError, match=message):
+        leaf("c").read([column])
+
+
+def test_numpy_strings_with_a_nul_inside_are_kept():
+    assert np.asarray(to_text(np.array(["a\0b"]))[0]).tolist() == ["a\0b"]
+
+
+def test_text_is_not_copied_from_arrow():
+    column = pa.array(["one", "two"], pa.large_string())
+    assert to_text(Text(column, (2,)))[0].values is column
+    with pytest.raises(NotTextError):
+        to_text(np.ones(2))
