@@ -37,6 +37,11 @@ CASES = {
         r"Your query\n\+---\+\n\|n  \|\n\+---\+\n\|3  \|",
         [],
     ),
+    "text_classification.py": (
+        ["--epochs", "4", "--reviews", "600"],
+        r"Accuracy +(\d\d|100)\.\d% of \d+ unseen reviews.*% +a clever plot, never dull .*% +Tedious",
+        ["reviews.keras"],
+    ),
     "streaming.py": (
         ["--batches", "2", "--epochs", "2"],
         r"batch 2 +898 digits[^\n]*\n\nThe last batch once more",

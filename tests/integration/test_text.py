@@ -1,0 +1,61 @@
+"""Text from a DataFrame to predictions through Spark: a column of strings and one of numbers."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.sql import functions as F
+
+from sparkkeras import DataError, SparkModel, register_keras_udf
+from sparkkeras.ml import KerasEstimator
+
+WORDS = ["good", "bad", "😀"]
+Y = np.random.default_rng(0).integers(0, 2, 60)
+TEXT = [f"{WORDS[1 - label]} film" + " 😀\0" * (row % 3) for row, label in enumerate(Y)]
+SIZE = np.random.default_rng(1).normal(size=60)
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    text, size = keras.Input((1,), dtype="string", name="text"), keras.Input((1,), name="size")
+    indices = keras.layers.TextVectorization(vocabulary=WORDS, output_mode="multi_hot", name="words")(text)
+    outputs = keras.layers.Dense(1, activation="sigmoid", name="good")(keras.layers.concatenate([indices, size]))
+    made = keras.Model([text, size], outputs)
+    made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+    return made
+
+
+def test_columns_of_text_and_numbers(spark, tmp_path):
+    rows = [(text, float(size), int(label)) for text, size, label in zip(TEXT, SIZE, Y, strict=True)]
+    frame = spark.createDataFrame(rows, "text string, size double, good int").repartition(2)
+    spark_model = SparkModel(model(), seed=0)
+    history = spark_model.fit(frame, epochs=6, batch_size=8, verbose=0, validation_split=0.2).history
+    assert history["loss"][-1] < 0.6 * history["loss"][0]
+    arrays = np.array(TEXT, object), SIZE
+    expected = spark_model.model.predict(arrays, verbose=0).reshape(-1)
+    np.testing.assert_allclose(spark_model.predict(arrays).reshape(-1), expected, rtol=1e-5)
+    loss = spark_model.model.evaluate(arrays, Y, verbose=0)
+    np.testing.assert_allclose(spark_model.evaluate(frame, verbose=0), loss, rtol=1e-5)
+    named = frame.distinct().withColumn("text", F.when(F.col("good") == 1, F.col("text")))
+    nulls = spark_model.predict(named, on_invalid="allow").where("prediction is null")
+    assert nulls.count() == frame.where("good = 0").count()
+    register_keras_udf(spark, "goodness", spark_model.model)
+    scores = dict(zip(zip(TEXT, SIZE, strict=True), expected, strict=True))
+    frame.createOrReplaceTempView("films")
+    for text, size, score in spark.sql("SELECT text, size, goodness(text, size) FROM films").collect():
+        np.testing.assert_allclose(score, scores[text, size], rtol=1e-4)
+    with pytest.raises(
+        DataError, match=r"column 'size' has the type double, but the model's input 'text' takes strings.*cast"
+    ):
+        spark_model.predict(frame, features=["size", "text"])
+
+
+def test_an_estimator_on_a_column_of_text(spark):
+    frame = spark.createDataFrame(list(zip(TEXT, Y.tolist(), strict=True)), "text string, label int").repartition(2)
+    text = keras.Input((1,), dtype="string", name="text")
+    hashed = keras.layers.Hashing(8, output_mode="one_hot")(text)
+    small = keras.Model(text, keras.layers.Dense(1, activation="sigmoid")(hashed))
+    small.compile("sgd", "binary_crossentropy")
+    fitted = KerasEstimator(model=small, featuresCol="text", verbose=0).fit(frame)
+    assert fitted.transform(frame).where("output > 0 and output < 1").count() == 60
