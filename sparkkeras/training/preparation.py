@@ -23,6 +23,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
 from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
@@ -122,7 +123,10 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     Raises:
         ConfigurationError: An argument is out of range, or does not fit another one.
         DataError: The data does not fit the models or their losses.
+        ModelError: A layer synchronizes statistics between replicas.
     """
+    for each in models:
+        check_not_synchronized(each)
     model = models[0]
     epochs = arguments.integer("epochs", epochs)
     initial_epoch = arguments.integer("initial_epoch", initial_epoch, low=0)
