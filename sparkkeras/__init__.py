@@ -25,6 +25,7 @@ _HOMES = {
     "sources.conversions": ["from_data_frame", "to_data_frame"],
     "data.one_hot": ["encode_label"],
     "formats.images": ["image_loader"],
+    "formats.sequences": ["PadSequences"],
     "mllib.conversions": [
         "from_labeled_point",
         "from_matrix",

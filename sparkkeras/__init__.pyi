@@ -17,6 +17,7 @@ from sparkkeras.errors import StorageError as StorageError
 from sparkkeras.errors import UnknownArgumentError as UnknownArgumentError
 from sparkkeras.errors import WorkerError as WorkerError
 from sparkkeras.formats.images import image_loader as image_loader
+from sparkkeras.formats.sequences import PadSequences as PadSequences
 from sparkkeras.formats.tfrecord_source import TFRecordDataSource as TFRecordDataSource
 from sparkkeras.formats.tfrecords import load_tfrecords as load_tfrecords
 from sparkkeras.formats.tfrecords import save_as_tfrecords as save_as_tfrecords

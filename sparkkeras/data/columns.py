@@ -68,6 +68,19 @@ class PlacedLoader(ABC):
         """Load a column like ``__call__``. ``first`` is the index of its first row in ``where``, both for messages."""
         ...
 
+    def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
+        """Load rows whose position is unknown; see `load`."""
+        return self.load(column, name, "the batch", 0)
+
+
+class RowLoader(PlacedLoader):
+    """The base class of loaders that convert the rows of RDDs and arrays too."""
+
+    @abstractmethod
+    def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
+        """Convert rows to an array and a mask of missing values; see `sparkkeras.data.numeric.to_numbers`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -121,7 +134,9 @@ class Leaf:
                 loaded, good = self.loader.load(columns[0], self.columns[0], where, first)
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
-            return ColumnValues(self._fitted(loaded), None if good.all() else good, self.label, True, terms=self.terms)
+            may_lack = self.loader.on_error != "error"
+            good = None if good.all() else good
+            return ColumnValues(self._fitted(loaded), good, self.label, may_lack, terms=self.terms)
         if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
             return self._read_text(columns)
         shape = None if self.input is None else self.input.shape
@@ -256,6 +271,7 @@ def read(
         values, inner = _values(column.drop_null(), shape, floating)
     except _UnfitError as unfit:
         loader = f" {unfit.images}, {terms.give} loader=image_loader(size)." if unfit.images else ""
+        loader += f" Pad them: {terms.give} loader=PadSequences(maxlen)." if unfit.sequences else ""
         raise DataError(f"{terms.column(name)} {unfit}{loader}") from None
     spread = np.zeros((len(good), *values.shape[1:]), values.dtype)
     spread[good] = values
@@ -269,11 +285,12 @@ class _UnfitError(Exception):
 
     Attributes:
         images: The first words of the advice to use an image loader, if that may be the solution.
+        sequences: Whether a loader of sequences may be the solution.
     """
 
-    def __init__(self, message: str, images: str = "") -> None:
+    def __init__(self, message: str, images: str = "", sequences: bool = False) -> None:
         super().__init__(message)
-        self.images = images
+        self.images, self.sequences = images, sequences
 
 
 def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bool) -> tuple[Array, Array | None]:
@@ -406,7 +423,8 @@ def _one_length(lengths: Array, what: str) -> int:
     if len(differing):
         raise _UnfitError(
             f"holds {what} of different lengths ({lengths[0]} and {lengths[differing[0]]}): every row must have the same "
-            "shape. Pad them, for instance with concat(x, array_repeat(0.0, n - size(x)))."
+            "shape.",
+            sequences=what == "arrays",
         )
     return int(lengths[0])
 

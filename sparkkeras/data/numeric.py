@@ -17,7 +17,7 @@ from sparkkeras.weights import Array, is_floating
 
 _NUMBERS = (numbers.Real, Decimal, np.bool_)
 
-_PAD = "Pad sequences, for instance with keras.utils.pad_sequences."
+_PAD = "Pad sequences with loader=PadSequences(maxlen) or keras.utils.pad_sequences."
 
 
 class NotNumbersError(Exception):
@@ -140,7 +140,7 @@ def remedy(value: Any) -> str:
 def _from_objects(array: Array, first: int) -> tuple[Array, Array | None]:
     flat = array.ravel()
     kinds = set(map(type, flat))
-    absent = {kind for kind in kinds if _means_missing(kind)}
+    absent = {kind for kind in kinds if means_missing(kind)}
     found = kinds - absent
     # timedelta64 is a subclass of NumPy's signed integer.
     if not all(issubclass(kind, _NUMBERS) and not issubclass(kind, np.timedelta64) for kind in found):
@@ -172,7 +172,7 @@ def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
     parts: list[tuple[Array, Array | None] | None] = []
     shape, shaped = None, first
     for row, value in enumerate(rows, first):
-        if _means_missing(type(value)):
+        if means_missing(type(value)):
             parts.append(None)
             continue
         value = value.toArray() if hasattr(value, "toArray") else value
@@ -207,7 +207,8 @@ def _stacked(rows: Sequence[Any], first: int) -> tuple[Array, Array | None]:
     return values, missing if missing.any() else None
 
 
-def _means_missing(kind: type) -> bool:
+def means_missing(kind: type) -> bool:
+    """Whether objects of a type stand for a missing value."""
     return kind is type(None) or kind.__name__ == "NAType"  # pandas.NA, without an import of pandas
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.column_values import BY_NAME, ColumnValues
+from sparkkeras.data.columns import RowLoader
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
@@ -27,12 +28,14 @@ class Reader:
         labelled: Whether labels are required (training, evaluation) or dropped (prediction).
         on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
         has_on_invalid: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
+        loaders: The loaders of rows and arrays by input name; columns have their own (`sparkkeras.data.columns.Leaf`).
     """
 
     schema: Schema
     labelled: bool = True
     on_invalid: InvalidPolicy = "error"
     has_on_invalid: bool = True
+    loaders: Mapping[str, RowLoader] = field(default_factory=dict)
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
         """Make a validated block of arrays, whose first axis is the row axis.
@@ -65,11 +68,8 @@ class Reader:
         except ValueError as error:
             raise DataError(f"{error}.") from error
         form = Form(structures["x"], structures.get("y"), structures.get("sample_weight"))
-        flat = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
-        found = [
-            self._values(leaf, label, text, "the arrays")
-            for leaf, label, text in zip(flat, form.labels, self._expects_text(form), strict=True)
-        ]
+        given = [leaf for side, structure in form.sides for leaf in structure.flatten(values[side])]
+        found = self._all_values(form, given, "the arrays")
         leaves = [leaf for leaf, _ in found]
         for label, (leaf, missing) in zip(form.labels, found, strict=True):
             if not leaf.ndim and missing is not None:
@@ -106,12 +106,8 @@ class Reader:
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
         place = f"partition {partition}"
-        found = [
-            self._values(
-                [leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column], label, text, place, first
-            )
-            for column, label, text in zip(columns, form.labels, self._expects_text(form), strict=True)
-        ]
+        columns = [[leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column] for column in columns]
+        found = self._all_values(form, columns, place, first)
         return self._block(form, found, place, first)
 
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
@@ -225,6 +221,16 @@ class Reader:
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank
 
+    def _all_values(
+        self, form: Form, values: Sequence[Any], place: str, first: int = 0
+    ) -> list[tuple[Array, Array | None]]:
+        """Each array of a form as numbers or strings, and a mask of its missing values."""
+        names = [spec.name if spec is not None else "" for spec in self.schema.specs_of(form)] or [""]
+        loaders = [self.loaders.get(name) for name in names[: form.x.count]] if self.loaders else []
+        loaders += [None] * (len(values) - len(loaders))
+        each = zip(values, form.labels, self._expects_text(form), loaders, strict=True)
+        return [self._values(value, label, text, loader, place, first) for value, label, text, loader in each]
+
     def _expects_text(self, form: Form) -> list[bool | None]:
         """Whether each array must hold strings; ``None`` if it may hold strings or numbers."""
         specs = self.schema.specs_of(form) or [None] * form.x.count
@@ -233,20 +239,24 @@ class Reader:
         labels = [None if self.schema.transformed else False] * (0 if form.y is None else form.y.count)
         return features + labels + [False] * (0 if form.weight is None else form.weight.count)
 
-    def _values(self, value: Any, label: str, text: bool | None, place: str, first: int = 0) -> tuple[Array, Array | None]:
+    def _values(
+        self, value: Any, label: str, text: bool | None, loader: RowLoader | None, place: str, first: int
+    ) -> tuple[Array, Array | None]:
         """Rows as an array of strings or numbers, and a mask of missing values; for ``text`` see `_expects_text`."""
-        if text is False or (text is None and not holds_text(value)):
-            return self._numbers(value, label, place, first)
+        if loader is not None or text is False or (text is None and not holds_text(value)):
+            return self._numbers(value, label, place, first, loader)
         try:
             return to_text(value, first)
         except NotTextError as error:
             where = place if error.row is None else f"row {error.row} of {place}"
             raise DataError(f"{label} of {where} {error}") from error
 
-    def _numbers(self, value: Any, label: str, place: str, first: int = 0) -> tuple[Array, Array | None]:
+    def _numbers(
+        self, value: Any, label: str, place: str, first: int = 0, loader: RowLoader | None = None
+    ) -> tuple[Array, Array | None]:
         """Rows as a numeric array in floatx, and a mask of missing values; see `to_numbers`."""
         try:
-            array, missing = to_numbers(value, first)
+            array, missing = (to_numbers if loader is None else loader.load_rows)(value, first)
         except NotNumbersError as error:
             where = place if error.row is None else f"row {error.row} of {place}"
             raise DataError(f"{label} of {where} {error}") from error

@@ -195,10 +195,6 @@ class ImageLoader(PlacedLoader):
             f"binaryFile source), string (URIs), or the struct of Spark's image source, {IMAGE_STRUCT}. {advice}"
         )
 
-    def __call__(self, column: pa.Array, name: str) -> tuple[Array, Array]:
-        """Decode rows whose position is unknown; see `load`."""
-        return self.load(column, name, "the batch", 0)
-
     def load(self, column: pa.Array, name: str, where: str, first: int) -> tuple[Array, Array]:
         """Decode a column of images.
 

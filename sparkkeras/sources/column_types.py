@@ -58,15 +58,17 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
 
 def _check_loaded_shape(leaf: Leaf, loader: Loader, name: str, expected: tuple[int | None, ...]) -> None:
     """Raise `ConfigurationError` if a loader's arrays cannot fit the model's input ``name``."""
-    fits = len(loader.shape) == len(expected) and all(
-        size is None or wanted is None or size == wanted for size, wanted in zip(loader.shape, expected, strict=True)
+    fits = any(
+        len(shape) == len(expected)
+        and all(size is None or wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True))
+        for shape in (loader.shape, (*loader.shape, 1))  # as in Keras, a trailing axis of size 1 is optional
     )
     if not fits:
         preprocesses = getattr(loader, "preprocessing", None) is not None
         preprocessing = ", or change its preprocessing, which determines the shape too" if preprocesses else ""
         raise ConfigurationError(
             f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's input {name!r} expects "
-            f"{expected}: set the size and mode of the loader accordingly{preprocessing}."
+            f"{expected}: set the arguments of the loader accordingly{preprocessing}."
         )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sparkkeras.data.block import Block, Form, describe
+from sparkkeras.data.columns import RowLoader
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
 from sparkkeras.data.reader import Reader
@@ -137,17 +138,21 @@ class NamedColumns:
     loader: Loaders | None = None
     fits: bool = True
 
-    def check_unset(self, data: Any) -> None:
-        """Check that no columns are set, for data that has no columns.
+    def of_rows(self, data: Any, reader: Reader) -> Reader:
+        """A reader for data that has no columns, with the loaders that are set.
 
         Raises:
-            ConfigurationError: Columns or a loader are set.
+            ConfigurationError: Columns are set, or a loader that only takes columns.
         """
-        for name, given in (("features", self.features), ("label", self.label), ("loader", self.loader)):
+        loaders = ColumnMapping(loader=self.loader).loaders(reader.schema)
+        for_rows = {name: loader for name, loader in loaders.items() if isinstance(loader, RowLoader)}
+        only_columns = self.loader if len(for_rows) < len(loaders) else None
+        for name, given in (("features", self.features), ("label", self.label), ("loader", only_columns)):
             if given is not None:
                 raise ConfigurationError(
                     f"{name}= requires a Spark DataFrame; the data is {describe(data)}.{_as_columns(data)}"
                 )
+        return replace(reader, loaders=for_rows)
 
 
 def as_source(
@@ -176,7 +181,7 @@ def as_source(
     if is_frame(data):
         return _frame_source(data, reader, y, sample_weight, columns or NamedColumns(), environment)
     if columns is not None:
-        columns.check_unset(data)
+        reader = columns.of_rows(data, reader)
     if isinstance(data, ArraysRDD):
         _check_no_labels(y, sample_weight)
         return ArraysRddSource(reader, reader.read_arrays(data.x, data.y, data.sample_weight), environment, data)
@@ -216,7 +221,7 @@ def as_sources(
 ) -> tuple[Source, Source | None]:
     """Create the sources of training and validation data.
 
-    ``columns`` applies to both; if only one of them is a DataFrame, to that one.
+    ``columns`` applies to both; if only one of them is a DataFrame, to that one, except a loader that also takes rows.
 
     Args:
         data: The training data; see `as_source`.
@@ -237,8 +242,9 @@ def as_sources(
     in_columns = is_frame(rows)
     if in_columns and is_frame(data):
         weights = sample_weight
-    source = as_source(data, reader, y, sample_weight, columns if is_frame(data) or not in_columns else None)
-    return source, as_source(rows, reader, labels, weights, columns if in_columns else None)
+    others = NamedColumns(loader=columns.loader if _takes_rows(columns.loader) else None)
+    source = as_source(data, reader, y, sample_weight, columns if is_frame(data) or not in_columns else others)
+    return source, as_source(rows, reader, labels, weights, columns if in_columns else others)
 
 
 @dataclass(frozen=True)
@@ -504,6 +510,11 @@ def _frame_source(
 def _refuse_concurrent(concurrent: bool) -> None:
     if concurrent:
         raise ConfigurationError(NO_DRIVER)
+
+
+def _takes_rows(loader: Loaders | None) -> bool:
+    """Whether a loader, or all loaders of several inputs, convert the rows of RDDs and arrays."""
+    return all(isinstance(each, RowLoader) for each in (loader.values() if isinstance(loader, Mapping) else [loader]))
 
 
 def _validation_arguments(validation_data: Any) -> tuple[Any, Any, Any]:

@@ -128,7 +128,10 @@ def test_rows_with_nulls_inside_are_masked(column, good, first):
         (pa.array(["a"]), "column 'c' has the type string; expected numbers, arrays or vectors.*StringIndexer"),
         (pa.array([["a"]]), "column 'c' has the type string"),
         (pa.array([{"a": 1}]), r"column 'c' has the type struct<a: int64>"),
-        (pa.array([[1.0], [1.0, 2.0]]), r"column 'c' holds arrays of different lengths \(1 and 2\).*Pad them"),
+        (
+            pa.array([[1.0], [1.0, 2.0]]),
+            r"column 'c' holds arrays of different lengths \(1 and 2\).*Pad them: pass loader=PadSequences\(maxlen\)",
+        ),
         (pa.array([[[1], [2, 3]]]), r"arrays of different lengths \(1 and 2\)"),
         (vectors(dense(1), dense(1, 2)), r"different lengths \(1 and 2\)"),
         (vectors(dense(1, 2), sparse(3, {0: 1})), r"vectors of different lengths \(2 and 3\)"),

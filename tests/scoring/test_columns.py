@@ -320,7 +320,10 @@ NUMBERS = pa.array([1.0, 2.0])
         ((NUMBERS,) * 4, r"^f\(\) takes 3 numbers, .* it received 4 arguments"),
         ((NUMBERS,) * 2, r"^the arguments of f\(\) do.* received rows of shape \(2,\)\. Pass arguments that hold 3 number"),
         ((pa.array([[1.0], [2.0]]),), r"^argument 1 of f\(\) does not fit .* Pass arguments that hold 3 number"),
-        ((pa.array([[1.0], [2.0, 3.0]]),), r"^argument 1 of f\(\) holds arrays of different lengths .* array_repeat"),
+        (
+            (pa.array([[1.0], [2.0, 3.0]]),),
+            r"^argument 1 of f\(\) holds arrays of different lengths .* again with loader=PadSequences",
+        ),
         ((NUMBERS, pa.array(["a", "b"]), NUMBERS), r"^argument 2 of f\(\) has the type string; .* CAST\(\.\.\. AS DOUBLE\)"),
         ((pa.array([datetime.date(2020, 1, 1)] * 2),), r"^argument 1 of f\(\) has the type date; .* unix_timestamp"),
         (

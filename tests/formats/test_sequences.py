@@ -1,0 +1,179 @@
+"""`PadSequences`, compared with ``keras.utils.pad_sequences``, on columns, rows and arrays."""
+
+import re
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, PadSequences, SparkModel, image_loader, register_keras_udf
+from sparkkeras.data.block import Form, Structure
+from sparkkeras.data.columns import Leaf
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.sources.frame import Selection
+from sparkkeras.sources.source import NamedColumns, as_source, as_sources
+
+RAGGED = [[1, 2, 3, 4], [], [5], [6, 7]]
+TOKENS = Schema((InputSpec("tokens", (3,)),))
+
+
+@pytest.mark.parametrize("padding", ["pre", "post"])
+@pytest.mark.parametrize("truncating", ["pre", "post"])
+@pytest.mark.parametrize("step_shape", [(), (2,)])
+def test_the_values_are_those_of_keras(padding, truncating, step_shape):
+    arrays = [np.multiply.outer(sequence, np.ones(step_shape)).astype(int) for sequence in map(np.array, RAGGED)]
+    expected = keras.utils.pad_sequences(arrays, 3, padding=padding, truncating=truncating, value=-1)
+    loader = PadSequences(3, -1, padding, truncating, step_shape=step_shape)
+    lists = [array.tolist() for array in arrays]
+    column, good = loader(pa.array(lists)[1:], "c")
+    np.testing.assert_array_equal(column, expected[1:])
+    assert good.all()
+    for rows in (arrays, lists):
+        values, missing = loader.load_rows(rows)
+        np.testing.assert_array_equal(values, expected)
+        assert (values.dtype, missing) == (np.int64, None)
+    assert loader.shape == expected.shape[1:]
+
+
+def test_columns_of_other_types():
+    fixed = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
+    assert PadSequences(3)(fixed, "c")[0].tolist() == [[0, 1, 2]]
+    assert PadSequences(2, dtype="int8")(pa.array([[300 - 299, 2]]), "c")[0].dtype == np.int8
+    for nothing in (pa.nulls(2), pa.nulls(2, pa.list_(pa.int64())), pa.array([], pa.list_(pa.int64()))):
+        values, good = PadSequences(2)(nothing, "c")
+        assert values.shape == (len(nothing), 2)
+        assert not good.any()
+
+
+@pytest.mark.parametrize("on_invalid", ["error", "drop", "allow"])
+def test_nulls_follow_on_invalid(on_invalid):
+    """A null that is cut off does not matter."""
+    rows = [[1.0], None, [2.0, None], [None, 3.0, 4.0]]
+    reader = Reader(Schema((InputSpec("x", (2,), floating=True),)), on_invalid=on_invalid)
+    leaves = (Leaf(("c",), input=reader.schema.inputs[0], loader=PadSequences(2)), Leaf(("y",)))
+    selection = Selection(Form(Structure(), Structure()), leaves)
+    read = [
+        lambda: as_source(rows, reader, np.ones(4), columns=NamedColumns(loader=PadSequences(2))).block,
+        lambda: next(selection.blocks(reader, [pa.array(rows), pa.array([1, 1, 1, 1])], "partition 0", 0))[0],
+    ]
+    for block in read:
+        if on_invalid == "error":
+            with pytest.raises(DataError, match="row 1 of .*on_invalid="):
+                block()
+            continue
+        expected = [[0, 1], [np.nan, np.nan], [2, np.nan], [3, 4]] if on_invalid == "allow" else [[0, 1], [3, 4]]
+        np.testing.assert_array_equal(block().arrays[0], expected)
+
+
+@pytest.mark.parametrize("convert", [list, lambda rows: np.array(rows, object), lambda rows: list(map(np.array, rows))])
+def test_lists_and_arrays_of_different_lengths(convert):
+    columns = NamedColumns(loader={"tokens": PadSequences(3)})
+    block = as_source(convert(RAGGED), Reader(TOKENS, labelled=False), columns=columns).block
+    assert block.x.tolist() == [[2, 3, 4], [0, 0, 0], [0, 0, 5], [0, 6, 7]]
+
+
+def test_rows_of_partitions():
+    reader = Reader(TOKENS, loaders={"tokens": PadSequences(3, padding="post")})
+    rows = [(sequence, label) for label, sequence in enumerate(RAGGED)]
+    block = reader.read_rows(rows, reader.form_of(rows[0], 0), 0, 0)
+    assert block.x.tolist() == [[2, 3, 4], [0, 0, 0], [5, 0, 0], [6, 7, 0]]
+    assert block.y.tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="x of row 7 of partition 2 is int 5; expected a sequence"):
+        reader.read_rows([([1], 0), (5, 1)], reader.form_of(rows[0], 0), 2, 6)
+
+
+def test_validation_arrays_are_padded_as_well():
+    reader, loader = Reader(TOKENS), NamedColumns(loader=PadSequences(3))
+    _, held_out = as_sources(RAGGED, np.ones(4), None, (RAGGED[:2], np.ones(2)), reader, loader)
+    assert held_out.block.x.shape == (2, 3)
+
+
+def test_an_image_loader_still_requires_a_column():
+    with pytest.raises(ConfigurationError, match="loader= requires a Spark DataFrame"):
+        as_source(RAGGED, Reader(TOKENS), np.ones(4), columns=NamedColumns(loader=image_loader((3, 3))))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["a"]], "has dtype <U1; expected numbers.* Encode text"),
+        ([[1], [object()]], "row 1 of the arrays holds an element that is .*object"),
+        ([1, 2], "row 0 of the arrays is int 1; expected a sequence of numbers"),
+        (["12"], "is str '12'; expected a sequence"),
+        ([[[1, 2]]], r"elements of shape \(2,\).*set step_shape=\(2,\)"),
+        ([[0.5]], "holds float64 values, which dtype='int8' would truncate"),
+    ],
+)
+def test_errors_name_the_row_and_the_remedy(rows, message):
+    columns = NamedColumns(loader=PadSequences(3, dtype="int8"))
+    with pytest.raises(DataError, match=f"x of .*{message}"):
+        as_source(rows, Reader(TOKENS), np.ones(len(rows)), columns=columns)
+    if "elements" in message or "truncate" in message:
+        with pytest.raises(DataError, match=f"column 'c' of the batch .*{message}"):
+            PadSequences(3, dtype="int8")(pa.array(rows), "c")
+
+
+def test_a_fill_value_that_the_data_cannot_hold_raises_an_error():
+    with pytest.raises(DataError, match="holds int64 values, of which value=0.5 is none: set dtype"):
+        PadSequences(3, 0.5)(pa.array([[1]]), "c")
+    assert PadSequences(2, 0.5, dtype="float32")(pa.array([[1]]), "c")[0].tolist() == [[0.5, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"maxlen": None}, "maxlen=None: expected a positive whole number"),
+        ({"padding": "left"}, "padding='left' is not known. Known: 'post', 'pre'"),
+        ({"truncating": 1}, "truncating=1 is not known"),
+        ({"value": "0"}, "value='0': expected a number"),
+        ({"dtype": "str"}, "dtype='str' is not known"),
+        ({"value": -1, "dtype": "uint8"}, "value=-1 is not a value of dtype='uint8'"),
+        ({"step_shape": 3}, r"step_shape=3: expected a tuple of sizes, such as \(3,\)"),
+        ({"step_shape": (0,)}, r"step_shape\[0\]=0: expected a positive"),
+        ({"pading": "pre"}, "Did you mean 'padding'"),
+    ],
+)
+def test_arguments_out_of_range_raise_errors(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        PadSequences(**{"maxlen": 3, **arguments})
+
+
+@pytest.mark.parametrize("kind", ["array<int>", "array<decimal(10,2)>", "array<array<float>>"])
+def test_the_type_of_a_column_is_checked(kind):
+    loader = PadSequences(3, step_shape=(2,) * (kind.count("array") - 1))
+    loader.check("c", kind)
+    with pytest.raises(DataError, match=re.escape(f"column 'c' has the type array<{kind}>") + ".*Set step_shape"):
+        loader.check("c", f"array<{kind}>")
+    with pytest.raises(DataError, match="has the type array<string>; PadSequences .*array<number>.* Encode text first"):
+        PadSequences(3).check("c", "array<string>")
+
+
+def test_frames_rdds_and_sql_functions_pad_like_keras(spark, sc):
+    generator = np.random.default_rng(0)
+    rows = [(generator.integers(1, 20, generator.integers(1, 9)).tolist(), number % 2) for number in range(40)]
+    frame = spark.createDataFrame(rows, "tokens array<int>, label int").coalesce(1)
+    loader = PadSequences(6, padding="post")
+    padded = keras.utils.pad_sequences([tokens for tokens, _ in rows], 6, padding="post")
+    labels = np.array([label for _, label in rows])
+
+    def model():
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((None,)), keras.layers.Embedding(20, 4, mask_zero=True), keras.layers.GRU(3)]
+        made = keras.Sequential([*layers, keras.layers.Dense(1, "sigmoid")])
+        made.compile("sgd", "binary_crossentropy")
+        return made
+
+    expected = model()
+    expected.fit(padded, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    spark_model = SparkModel(model(), batch_size=8)
+    spark_model.fit(frame, features="tokens", loader=loader, epochs=2, shuffle=False, verbose=0)
+    for ours, theirs in zip(spark_model.model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    scores = expected.predict(padded, verbose=0)
+    predicted = spark_model.predict(frame, features="tokens", loader=loader)
+    register_keras_udf(spark, "padded_score", spark_model.model, loader=loader)
+    found = predicted.selectExpr("prediction", "padded_score(tokens) AS score").collect()
+    np.testing.assert_allclose([tuple(row) for row in found], np.repeat(scores, 2, axis=1), atol=1e-5)
+    np.testing.assert_allclose(spark_model.predict(sc.parallelize(rows, 1), loader=loader), scores, atol=1e-5)
