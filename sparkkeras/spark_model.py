@@ -439,6 +439,7 @@ class SparkModel:
         *,
         batch_size: int | None = None,
         collect: bool = True,
+        keyed: bool = False,
         verbose: Verbose = 0,
         features: Columns | None = None,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
@@ -455,6 +456,9 @@ class SparkModel:
             batch_size: Rows in each batch; ``None``: that of the SparkModel, but at least 1024 for a DataFrame without a
                 loader.
             collect: ``False`` returns a lazy RDD with one prediction per row. Predictions for a DataFrame are always lazy.
+            keyed: Whether the rows of an RDD are ``(key, x)`` with any keys that can be pickled. The result is then
+                ``(key, prediction)`` pairs: a list, or a lazy RDD with ``collect=False``. For several outputs, a
+                prediction is a tuple or a dict of arrays.
             verbose: ``"auto"``, 1 or 2 prints the number of predicted rows, unless the predictions are lazy.
             features: As in `fit`.
             output_col: The new column of a DataFrame: a float for one output of shape (batch, 1), else a (nested) array of
@@ -476,7 +480,8 @@ class SparkModel:
         """
         arguments.on_invalid_to_predict("on_invalid", on_invalid)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        if is_frame(data):
+        keyed = arguments.flag("keyed", keyed)
+        if is_frame(data) and not keyed:
             return with_predictions(
                 data,
                 self.model,
@@ -495,12 +500,13 @@ class SparkModel:
             batch_size=self._batch_size(batch_size),
             transform=transform,
             on_invalid=on_invalid,
+            keyed=keyed,
         )
         archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
         if not collect:
             return inference.lazily(self.model, source, archive, options)
         parts = inference.predict_source(self.model, source, archive, options, self.num_workers)
-        return inference.concatenated(parts, self.model, verbose)
+        return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:
         """The settings. ``SparkModel(model, **spark_model.get_config())`` has the same settings but not the rule's state.

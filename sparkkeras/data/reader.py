@@ -221,9 +221,7 @@ class Reader:
         shape = _shape(row[0])
         return shape is not None and len(shape) < rank
 
-    def _all_values(
-        self, form: Form, values: Sequence[Any], place: str, first: int = 0
-    ) -> list[tuple[Array, Array | None]]:
+    def _all_values(self, form: Form, values: Sequence[Any], place: str, first: int = 0) -> list[tuple[Array, Array | None]]:
         """Each array of a form as numbers or strings, and a mask of its missing values."""
         names = [spec.name if spec is not None else "" for spec in self.schema.specs_of(form)] or [""]
         loaders = [self.loaders.get(name) for name in names[: form.x.count]] if self.loaders else []

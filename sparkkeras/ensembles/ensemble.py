@@ -120,6 +120,7 @@ class EnsembleModel:
         *,
         batch_size: int | None = None,
         collect: bool = True,
+        keyed: bool = False,
         verbose: Verbose = 0,
         features: Columns | None = None,
         output_col: str | Sequence[str] | Mapping[str, str] = "prediction",
@@ -135,6 +136,7 @@ class EnsembleModel:
             data: A DataFrame, arrays of features, or an RDD; see `SparkModel.predict`.
             batch_size: Rows in a batch; ``None``: 32.
             collect: ``False`` returns a lazy RDD with one prediction per row.
+            keyed: Whether the rows of an RDD are ``(key, x)``; the result is then ``(key, prediction)`` pairs.
             verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
             features: The input columns of a DataFrame, or ``{input name: column(s)}`` with the first member's input names.
             output_col: The new column or columns of a DataFrame.
@@ -152,7 +154,8 @@ class EnsembleModel:
         """
         arguments.on_invalid_to_predict("on_invalid", on_invalid)
         arguments.one_of("verbose", verbose, get_args(Verbose))
-        if is_frame(data):
+        keyed = arguments.flag("keyed", keyed)
+        if is_frame(data) and not keyed:
             return SparkModel(self.model, custom_objects=self.custom_objects).predict(
                 data,
                 batch_size=batch_size,
@@ -170,6 +173,7 @@ class EnsembleModel:
             batch_size=_BATCH_SIZE if batch_size is None else batch_size,
             transform=transform,
             on_invalid=on_invalid,
+            keyed=keyed,
         )
         if collect and source.block is not None and not source.on_cluster:
             rows = source.block
@@ -178,7 +182,8 @@ class EnsembleModel:
         archive = ModelArchive.pack_to_predict(model, self.custom_objects)
         if not collect:
             return inference.lazily(model, source, archive, options)
-        return inference.concatenated(inference.predict_source(model, source, archive, options), model, verbose)
+        parts = inference.predict_source(model, source, archive, options)
+        return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
 
     @known_arguments
     def predict_classes(

@@ -26,7 +26,7 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.sources.source import NamedColumns, Source, as_source, lazy_dataset
+from sparkkeras.sources.source import KeyedRddSource, NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import LocalTrainer
@@ -70,17 +70,25 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Yields predictions in the structure of the model's outputs, many rows at a time, or single rows if ``rows`` is set."""
+    """Yields predictions in the structure of the model's outputs, many rows at a time, or single rows if ``rows`` is set.
+
+    If ``keyed`` is set, it takes pairs of keys and blocks, and yields predictions as pairs with their keys.
+    """
 
     archive: Shared[ModelArchive]
     state: Shared[ModelWeights]
     options: Shared[BatchOptions]
     schema: Schema
     rows: bool = False
+    keyed: bool = False
 
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
+    def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[Any]:
         """Yield the predictions."""
-        parts = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context).in_parts(blocks)
+        predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
+        if self.keyed:
+            with_keys = ((keys, predictor.whole(block)) for keys, block in blocks)
+            return (pair for part in with_keys for pair in _pairs(*part)) if self.rows else with_keys
+        parts = predictor.in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
 
 
@@ -187,6 +195,7 @@ def check_predict(
     batch_size: int,
     transform: Transform | None,
     on_invalid: OnInvalidToPredict,
+    keyed: bool = False,
 ) -> tuple[Source, BatchOptions]:
     """Check the arguments of `SparkModel.predict`, and data that is in this process.
 
@@ -199,7 +208,8 @@ def check_predict(
     """
     size = arguments.integer("batch_size", batch_size)
     options = BatchOptions(size, transform_by_value(transform), input_names(model))
-    source = as_source(data, Reader(schema_of(model).before(transform), False, on_invalid), columns=columns)
+    reader = Reader(schema_of(model).before(transform), False, on_invalid)
+    source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
     return source, options
@@ -245,21 +255,26 @@ def evaluate_source(
 def predict_source(
     model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
 ) -> list[Any]:
-    """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments."""
+    """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments.
+
+    For a `KeyedRddSource`, each part is a pair of a list of keys and their predictions.
+    """
     with ExitStack() as stack:
         dataset = stack.enter_context(source.dataset(slices=num_workers))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         how = stack.enter_context(dataset.share(options))
-        return dataset.run(PredictTask(shared, state, how, source.reader.schema)).collect()
+        task = PredictTask(shared, state, how, source.reader.schema, keyed=isinstance(source, KeyedRddSource))
+        return dataset.run(task).collect()
 
 
 def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions) -> Any:
-    """An RDD with one prediction per row, computed each time it is used; see `evaluate_source` for the arguments."""
+    """An RDD with one prediction per row, computed each time it is used; see `predict_source`."""
     dataset, weights = lazy_dataset(source), ModelWeights.take(model)
     cluster = dataset.cluster
     schema = source.reader.schema
-    task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True)
+    keyed = isinstance(source, KeyedRddSource)
+    task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True, keyed=keyed)
     return dataset.run(task).lazy()
 
 
@@ -343,6 +358,19 @@ def concatenated(parts: Sequence[Any], model: keras.Model, verbose: Verbose = 0)
     if verbose:
         sys.stdout.write(f"{len(keras.tree.flatten(predictions)[0]):,} rows\n")
     return predictions
+
+
+def in_pairs(parts: Sequence[tuple[Sequence[Any], Any]], verbose: Verbose = 0) -> list[tuple[Any, Any]]:
+    """Pairs of a key and its prediction; prints their number if ``verbose`` is set."""
+    pairs = [pair for part in parts for pair in _pairs(*part)]
+    if verbose:
+        sys.stdout.write(f"{len(pairs):,} rows\n")
+    return pairs
+
+
+def _pairs(keys: Sequence[Any], predicted: Any) -> Iterator[tuple[Any, Any]]:
+    rows = (tuple(row) if isinstance(row, list) else row for row in _rows(predicted))
+    return zip(keys, rows, strict=True)
 
 
 def _no_predictions(model: keras.Model) -> Any:

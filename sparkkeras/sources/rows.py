@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.block import Block, Form, piece_rows
+from sparkkeras.data.block import Block, Form, describe, piece_rows
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import BLOCK_BYTES
+from sparkkeras.errors import DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.slots import warn_of_slots
@@ -45,6 +47,30 @@ class RowsToBlocks:
         if chunk:
             form = form or self.reader.form_of(chunk[0], partition)
             yield self.reader.read_rows(chunk, form, partition, first)
+
+
+@dataclass(frozen=True)
+class KeyedRowsToBlocks:
+    """Collects the features of ``(key, x)`` rows into validated blocks for prediction, which keeps all rows."""
+
+    reader: Reader
+
+    def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[tuple[list[Any], Block]]:
+        """The blocks of a partition, each with the keys of its rows."""
+        keys: deque[Any] = deque()
+
+        def features() -> Iterator[Any]:
+            for number, row in enumerate(rows):
+                if not isinstance(row, (tuple, list)) or len(row) != 2:
+                    raise DataError(
+                        f"row {number} of partition {partition} is {describe(row)}; with keyed=True, expected a pair "
+                        "(key, x), in which x is an array, or a tuple of arrays for several inputs."
+                    )
+                keys.append(row[0])
+                yield row[1]
+
+        for block in RowsToBlocks(self.reader)(partition, features()):
+            yield [keys.popleft() for _ in range(block.rows)], block
 
 
 @dataclass(frozen=True)

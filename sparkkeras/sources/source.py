@@ -21,7 +21,7 @@ from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
 from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
-from sparkkeras.sources.rows import from_rows
+from sparkkeras.sources.rows import KeyedRowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import RemoteCluster, active_remote_session, check_session, is_remote
@@ -216,6 +216,22 @@ def as_source(
     )
 
 
+def as_keyed_source(
+    data: Any, reader: Reader, columns: NamedColumns, environment: Environment = worker_environment
+) -> KeyedRddSource:
+    """Create the source for an RDD of ``(key, x)`` rows; see `as_source`.
+
+    Raises:
+        ConfigurationError: ``data`` is not an RDD, or columns are set.
+    """
+    if is_rdd(data):
+        return KeyedRddSource(columns.of_rows(data, reader), data, environment)
+    reason = "predictions of arrays are in the order of their rows: zip(keys, predictions) joins them"
+    if is_frame(data):
+        reason = "predictions of a DataFrame are a column next to its other columns, keys included"
+    raise ConfigurationError(f"keyed=True requires an RDD of (key, x) rows, received {describe(data)}; {reason}.")
+
+
 def as_sources(
     data: Any, y: Any, sample_weight: Any, validation_data: Any, reader: Reader, columns: NamedColumns
 ) -> tuple[Source, Source | None]:
@@ -398,6 +414,23 @@ class BatchSource:
 
     def _read(self, num_workers: int) -> BatchReader:
         return BatchReader(self.make, num_workers, self.reader)
+
+
+@dataclass(frozen=True)
+class KeyedRddSource(RddSource):
+    """An RDD of ``(key, x)`` rows to predict. Its blocks are pairs of the keys and the features."""
+
+    @contextmanager
+    def dataset(
+        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+    ) -> Iterator[Dataset]:
+        """Use the partitions of the RDD."""
+        yield self.lazy()
+
+    def lazy(self) -> SparkDataset:
+        """Use the partitions of the RDD."""
+        blocks = self.rdd.mapPartitionsWithIndex(KeyedRowsToBlocks(self.reader))
+        return SparkDataset(Cluster(self.rdd.context, self.environment), RddBlocks(blocks))
 
 
 @dataclass(frozen=True)

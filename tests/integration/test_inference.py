@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ModelError, SparkModel, to_simple_rdd
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, to_simple_rdd
 from tests.conftest import long
 from tests.models import classifier
 
@@ -132,3 +132,47 @@ def test_models_that_cannot_be_trained_predict_and_evaluate(sc, digits):
             np.testing.assert_allclose(spark_model.evaluate(x, y), changed.evaluate(x, y, verbose=0), rtol=1e-4)
             with pytest.raises(ModelError, match="built for other weights"):
                 spark_model.fit(x, y, verbose=0)
+
+
+@pytest.mark.core
+def test_predictions_keep_the_keys_of_their_rows(sc, digits, spark_model):
+    x, *_ = digits
+    expected = spark_model.model.predict(x[:50], verbose=0)
+    keys = [{"id": number} if number % 2 else (number, "even") for number in range(50)]
+    rows = sc.parallelize(list(zip(keys, x[:50], strict=True)), 3).union(sc.parallelize([], 1))
+    pairs = spark_model.predict(rows, keyed=True)
+    assert [key for key, _ in pairs] == keys
+    np.testing.assert_allclose([prediction for _, prediction in pairs], expected, rtol=1e-4, atol=1e-6)
+    lazy = spark_model.predict(rows, keyed=True, collect=False)
+    assert [len(part) for part in lazy.glom().collect()] == [len(part) for part in rows.glom().collect()]
+    assert [key for key, _ in lazy.collect()] == keys
+    labelled = spark_model.predict(rows.map(lambda row: (row[0], (row[1], 1))), keyed=True)
+    np.testing.assert_array_equal(labelled[7][1], pairs[7][1])
+    missing = sc.parallelize([("a", x[0]), ("b", None)], 1)
+    (_, one), (key, nothing) = spark_model.predict(missing, keyed=True, on_invalid="allow")
+    assert key == "b"
+    assert nothing.shape == one.shape
+    with pytest.raises(DataError, match="x of row 1 of partition 0 has missing values"):
+        spark_model.predict(missing, keyed=True)
+    with pytest.raises(DataError, match=r"row 0 of partition 0 is an array .*; with keyed=True, expected a pair \(key, x\)"):
+        spark_model.predict(sc.parallelize(list(x[:2]), 1), keyed=True)
+
+
+def test_keys_of_models_with_several_inputs_and_outputs(sc):
+    left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+    model = keras.Model([left, right], [keras.layers.Dense(1)(left), keras.layers.Dense(3)(right)])
+    x = np.arange(8.0).reshape(4, 2), np.arange(4.0).reshape(4, 1)
+    first, second = model.predict(x, verbose=0)
+    rows = sc.parallelize([(number, (x[0][number], x[1][number])) for number in range(4)], 2)
+    for number, (one, two) in SparkModel(model).predict(rows, keyed=True):
+        np.testing.assert_allclose(one, first[number], rtol=1e-5)
+        np.testing.assert_allclose(two, second[number], rtol=1e-5)
+
+
+def test_only_rdds_have_keys(spark, digits, spark_model):
+    with pytest.raises(ConfigurationError, match=r"received an array .*; predictions of arrays are in the order.* zip\("):
+        spark_model.predict(digits[0], keyed=True)
+    with pytest.raises(ConfigurationError, match="received a Spark DataFrame; predictions of a DataFrame are a column"):
+        spark_model.predict(spark.range(1), keyed=True)
+    with pytest.raises(ConfigurationError, match="keyed='id': expected True or False"):
+        spark_model.predict(spark.range(1), keyed="id")
