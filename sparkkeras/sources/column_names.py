@@ -23,6 +23,9 @@ class ColumnFinder:
         self._frame = frame
         self._schema: StructType = frame.schema
         self._names = self._schema.names
+        self._matching: dict[str, list[str]] = {}  # the names that are equal if case is ignored
+        for name in self._names:
+            self._matching.setdefault(name.lower(), []).append(name)
 
     def column(self, name: str) -> Column:
         """A column as an expression.
@@ -49,7 +52,7 @@ class ColumnFinder:
         if path is None:
             raise DataError(f"the DataFrame has no column {name!r}. {known_names(name, self._names)}")
         name = path[0].name
-        matches = [other for other in self._names if _equal_ignoring_case(other, name)]
+        matches = self._matching[name.lower()]
         if matches.count(name) > 1 or (len(matches) > 1 and not is_case_sensitive(self._frame.sparkSession)):
             raise DataError(
                 f"the DataFrame has {len(matches)} columns whose names Spark does not distinguish "
