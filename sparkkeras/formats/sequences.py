@@ -127,7 +127,7 @@ class PadSequences(RowLoader):
 
         present = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
         if pa.types.is_null(column.type) or pa.types.is_binary(column.type):  # a NULL of SQL has no other type
-            return np.full((len(column), *self.shape), self.value, self.dtype or "float32"), present & False
+            return np.full((len(column), *self.shape), self.value, self.dtype or "float32"), np.zeros(len(column), bool)
         lists = column.drop_null()
         steps, complete = read(lists.flatten(), name)
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -139,7 +139,8 @@ class PadSequences(RowLoader):
             return values, present
         if values.dtype.kind == "f":
             values[missing] = np.nan
-        return values, ~missing.reshape(len(values), -1).any(axis=1)
+        lacking: Array = np.any(missing.reshape(len(values), -1), axis=1)
+        return values, ~lacking
 
     def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
         """Pad the sequences in the rows of an RDD or in a list; see `RowLoader.load_rows`."""
@@ -215,4 +216,4 @@ def _joined(rows: Sequence[Any]) -> Any:
 def _holds(dtype: Any, value: float) -> bool:
     """Whether a dtype can represent a value; floating-point dtypes may round it."""
     with np.errstate(all="ignore"):
-        return np.dtype(dtype).kind == "f" or np.asarray(value).astype(dtype) == value
+        return np.dtype(dtype).kind == "f" or bool(np.asarray(value).astype(dtype) == value)
