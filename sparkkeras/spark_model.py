@@ -270,10 +270,11 @@ class SparkModel:
 
         Args:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
-                on the first axis. For several inputs, ``x`` is a tuple or a dict of arrays. Or a function ``make(worker,
-                num_workers)``, which each worker calls at the beginning of each epoch. It returns the batches of this
-                worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y,
-                sample_weight)``. Their order and size are not changed: ``shuffle`` and ``batch_size`` do not apply.
+                on the first axis, or sparse matrices of SciPy, which workers make dense piece by piece. For several inputs,
+                ``x`` is a tuple or a dict of arrays. Or a function ``make(worker, num_workers)``, which each worker calls at
+                the beginning of each epoch. It returns the batches of this worker: a ``tf.data.Dataset``, a
+                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size are
+                not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
@@ -298,7 +299,7 @@ class SparkModel:
             label: The label columns, in the same form by output. ``None``: the column ``label``, or columns with the names
                 of the outputs.
             loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
-                ``{input name: loader}``.
+                ``{input name: loader}``. `PadSequences` also converts rows of RDDs and arrays.
             transform: ``transform(x, y) -> (x, y)``, which the workers apply to each batch. To check the result, the driver
                 also calls it before the job starts: with the first batch of arrays, or with one row of zeros for a
                 DataFrame or an RDD. If it fails on zeros, the first rows on the workers are checked instead.

@@ -16,6 +16,7 @@ from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
 from sparkkeras.data.text import STRING, NotTextError, Text, empty_strings, holds_text, to_text
 from sparkkeras.data.text import concatenate as concatenate_arrays
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
@@ -44,7 +45,7 @@ class Structure:
                 raise ValueError(f"expected a dict with strings as keys, received {describe(value)}")
             return cls(len(value), tuple(value), bare=False)
         if isinstance(value, (tuple, list)):
-            arrays = all(isinstance(part, np.ndarray) and part.ndim > 0 for part in value) and len(value) > 0
+            arrays = all(isinstance(part, (np.ndarray, SparseRows)) and part.ndim > 0 for part in value) and len(value) > 0
             if expected is None and isinstance(value, tuple) and arrays:
                 return cls(len(value), bare=False)
             if expected == len(value) and (expected > 1 or arrays):
@@ -163,7 +164,8 @@ class BlockSpec:
 class Block:
     """Consecutive rows. The first axis of every array is the row axis.
 
-    Strings are in the arrays as `Text`; `x` and `y` return them as arrays of ``str`` objects.
+    Strings are in the arrays as `Text`; `x` and `y` return them as arrays of ``str`` objects. On the way to the workers, arrays
+    may be `SparseRows`; blocks that a task receives are dense.
     """
 
     form: Form
@@ -214,8 +216,23 @@ class Block:
         # Not array[rows]: for a memory map this returns a view of a copy, which looks as if it shared the file's memory.
         return Block(
             self.form,
-            tuple(a[rows] if isinstance(a, Text) else np.take(np.asarray(a), rows, axis=0) for a in self.arrays),
+            tuple(
+                a[rows] if isinstance(a, (Text, SparseRows)) else np.take(np.asarray(a), rows, axis=0) for a in self.arrays
+            ),
         )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether there are sparse arrays."""
+        return any(isinstance(array, SparseRows) for array in self.arrays)
+
+    def dense(self) -> Block:
+        """The block with dense arrays."""
+        return Block(self.form, tuple(np.asarray(a) if isinstance(a, SparseRows) else a for a in self.arrays))
+
+    def dense_pieces(self, max_bytes: int) -> Iterator[Block]:
+        """The rows with dense arrays: the block itself, or if it is sparse, pieces of at most ``max_bytes`` each."""
+        return (piece.dense() for piece in self.pieces(max_bytes)) if self.is_sparse else iter((self,))
 
     def pieces(self, max_bytes: int, multiple: int = 1) -> Iterator[Block]:
         """Views of the block of at most ``max_bytes`` each. Their rows are a multiple of ``multiple``, and at least that."""
@@ -344,9 +361,10 @@ def from_arrays(x: Any, y: Any, sample_weight: Any, expected_x: int | None = Non
             reject_masked(leaf)
         except NotNumbersError as error:
             raise DataError(f"{label} {error}") from error
-    return Block(form, tuple(map(np.asarray, leaves)))
+    arrays: list[Any] = [leaf if isinstance(leaf, SparseRows) else np.asarray(leaf) for leaf in leaves]
+    return Block(form, tuple(arrays))
 
 
 def _tupled(value: Any) -> Any:
-    several = isinstance(value, list) and value and all(isinstance(part, np.ndarray) and part.ndim for part in value)
+    several = isinstance(value, list) and value and all(isinstance(p, (np.ndarray, SparseRows)) and p.ndim for p in value)
     return tuple(value) if several else value

@@ -20,6 +20,7 @@ from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Ter
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 
@@ -135,8 +136,8 @@ class Leaf:
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
             may_lack = self.loader.on_error != "error"
-            good = None if good.all() else good
-            return ColumnValues(self._fitted(loaded), good, self.label, may_lack, terms=self.terms)
+            whole = None if good.all() else good
+            return ColumnValues(self._fitted(loaded), whole, self.label, may_lack, terms=self.terms)
         if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
             return self._read_text(columns)
         shape = None if self.input is None else self.input.shape
@@ -146,11 +147,11 @@ class Leaf:
             found = self._widened(found, shape)
         arrays = [values for values, _ in found]
         incomplete = [good for _, good in found if good is not None]
-        whole = np.logical_and.reduce(incomplete) if incomplete else None
+        complete = np.logical_and.reduce(incomplete) if incomplete else None
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, whole, self.label, parts=parts, terms=self.terms)
+        return ColumnValues(values, complete, self.label, parts=parts, terms=self.terms)
 
     def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
         found = []
@@ -436,7 +437,7 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
     """Convert an array to a column: numbers for shape (rows,), (nested) lists for more axes.
 
     Args:
-        array: The values, shape (rows, ...).
+        array: The values, shape (rows, ...). Sparse rows become vectors in Spark's representation.
         good: A mask of the rows that are not null, shape (rows,); ``None``: all.
         missing: A mask of the values that are null, in the shape of the array; ``None``: none.
 
@@ -445,6 +446,8 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
     """
     import pyarrow as pa
 
+    if isinstance(array, SparseRows):
+        return _sparse_vectors(array)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(
             f"the uint64 values, up to {array.max()}, do not fit Spark's largest integer type, bigint: cast them to "
@@ -467,6 +470,30 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
         mask = pa.array(nulls) if outer and nulls is not None else None
         column = pa.ListArray.from_arrays(offsets, column, mask=mask)
     return column
+
+
+def _sparse_vectors(rows: SparseRows) -> pa.Array:
+    import pyarrow as pa
+
+    if len(rows.values) > np.iinfo(np.int32).max:
+        raise DataError(
+            f"{counted(len(rows.values), 'stored value')} of a sparse array do not fit into one column: pass fewer rows."
+        )
+    starts = pa.array(rows.starts.astype(np.int32))
+    kind, size = np.zeros(len(rows), np.int8), np.full(len(rows), rows.width, np.int32)
+    indices = pa.ListArray.from_arrays(starts, pa.array(rows.columns.astype(np.int32)))
+    values = pa.ListArray.from_arrays(starts, pa.array(rows.values.astype(np.float64)))
+    return pa.StructArray.from_arrays([pa.array(kind), pa.array(size), indices, values], VECTOR_FIELDS)
+
+
+def sparse_width(column: pa.Array) -> int:
+    """The number of values in a row of a column of sparse vectors; 0 for other columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_struct(column.type) or tuple(field.name for field in column.type) != VECTOR_FIELDS:
+        return 0
+    return int(pc.max(column.field("size")).as_py() or 0)
 
 
 def type_name(dtype: str, rank: int) -> str:

@@ -15,6 +15,7 @@ from sparkkeras.data.block import Block, Form
 from sparkkeras.data.column_values import BY_NAME, ColumnValues, Terms
 from sparkkeras.data.numeric import filled
 from sparkkeras.data.schema import InputSpec
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError
 from sparkkeras.weights import Array, is_floating
 
@@ -129,8 +130,7 @@ class InvalidRows:
         for index, array in enumerate(block.arrays):
             if not is_floating(array.dtype) or not array.size or _has_finite_sum(array):
                 continue
-            values = np.isfinite(array.reshape(block.rows, -1))
-            finite = values.all(axis=1)
+            finite = _finite(array)
             if self.policy == "error" and not finite.all():
                 row = int(np.argmin(finite))
                 if self.labelled:
@@ -140,7 +140,8 @@ class InvalidRows:
                     remedy = 'on_invalid="allow" to pass such rows to the model'
                     remedy = 'handleInvalid="keep" to predict null for such rows' if terms.spark_ml else remedy
                 otherwise = f"{terms.give} {remedy}" if self.has_argument else "drop such rows"
-                raise DataError(f"{describe_value(index, row, int(np.argmin(values[row])))}. Fix the data, or {otherwise}.")
+                position = int(np.argmin(np.isfinite(array[row])))
+                raise DataError(f"{describe_value(index, row, position)}. Fix the data, or {otherwise}.")
             bad |= ~finite
         return block[np.flatnonzero(~bad)] if bad.any() else block
 
@@ -159,7 +160,7 @@ class InvalidRows:
         for name, array, spec in zip(names, block.arrays, specs, strict=False):
             if spec is None or spec.indices is None:
                 continue
-            values = array if whole is None else array[whole]
+            values = array.values if isinstance(array, SparseRows) else array if whole is None else array[whole]
             if not values.size:
                 continue
             # fmin and fmax ignore NaN, which on_invalid handles; they are NaN if all values are.
@@ -207,7 +208,7 @@ def finite_rows(block: Block) -> Array | None:
     finite = np.ones(block.rows, bool)
     for array in block.arrays:
         if is_floating(array.dtype) and array.size and not _has_finite_sum(array):
-            finite &= np.isfinite(array.reshape(block.rows, -1)).all(axis=1)
+            finite &= _finite(array)
     return None if finite.all() else finite
 
 
@@ -217,7 +218,14 @@ def in_row(form: Form, where: str, first: int) -> Callable[[int, int, int], str]
     return lambda array, row, _: f"{labels[array]} holds NaN or an infinite value in row {first + row} of {where}"
 
 
+def _finite(array: Array) -> Array:
+    """A mask of the rows without NaN and infinite values."""
+    if isinstance(array, SparseRows):
+        return array.finite
+    return np.asarray(np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+
+
 def _has_finite_sum(array: Array) -> bool:
     """Whether the sum is finite, which implies that every value is. An infinite sum may be an overflow of finite values."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()))
+        return bool(np.isfinite((array.values if isinstance(array, SparseRows) else array).sum()))

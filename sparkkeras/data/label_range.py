@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkkeras.data.block import Block
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.weights import Array
 
 
@@ -19,7 +20,8 @@ class LabelRange:
     @classmethod
     def of(cls, labels: Array) -> LabelRange:
         """The range of a non-empty array."""
-        return cls(float(labels.min()), float(labels.max()), labels.dtype.kind in "iub" or bool((labels % 1 == 0).all()))
+        values = labels.values if isinstance(labels, SparseRows) else labels
+        return cls(float(labels.min()), float(labels.max()), values.dtype.kind in "iub" or bool((values % 1 == 0).all()))
 
     def union(self, other: LabelRange) -> LabelRange:
         """The smallest range that contains both."""

@@ -8,10 +8,11 @@ import re
 import types
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import counted
 from sparkkeras.weights import Array, is_floating
 
@@ -40,6 +41,8 @@ def describe(value: Any) -> str:
         return "None"
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, SparseRows):
+        return f"a sparse array of shape {value.shape} and dtype {value.dtype}"
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if isinstance(value, (Mapping, tuple, list)) and not value:
@@ -72,7 +75,7 @@ def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
     the same shape. Integers remain integers, even if some values are missing.
 
     Args:
-        value: An array, or (nested) lists, with the rows on the first axis.
+        value: An array, or (nested) lists, with the rows on the first axis. Sparse rows remain sparse.
         first: The index of the first row, for messages.
 
     Returns:
@@ -82,6 +85,8 @@ def to_numbers(value: Any, first: int = 0) -> tuple[Array, Array | None]:
     Raises:
         NotNumbersError: A value is not a number, rows differ in shape, or a masked array has masked values.
     """
+    if isinstance(value, SparseRows):
+        return cast("Array", value), None
     reject_masked(value, first)
     try:
         array = np.asarray(value)

@@ -15,6 +15,7 @@ from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
+from sparkkeras.data.sparse import SparseRows, dense_row
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 
@@ -57,7 +58,8 @@ class Reader:
                 f"labels are missing.{taken} Pass them as a separate argument, y=, or use an RDD of (x, y) pairs."
             )
         inputs = self.schema.expected_x
-        several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, np.ndarray) and p.ndim > 1 for p in x)
+        kinds = (np.ndarray, SparseRows)
+        several = isinstance(x, (tuple, list)) and len(x) > 0 and all(isinstance(p, kinds) and p.ndim > 1 for p in x)
         if several and inputs is not None and len(x) != inputs:
             raise DataError(
                 f"the model has {counted(inputs, 'input')}, but x is a {type(x).__name__} of {counted(len(x), 'array')}."
@@ -106,8 +108,7 @@ class Reader:
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
         place = f"partition {partition}"
-        columns = [[leaf.toArray() if hasattr(leaf, "toArray") else leaf for leaf in column] for column in columns]
-        found = self._all_values(form, columns, place, first)
+        found = self._all_values(form, [list(map(dense_row, column)) for column in columns], place, first)
         return self._block(form, found, place, first)
 
     def read_columns(self, leaves: Sequence[ColumnValues], form: Form, where: str, first: int) -> tuple[Block, Array | None]:
@@ -128,10 +129,13 @@ class Reader:
         Raises:
             DataError: Values are missing or not finite, and ``on_invalid`` does not allow it.
         """
-        arrays = [
-            leaf.values if isinstance(leaf.values, Text) else self._numbers(leaf.values, leaf.label, where, first)[0]
+        found = {
+            id(leaf): leaf.values
+            if isinstance(leaf.values, Text)
+            else self._numbers(leaf.values, leaf.label, where, first)[0]
             for leaf in leaves
-        ]
+        }
+        arrays = [found[id(leaf)] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
         whole = self._invalid.mask_nulls(leaves, arrays, where, first)
         block, rows = Block(form, tuple(arrays)), None
@@ -291,7 +295,7 @@ class Reader:
                 elif len(spec.shape) < array.ndim - 1:
                     arrays[index] = array.reshape(*array.shape[:-1])
         for index in self._floating(form):
-            if arrays[index].dtype.kind in "iu" and arrays[index].itemsize > 1:
+            if arrays[index].dtype.kind in "iu" and arrays[index].dtype.itemsize > 1:
                 arrays[index] = arrays[index].astype(self.schema.floatx)
         return arrays
 

@@ -30,7 +30,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns
+from sparkkeras.sources.source import NamedColumns, Source
 from sparkkeras.spark import filesystem
 from sparkkeras.spark_model import SparkModel
 from sparkkeras.training import persistence
@@ -130,7 +130,7 @@ class EnsembleModel:
     ) -> Any:
         """Predict with the ensemble. The predictions have the shape of one member's.
 
-        Arrays are processed in this process, RDDs and DataFrames on Spark.
+        Dense arrays are processed in this process; sparse matrices, RDDs and DataFrames on Spark.
 
         Args:
             data: A DataFrame, arrays of features, or an RDD; see `SparkModel.predict`.
@@ -175,8 +175,8 @@ class EnsembleModel:
             on_invalid=on_invalid,
             keyed=keyed,
         )
-        if collect and source.block is not None and not source.on_cluster:
-            rows = source.block
+        rows = _rows_here(source)
+        if collect and rows is not None:
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
         archive = ModelArchive.pack_to_predict(model, self.custom_objects)
@@ -287,8 +287,9 @@ class EnsembleModel:
             on_invalid=on_invalid,
             verbose=verbose,
         )
-        if source.block is not None and not source.on_cluster:
-            found: inference.EvaluationResult | None = _evaluated_here(model, source.block, options)
+        rows = _rows_here(source)
+        if rows is not None:
+            found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
         else:
             found = inference.evaluate_source(model, source, ModelArchive.pack(model, self.custom_objects), options)
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
@@ -321,6 +322,12 @@ _BATCH_SIZE = 32
 
 _evaluating = threading.Lock()
 """Held from an evaluation in this process until its metrics are read, because threads may share an ensemble."""
+
+
+def _rows_here(source: Source) -> Block | None:
+    """The rows that are processed in this process: dense arrays. ``None``: Spark processes them."""
+    block = None if source.on_cluster else source.block
+    return None if block is None or block.is_sparse else block
 
 
 def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.EvaluationResult:

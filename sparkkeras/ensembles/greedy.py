@@ -91,6 +91,7 @@ def greedy_ensemble(
     if block is None or not block.rows:
         problem = "has no rows" if block is not None else "is a Spark dataset"
         raise DataError(f"x_val {problem}; expected arrays with at least one row, such as a collected sample.")
+    block = block.dense()
     schema.check_features(block.spec, has_transform=False)
     if sample_weight is not None and not np.any(np.asarray(sample_weight)):
         raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")

@@ -305,7 +305,7 @@ def transformed_spec_on_driver(block: Block, options: BatchOptions) -> BlockSpec
     Raises:
         ConfigurationError: The transform failed.
     """
-    first = block[: options.batch_size] if block.rows else block.spec.zeros()
+    first = block[: options.batch_size].dense() if block.rows else block.spec.zeros()
     try:
         return transformed(first, options).spec
     except Exception as error:

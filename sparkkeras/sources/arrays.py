@@ -18,10 +18,11 @@ from pyspark.core.rdd import PipelinedRDD
 
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, describe, from_arrays
+from sparkkeras.data.block import Block, describe, from_arrays, piece_rows
 from sparkkeras.data.dataset import Shared, StoredDataset, Task
 from sparkkeras.data.files import Handle
-from sparkkeras.data.sizes import CHUNK_BYTES
+from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
+from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, OpenFiles
@@ -59,7 +60,8 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
     folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))
     try:
         with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
-            handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))
+            dense = [part.dense_pieces(BLOCK_BYTES) for part in slices]
+            handles = list(writers.map(lambda number: files.write(dense[number], number, folder), range(parts)))
         rdd = cluster.context.parallelize(handles, parts)
         yield ArraysOnDisk(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
     finally:
@@ -93,7 +95,8 @@ def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], li
     broadcasts: list[Broadcast[Block]] = []
     rdds = []
     for part in slices:
-        pieces = [context.broadcast(piece) for piece in part.pieces(CHUNK_BYTES)]
+        size = -(-part.nbytes // max(1, part.rows))  # of a row as it is sent; sparse rows are small
+        pieces = [context.broadcast(piece) for piece in part.batches(piece_rows(size, CHUNK_BYTES))]
         broadcasts += pieces
         rdds.append(context.parallelize([0], 1).mapPartitions(_Pieces(tuple(pieces))))
     return context.union(rdds), broadcasts
@@ -101,7 +104,7 @@ def send(context: SparkContext, slices: Sequence[Block]) -> tuple[RDD[Block], li
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Yields the blocks of broadcasts."""
+    """Yields the blocks of broadcasts, with dense arrays."""
 
     pieces: tuple[Shared[Block], ...]
 
@@ -109,7 +112,7 @@ class _Pieces:
         for _ in rows:
             pass
         for piece in self.pieces:
-            yield piece.value
+            yield from piece.value.dense_pieces(BLOCK_BYTES)
 
 
 def rows_of(block: Block) -> Iterator[tuple[Any, ...]]:
@@ -141,7 +144,8 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
 
     Args:
         sc: The SparkContext, or a SparkSession.
-        x: Features with the samples on the first axis: an array, or a tuple or dict of arrays for several inputs.
+        x: Features with the samples on the first axis: an array or a sparse matrix of SciPy, or a tuple or dict of these for
+            several inputs.
         y: Labels, in the same form.
         sample_weight: A weight for each sample, shape (samples,), or ``None``.
         num_slices: The number of partitions; ``None``: ``sc.defaultParallelism``.
@@ -169,6 +173,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
     check_running(sc)
     if y is None:
         raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, pass arrays of features to SparkModel.")
+    x, y = with_sparse_rows(x), with_sparse_rows(y)
     block = from_arrays(x, y, sample_weight)
     lengths = {
         label: len(array) if array.ndim else None for label, array in zip(block.form.labels, block.arrays, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.column_values import ColumnValues
-from sparkkeras.data.columns import Leaf, Loader
+from sparkkeras.data.columns import Leaf, Loader, sparse_width
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
@@ -74,7 +74,7 @@ class ColumnMapping:
         ]
         if labelled:
             y, labels = _match_columns("label", self.label, schema.outputs, finder)
-            form, leaves = Form(x, y), leaves + [replace(leaf, input=None, fits=self.fits) for leaf in labels]
+            form, leaves = Form(x, y), leaves + [replace(_label_leaf(leaf, leaves), fits=self.fits) for leaf in labels]
             if self.sample_weight is not None:
                 weight, weights = _match_weights(self.sample_weight, schema, finder)
                 for leaf in weights:
@@ -124,7 +124,8 @@ class Selection:
 
     Attributes:
         form: The structure of the features, labels and weights in the block.
-        leaves: The columns of each array, in the order of the block.
+        leaves: The columns of each array, in the order of the block. Labels that equal features have the same leaf, which is
+            read once.
     """
 
     form: Form
@@ -132,11 +133,15 @@ class Selection:
 
     @property
     def names(self) -> list[str]:
-        """The names of all columns, in the order of the leaves."""
-        return [name for leaf in self.leaves for name in leaf.columns]
+        """The names of the columns to read, in the order of the leaves."""
+        return [name for leaf in self._distinct for name in leaf.columns]
+
+    @property
+    def _distinct(self) -> list[Leaf]:
+        return list({id(leaf): leaf for leaf in self.leaves}.values())
 
     def columns(self, frame: DataFrame) -> list[Column]:
-        """All columns, in the order of the leaves."""
+        """The columns to read, in the order of the leaves."""
         finder = ColumnFinder(frame)
         return [finder.column(name) for name in self.names]
 
@@ -149,17 +154,21 @@ class Selection:
     ) -> Iterator[tuple[Block, Array | None]]:
         """The rows of one batch, each with its mask of complete rows (see `Reader.read_columns`).
 
-        The batch becomes one block, or several if a loader produces large rows, such as images.
+        The batch becomes one block, or several if rows become large by a loader, such as images, or as dense vectors.
         """
-        size = min((_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None), default=len(columns[0]))
-        for start in range(0, len(columns[0]), max(1, size)):
+        widths = [width for width in map(sparse_width, columns) if width]
+        sizes = [_rows_at_once(leaf.loader) for leaf in self.leaves if leaf.loader is not None]
+        size = min([*sizes, *(HELD_BYTES // (8 * width) for width in widths)], default=len(columns[0]))
+        size = max(1, size)
+        for start in range(0, len(columns[0]), size):
             part = [column.slice(start, size) for column in columns]
             yield reader.read_columns(self.read(part, where, first + start), self.form, where, first + start)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
         """Read the values of each array; for ``where`` and ``first`` see `Leaf.read`."""
         remaining = iter(columns)
-        return [leaf.read([next(remaining) for _ in leaf.columns], where, first) for leaf in self.leaves]
+        found = {id(leaf): leaf.read([next(remaining) for _ in leaf.columns], where, first) for leaf in self._distinct}
+        return [found[id(leaf)] for leaf in self.leaves]
 
 
 def _rows_at_once(loader: Loader) -> int:
@@ -232,6 +241,16 @@ def _match_columns(
     return Structure(len(columns), bare=False), [
         _leaf(argument, column, spec) for column, spec in zip(columns, specs, strict=True)
     ]
+
+
+def _label_leaf(leaf: Leaf, features: Sequence[Leaf]) -> Leaf:
+    """The leaf of labels. If features contain the same columns, as for an autoencoder, the labels are read like these."""
+    for same in features:
+        if (same.columns, same.together) == (leaf.columns, leaf.together):
+            if same.input is not None and leaf.input is not None and same.input.shape == leaf.input.shape:
+                return same
+            return replace(leaf, input=None, loader=same.loader)
+    return replace(leaf, input=None)
 
 
 def _match_weights(given: Columns, schema: Schema, finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:

@@ -14,6 +14,7 @@ from sparkkeras.data.columns import RowLoader
 from sparkkeras.data.dataset import Dataset
 from sparkkeras.data.numeric import remedy
 from sparkkeras.data.reader import Reader
+from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
@@ -197,7 +198,8 @@ def as_source(
         if reader.labelled and y is None:
             raise DataError(f"labels are missing: pass y= with {describe(data)}.{_as_columns(data)}")
         data = data.to_numpy()
-    if not isinstance(data, (list, tuple, Mapping)) and not hasattr(data, "__array__"):
+    data = with_sparse_rows(data)
+    if not isinstance(data, (list, tuple, Mapping, SparseRows)) and not hasattr(data, "__array__"):
         raise DataError(
             f"data is {describe(data)}; expected a Spark DataFrame, an RDD of (x, y) pairs, NumPy arrays (a tuple or a "
             "dict of them where the model has several inputs), or a function make(worker, num_workers) that returns "
@@ -206,7 +208,7 @@ def as_source(
     for name, given, meaning in (("y", y, "labels"), ("sample_weight", sample_weight, "weights")):
         if isinstance(given, str):
             raise ConfigurationError(f"{name}={given!r}: only a DataFrame has named columns; pass an array of {meaning}.")
-    labels = y.to_numpy() if hasattr(y, "to_numpy") else y
+    labels = y.to_numpy() if hasattr(y, "to_numpy") else with_sparse_rows(y)
     block = reader.read_arrays(data, labels, sample_weight)
     session = active_remote_session()
     return (

@@ -23,7 +23,6 @@ class Rows(keras.utils.PyDataset):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (sparse.csr_matrix(np.eye(3)), r"Convert sparse matrices with \.toarray\(\)"),
         ((each for each in range(3)), r"Pass a function make\(worker, num_workers\) instead"),
         (Rows(), r"Pass a function make\(worker, num_workers\) instead"),
     ],
@@ -33,9 +32,9 @@ def test_the_error_for_data_of_other_libraries_suggests_a_conversion(data, messa
         as_source(data, Reader(Schema()), np.ones(3))
 
 
-def test_the_error_for_sparse_labels_suggests_a_conversion():
-    with pytest.raises(DataError, match=r"^y of the arrays is .*Convert sparse matrices with \.toarray\(\)"):
-        as_source(np.eye(3), Reader(Schema()), sparse.csr_matrix(np.eye(3)))
+def test_the_error_for_sparse_weights_suggests_a_conversion():
+    with pytest.raises(DataError, match=r"^sample_weight of the arrays is .*Convert sparse matrices with \.toarray\(\)"):
+        as_source(np.eye(3), Reader(Schema()), np.ones(3), sparse.csr_matrix(np.eye(3)))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow")

@@ -1,0 +1,123 @@
+"""Sparse matrices as rows: like the dense ones, without being dense anywhere but in pieces."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.columns import Leaf, sparse_width, to_column
+from sparkkeras.data.files import write
+from sparkkeras.data.label_range import LabelRange, label_ranges
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
+from sparkkeras.data.sparse import SparseRows, with_sparse_rows
+from sparkkeras.errors import DataError
+from sparkkeras.sources.source import as_source
+
+DENSE = np.array([[0, 1.5, 0, 2], [0, 0, 0, 0], [3, 0, 0, 0], [4, 5, 6, 7], [0, 0, -1, 0]])
+SPARSE = SparseRows.of(sparse.csr_matrix(DENSE))
+X = Schema((InputSpec("x", (4,), floating=True),))
+
+
+def test_rows_are_selected_like_those_of_an_array():
+    for rows in (slice(1, 4), slice(3, 1), slice(None), slice(None, None, 2), np.array([3, 0, 3]), slice(1, 4), 2, -1):
+        selected = SPARSE[rows]
+        assert selected.shape == DENSE[rows].shape
+        np.testing.assert_array_equal(np.asarray(selected), DENSE[rows])
+    np.testing.assert_array_equal(SPARSE[1:][1:3], DENSE[2:4])
+    assert (len(SPARSE), SPARSE.shape, SPARSE.ndim, SPARSE.size) == (5, (5, 4), 2, 20)
+    assert SPARSE[2:4].nbytes < SPARSE.nbytes
+    assert len(pickle.dumps(SPARSE[:1])) < len(pickle.dumps(SPARSE))
+
+
+@pytest.mark.parametrize(
+    "make", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array, sparse.lil_matrix, sparse.dok_array]
+)
+def test_every_format_of_scipy_is_read(make):
+    np.testing.assert_array_equal(SparseRows.of(make(DENSE)), DENSE)
+
+
+def test_values_at_the_same_place_are_added():
+    matrix = sparse.csr_matrix((np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 3])), shape=(1, 2))
+    assert np.asarray(SparseRows.of(matrix)).tolist() == [[4, 3]]
+    assert matrix.nnz == 3
+
+
+@pytest.mark.parametrize("matrix", [sparse.csr_matrix(DENSE * 1j), sparse.coo_array(np.ones(3))])
+def test_other_sparse_arrays_raise_an_error(matrix):
+    with pytest.raises(DataError, match="expected real numbers in two axes"):
+        SparseRows.of(matrix)
+
+
+def test_ranges_include_the_values_that_are_not_stored():
+    for array in (DENSE, DENSE[3:4], np.abs(DENSE), -np.abs(DENSE)):
+        block = from_arrays(np.ones(len(array)), with_sparse_rows(sparse.csr_matrix(array)), None)
+        assert label_ranges(block) == (LabelRange.of(array),)
+
+
+def test_sparse_rows_in_sources():
+    block = as_source(sparse.csr_matrix(DENSE), Reader(X), np.arange(5)).block
+    assert block.is_sparse
+    assert block.x.dtype == np.float32
+    assert block.spec == as_source(DENSE, Reader(X), np.arange(5)).block.spec
+    np.testing.assert_array_equal(block.dense().x, DENSE)
+    for piece, start in zip(block.dense_pieces(2 * block.spec.row_bytes), (0, 2, 4), strict=True):
+        assert not piece.is_sparse
+        np.testing.assert_array_equal(piece.x, DENSE[start : start + 2])
+    two = Schema((InputSpec("a", (4,)), InputSpec("b", (4,))))
+    for x in ((sparse.csr_matrix(DENSE), DENSE), {"b": DENSE, "a": sparse.coo_array(DENSE)}):
+        block = as_source(x, Reader(two, labelled=False), None).block
+        assert [isinstance(array, SparseRows) for array in block.arrays].count(True) == 1
+        assert block[np.array([1, 2])].rows == 2
+
+
+def test_sparse_labels():
+    block = as_source(DENSE, Reader(X), sparse.csr_matrix(DENSE)).block
+    np.testing.assert_array_equal(block.dense().y, DENSE)
+
+
+def test_integers_become_floats_where_the_model_takes_floats():
+    whole = sparse.csr_matrix(DENSE.astype(int))
+    assert as_source(whole, Reader(X, labelled=False)).block.x.dtype == np.float32
+    assert as_source(whole, Reader(Schema((InputSpec("x", (4,)),)), labelled=False)).block.x.dtype == int
+
+
+def test_values_that_are_not_finite_follow_on_invalid():
+    damaged = DENSE.copy()
+    damaged[0, 1], damaged[3, 2] = np.nan, np.inf
+    given = sparse.csr_matrix(damaged), np.arange(5)
+    with pytest.raises(DataError, match="x holds NaN or an infinite value in row 0 of the arrays"):
+        as_source(given[0], Reader(X), given[1])
+    kept = as_source(given[0], Reader(X, on_invalid="drop"), given[1]).block
+    np.testing.assert_array_equal(kept.dense().x, DENSE[[1, 2, 4]])
+    assert kept.y.tolist() == [1, 2, 4]
+    np.testing.assert_array_equal(as_source(given[0], Reader(X, on_invalid="allow"), given[1]).block.dense().x, damaged)
+
+
+def test_indices_out_of_range_are_found():
+    indices = Schema((InputSpec("x", (4,), indices=6),))
+    with pytest.raises(DataError, match="they range from -1 to 7"):
+        as_source(sparse.csr_matrix(DENSE.astype(int)), Reader(indices, labelled=False))
+
+
+def test_rows_of_rdds_may_be_sparse():
+    reader = Reader(X)
+    matrix = sparse.csr_matrix(DENSE)
+    block = reader.read_rows([(matrix[row], row) for row in range(5)], reader.form_of((matrix[0], 0), 0), 0, 0)
+    np.testing.assert_array_equal(block.x, DENSE)
+
+
+def test_files_hold_dense_rows(tmp_path):
+    block = Block(from_arrays(DENSE, np.arange(5), None).form, (SPARSE, np.arange(5)))
+    stored = write(block.dense_pieces(block.spec.row_bytes), 0, tmp_path).open()
+    np.testing.assert_array_equal(stored.x, DENSE)
+    assert stored.y.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_columns_of_sparse_rows():
+    column = to_column(SPARSE[1:])
+    np.testing.assert_array_equal(Leaf(("c",)).read([column]).values, DENSE[1:])
+    assert sparse_width(column) == 4
+    assert sparse_width(to_column(DENSE)) == 0
