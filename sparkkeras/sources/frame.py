@@ -74,7 +74,7 @@ class ColumnMapping:
         ]
         if labelled:
             y, labels = _match_columns("label", self.label, schema.outputs, finder)
-            form, leaves = Form(x, y), leaves + [replace(_label_leaf(leaf, leaves), fits=self.fits) for leaf in labels]
+            form, leaves = Form(x, y), leaves + [_label_leaf(replace(leaf, fits=self.fits), leaves) for leaf in labels]
             if self.sample_weight is not None:
                 weight, weights = _match_weights(self.sample_weight, schema, finder)
                 for leaf in weights:

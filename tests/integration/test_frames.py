@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError, SparkModel
+from sparkkeras.ml import KerasEstimator
 from tests.conftest import long
 from tests.integration.test_recovery import Kill
 from tests.models import classifier, regression
@@ -552,3 +553,37 @@ def test_pandas_data_frames_are_accepted_as_arrays(spark):
     given = spark.createDataFrame(x.assign(label=Y))
     assert sorted(given.columns) == ["a", "b", "c", "d", "label"]
     assert len(train(given, features=COLUMNS)) == 4
+
+
+def test_an_autoencoder_learns_like_in_keras(spark, sc):
+    """From arrays, sparse matrices, rows, one column, and a list of columns that are also the labels."""
+    from scipy import sparse
+
+    x = np.random.default_rng(0).random((40, 3)).astype(np.float32) * (np.arange(3) > 0)
+    names = ["a", "b", "c"]
+    columns = spark.createDataFrame(
+        [(*row.tolist(), row.tolist()) for row in x], "a float, b float, c float, features array<float>"
+    )
+    columns = columns.coalesce(1)
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(3)])
+        made.compile("sgd", "mse")
+        return made
+
+    expected = model()
+    expected.fit(x, x, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    for arguments in (
+        {"data": x, "y": x},
+        {"data": sparse.csr_matrix(x), "y": sparse.csr_matrix(x)},
+        {"data": sc.parallelize([(row, row) for row in x], 1)},
+        {"data": columns, "label": "features"},
+        {"data": columns, "features": names, "label": names},
+    ):
+        spark_model = SparkModel(model(), batch_size=8, num_workers=1)
+        spark_model.fit(**arguments, epochs=2, shuffle=False, verbose=0)
+        for ours, theirs in zip(spark_model.model.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    stage = KerasEstimator(model=model(), labelCol="features", batch_size=8, epochs=2, shuffle=False, verbose=0).fit(columns)
+    np.testing.assert_allclose(stage.get_model().get_weights()[0], expected.get_weights()[0], atol=1e-5)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
@@ -13,6 +14,7 @@ from pyspark.sql import types
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
 from sparkkeras.data.columns import Leaf
+from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.sources.column_types import _check_loaded_shape
 from sparkkeras.sources.frame import ColumnMapping, is_frame, split_by
@@ -393,3 +395,36 @@ def test_the_error_for_an_image_column_without_a_loader_suggests_one(kind, advic
     schema = Schema((InputSpec("photo", (8, 9, 3), floating=True),))
     assert re.search(advice, error_of(DataError, given, schema, features="c"))
     assert "paths of images" not in error_of(DataError, given, ONE, features="c")
+
+
+# Labels that equal the features
+
+
+@pytest.mark.parametrize("columns", ["pixels", ["a", "b"]])
+def test_labels_with_the_columns_of_the_features_equal_them(spark, columns):
+    """They are read once, and get the shape of the input and its loader."""
+    schema = Schema((InputSpec("x", (2, 1), floating=True),), (InputSpec("y", (2, 1), floating=True),))
+    found = select(frame(spark, "pixels array<double>, a int, b int"), schema, True, features=columns, label=columns)
+    assert found.names == ([columns] if isinstance(columns, str) else columns)
+    given = [pa.array([[1.0, 2.0]])] if columns == "pixels" else [pa.array([1]), pa.array([2])]
+    block, _ = next(found.blocks(Reader(schema), given, "partition 0", 0))
+    assert block.x.tolist() == block.y.tolist() == [[[1], [2]]]
+
+
+def test_labels_with_the_columns_of_the_features_may_have_another_shape(spark):
+    schema = Schema((InputSpec("x", (2, 1), floating=True),), (InputSpec("y", (2,), floating=True),))
+    found = select(frame(spark, "pixels array<double>"), schema, True, features="pixels", label="pixels")
+    block, _ = next(found.blocks(Reader(schema), [pa.array([[1.0, 2.0]])] * 2, "partition 0", 0))
+    assert (block.x.tolist(), block.y.tolist()) == ([[[1], [2]]], [[1, 2]])
+
+
+def test_labels_with_the_columns_of_features_use_their_loader(spark):
+    texts = frame(spark, "features string, a array<int>, b array<int>")
+    loader = Texts((1,))
+    found = select(texts, Schema((InputSpec("x", (1,)),)), labelled=True, label="features", loader=loader)
+    assert [leaf.loader for leaf in found.leaves] == [loader, loader]
+    two = Schema((InputSpec("user", (2,)), InputSpec("item", (1,))), (InputSpec("c", (1,)), InputSpec("d", (2,))))
+    mapping = {"features": {"user": "a", "item": "b"}, "label": {"d": "a", "c": "b"}}
+    found = select(texts, two, labelled=True, **mapping)
+    assert found.names == ["a", "b"]
+    assert [leaf.columns for leaf in found.leaves] == [("a",), ("b",), ("a",), ("b",)]
