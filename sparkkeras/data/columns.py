@@ -136,8 +136,8 @@ class Leaf:
             else:
                 loaded, good = self.loader(columns[0], self.columns[0])
             may_lack = self.loader.on_error != "error"
-            whole = None if good.all() else good
-            return ColumnValues(self._fitted(loaded), whole, self.label, may_lack, terms=self.terms)
+            mask = None if good.all() else good
+            return ColumnValues(self._fitted(loaded), mask, self.label, may_lack, terms=self.terms)
         if self.needs_text or (not self.fits and all(is_text_type(column.type) for column in columns)):
             return self._read_text(columns)
         shape = None if self.input is None else self.input.shape
@@ -147,11 +147,11 @@ class Leaf:
             found = self._widened(found, shape)
         arrays = [values for values, _ in found]
         incomplete = [good for _, good in found if good is not None]
-        complete = np.logical_and.reduce(incomplete) if incomplete else None
+        whole = np.logical_and.reduce(incomplete) if incomplete else None
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, complete, self.label, parts=parts, terms=self.terms)
+        return ColumnValues(values, whole, self.label, parts=parts, terms=self.terms)
 
     def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
         found = []
