@@ -289,7 +289,12 @@ def changed(before: BlockSpec, after: BlockSpec) -> str:
         if one != two:
             return (
                 f"{label} changes from shape {one.shape}, {one.dtype} to shape {two.shape}, {two.dtype}: every row must "
-                "have the same shape and dtype. Convert it, for instance with float() or numpy.asarray(..., dtype)."
+                "have the same shape and dtype. "
+                + (
+                    "Convert it, for instance with float() or numpy.asarray(..., dtype)."
+                    if one.shape == two.shape
+                    else "Pad sequences of different lengths with loader=PadSequences(maxlen)."
+                )
             )
     return "they are the same."
 

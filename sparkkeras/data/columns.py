@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms, current_terms
 from sparkkeras.data.numeric import is_encoded_image
-from sparkkeras.data.schema import InputSpec
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
 from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError, counted
@@ -81,6 +81,15 @@ class RowLoader(PlacedLoader):
     def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
         """Convert rows to an array and a mask of missing values; see `sparkkeras.data.numeric.to_numbers`."""
         ...
+
+
+L = TypeVar("L")
+
+
+def label_loaders(loaders: Mapping[str, L], schema: Schema) -> dict[str, L]:
+    """The loaders of labels: those under the names of outputs. A name that is also that of an input means the input."""
+    inputs = {spec.name for spec in schema.inputs}
+    return {spec.name: loaders[spec.name] for spec in schema.outputs if spec.name in loaders and spec.name not in inputs}
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.column_values import BY_NAME, ColumnValues
-from sparkkeras.data.columns import RowLoader
+from sparkkeras.data.columns import RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
@@ -29,7 +30,8 @@ class Reader:
         labelled: Whether labels are required (training, evaluation) or dropped (prediction).
         on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
         has_on_invalid: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
-        loaders: The loaders of rows and arrays by input name; columns have their own (`sparkkeras.data.columns.Leaf`).
+        loaders: The loaders of rows and arrays by the names of inputs and outputs. Those of columns are in
+            `sparkkeras.data.columns.Leaf`.
     """
 
     schema: Schema
@@ -227,10 +229,7 @@ class Reader:
 
     def _all_values(self, form: Form, values: Sequence[Any], place: str, first: int = 0) -> list[tuple[Array, Array | None]]:
         """Each array of a form as numbers or strings, and a mask of its missing values."""
-        names = [spec.name if spec is not None else "" for spec in self.schema.specs_of(form)] or [""]
-        loaders = [self.loaders.get(name) for name in names[: form.x.count]] if self.loaders else []
-        loaders += [None] * (len(values) - len(loaders))
-        each = zip(values, form.labels, self._expects_text(form), loaders, strict=True)
+        each = zip(values, form.labels, self._expects_text(form), self._loaders(form), strict=False)
         return [self._values(value, label, text, loader, place, first) for value, label, text, loader in each]
 
     def _expects_text(self, form: Form) -> list[bool | None]:
@@ -252,6 +251,16 @@ class Reader:
         except NotTextError as error:
             where = place if error.row is None else f"row {error.row} of {place}"
             raise DataError(f"{label} of {where} {error}") from error
+
+    def _loaders(self, form: Form) -> Iterator[RowLoader | None]:
+        """The loader of each array of a form, and then ``None``, without end."""
+        if self.loaders:
+            names = [spec.name if spec is not None else "" for spec in self.schema.specs_of(form)] or [""]
+            yield from (self.loaders.get(name) for name in names)
+            of_outputs = label_loaders(self.loaders, self.schema)
+            names = [spec.name for spec in self.schema.outputs]
+            yield from (of_outputs.get(name) for name in (form.y.names or names if form.y is not None else ()))
+        yield from repeat(None)
 
     def _numbers(
         self, value: Any, label: str, place: str, first: int = 0, loader: RowLoader | None = None

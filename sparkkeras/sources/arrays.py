@@ -45,11 +45,11 @@ def even_slices(rows: int, parts: int) -> list[slice]:
 def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkDataset]:
     """Distribute arrays of the driver in slices of consecutive rows, until the context ends.
 
-    If the workers share the driver's disk, the arrays are written to it once, and the workers memory-map them. Otherwise
-    each slice is broadcast in pieces, and an executor only fetches those of its slices.
+    If the workers share the driver's disk, the arrays are written to it once, and the workers memory-map them. Otherwise,
+    and for sparse arrays, each slice is broadcast in pieces, and an executor only fetches those of its slices.
     """
     slices = [block[part] for part in even_slices(block.rows, parts)]
-    if not cluster.is_local:
+    if not cluster.is_local or block.is_sparse:
         blocks, broadcasts = send(cluster.context, slices)
         try:
             yield SparkDataset(cluster, RddBlocks(blocks))
@@ -60,8 +60,7 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
     folder = Path(tempfile.mkdtemp(prefix="sparkkeras-", dir=cluster.context._temp_dir))
     try:
         with ThreadPoolExecutor(max_workers=min(parts, os.cpu_count() or 1)) as writers:
-            dense = [part.dense_pieces(BLOCK_BYTES) for part in slices]
-            handles = list(writers.map(lambda number: files.write(dense[number], number, folder), range(parts)))
+            handles = list(writers.map(lambda number: files.write([slices[number]], number, folder), range(parts)))
         rdd = cluster.context.parallelize(handles, parts)
         yield ArraysOnDisk(cluster, RddBlocks(rdd.mapPartitions(_open_all)), rdd, tuple(handles), folder.name)
     finally:

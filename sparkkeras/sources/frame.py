@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
 from sparkkeras.data.column_values import ColumnValues
-from sparkkeras.data.columns import Leaf, Loader, sparse_width
+from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sizes import HELD_BYTES
@@ -27,7 +27,7 @@ Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 """A column, several columns, or a dict of them by input or output name."""
 
 Loaders = Loader | Mapping[str, Loader]
-"""A loader for the model's only input, or a dict of them by input name."""
+"""A loader for the model's only input, or a dict of them by the names of inputs and, for labels, of outputs."""
 
 
 def is_frame(data: Any) -> TypeGuard[DataFrame]:
@@ -45,7 +45,7 @@ class ColumnMapping:
         features: The feature columns; ``None``: the column ``features``, or columns with the names of the inputs.
         label: The label columns; ``None``: the column ``label``, or columns with the names of the outputs.
         sample_weight: The columns of sample weights; ``None``: no weights.
-        loader: Loaders for feature columns that hold other values than numbers, such as images.
+        loader: Loaders for columns that hold other values than numbers, such as images.
         fits: Whether columns must fit the model; see `Leaf.fits`.
     """
 
@@ -74,7 +74,12 @@ class ColumnMapping:
         ]
         if labelled:
             y, labels = _match_columns("label", self.label, schema.outputs, finder)
-            form, leaves = Form(x, y), leaves + [_label_leaf(replace(leaf, fits=self.fits), leaves) for leaf in labels]
+            of_outputs = label_loaders(loaders, schema)
+            labels = [
+                replace(leaf, fits=self.fits, loader=of_outputs.get(leaf.input.name if leaf.input else ""))
+                for leaf in labels
+            ]
+            form, leaves = Form(x, y), leaves + [_label_leaf(leaf, leaves) for leaf in labels]
             if self.sample_weight is not None:
                 weight, weights = _match_weights(self.sample_weight, schema, finder)
                 for leaf in weights:
@@ -97,7 +102,7 @@ class ColumnMapping:
         return Structure(len(leaves), tuple(given), bare=False), leaves
 
     def loaders(self, schema: Schema) -> dict[str, Loader]:
-        """The loader of each input that has one, by input name."""
+        """The loader of each input and output that has one, by its name."""
         if self.loader is None:
             return {}
         for each in self.loader.values() if isinstance(self.loader, Mapping) else [self.loader]:
@@ -105,10 +110,12 @@ class ColumnMapping:
             if not complete or not callable(each) or isinstance(each, type):
                 raise ConfigurationError(f"loader is {describe(each)}; expected a loader, such as image_loader(size).")
         if isinstance(self.loader, Mapping):
-            names = [spec.name for spec in schema.inputs]
+            names = [spec.name for spec in (*schema.inputs, *schema.outputs)]
             for name in self.loader:
                 if name not in names:
-                    raise ConfigurationError(f"loader: the model has no input {name!r}. {known_names(name, names)}")
+                    raise ConfigurationError(
+                        f"loader: the model has no input or output {name!r}. {known_names(name, names)}"
+                    )
             return dict(self.loader)
         if len(schema.inputs) > 1:
             raise ConfigurationError(
@@ -247,9 +254,14 @@ def _label_leaf(leaf: Leaf, features: Sequence[Leaf]) -> Leaf:
     """The leaf of labels. If features contain the same columns, as for an autoencoder, the labels are read like these."""
     for same in features:
         if (same.columns, same.together) == (leaf.columns, leaf.together):
-            if same.input is not None and leaf.input is not None and same.input.shape == leaf.input.shape:
+            if (
+                leaf.loader is None
+                and same.input is not None
+                and leaf.input is not None
+                and same.input.shape == leaf.input.shape
+            ):
                 return same
-            return replace(leaf, input=None, loader=same.loader)
+            return replace(leaf, input=None, loader=leaf.loader or same.loader)
     return replace(leaf, input=None)
 
 

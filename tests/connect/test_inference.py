@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from sparkkeras import SparkModel, from_data_frame, keras_udf, register_keras_udf, to_data_frame
 from tests.conftest import long
@@ -37,6 +38,7 @@ def test_predictions_for_a_data_frame_keep_its_order(spark, model, expected):
 @pytest.mark.parametrize("workers", [None, 3, long(50)])
 def test_predictions_for_arrays_keep_their_order(spark, model, expected, workers):
     close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
+    close(SparkModel(model, num_workers=workers).predict(sparse.csr_matrix(cases.arrays()[0][:20])), expected[:20])
 
 
 def test_data_without_rows_gives_no_predictions(spark, model):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.block import Block, Form, Structure, from_arrays
 from sparkkeras.data.columns import Leaf, sparse_width, to_column
 from sparkkeras.data.files import write
 from sparkkeras.data.label_range import LabelRange, label_ranges
@@ -14,6 +14,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import DataError
+from sparkkeras.sources import frame
 from sparkkeras.sources.source import as_source
 
 DENSE = np.array([[0, 1.5, 0, 2], [0, 0, 0, 0], [3, 0, 0, 0], [4, 5, 6, 7], [0, 0, -1, 0]])
@@ -114,6 +115,14 @@ def test_files_hold_dense_rows(tmp_path):
     stored = write(block.dense_pieces(block.spec.row_bytes), 0, tmp_path).open()
     np.testing.assert_array_equal(stored.x, DENSE)
     assert stored.y.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_of_sparse_vectors_becomes_several_blocks(monkeypatch):
+    monkeypatch.setattr(frame, "HELD_BYTES", 2 * 8 * 4)
+    selection = frame.Selection(Form(Structure()), (Leaf(("c",), input=X.inputs[0]),))
+    blocks = [block for block, _ in selection.blocks(Reader(X, labelled=False), [to_column(SPARSE)], "partition 0", 0)]
+    assert [block.rows for block in blocks] == [2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate([block.x for block in blocks]), DENSE)
 
 
 def test_columns_of_sparse_rows():

@@ -90,6 +90,16 @@ def test_validation_arrays_are_padded_as_well():
     assert held_out.block.x.shape == (2, 3)
 
 
+def test_labels_that_are_sequences_have_a_loader_under_the_name_of_their_output():
+    schema = Schema((InputSpec("tokens", (3,)),), (InputSpec("tags", (3, 5)), InputSpec("tokens", (1,))))
+    loaders = {"tokens": PadSequences(3), "tags": PadSequences(3, -1)}
+    labels = {"tags": RAGGED, "tokens": np.ones(4)}
+    tags = [[2, 3, 4], [-1, -1, -1], [-1, -1, 5], [-1, 6, 7]]
+    block = as_source(RAGGED, Reader(schema), labels, columns=NamedColumns(loader=loaders)).block
+    assert (block.y["tags"].tolist(), block.y["tokens"].tolist()) == (tags, [1, 1, 1, 1])
+    assert block.x.shape == (4, 3)
+
+
 def test_an_image_loader_still_requires_a_column():
     with pytest.raises(ConfigurationError, match="loader= requires a Spark DataFrame"):
         as_source(RAGGED, Reader(TOKENS), np.ones(4), columns=NamedColumns(loader=image_loader((3, 3))))

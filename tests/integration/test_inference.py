@@ -5,8 +5,9 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from scipy import sparse
 
-from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, to_simple_rdd
+from sparkkeras import ConfigurationError, DataError, EnsembleModel, ModelError, SparkModel, to_simple_rdd
 from tests.conftest import long
 from tests.models import classifier
 
@@ -176,3 +177,26 @@ def test_only_rdds_have_keys(spark, digits, spark_model):
         spark_model.predict(spark.range(1), keyed=True)
     with pytest.raises(ConfigurationError, match="keyed='id': expected True or False"):
         spark_model.predict(spark.range(1), keyed="id")
+
+
+def test_sparse_matrices_give_the_results_of_dense_arrays(sc, digits, spark_model):
+    x, y, *_ = digits
+    x, y = x[:200], y[:200]
+    matrix = sparse.csc_matrix(x)
+    expected = spark_model.predict(x)
+    rows = to_simple_rdd(sc, matrix, y, num_slices=3)
+    members = EnsembleModel([spark_model.model, spark_model.model])
+    for found in (
+        spark_model.predict(matrix),
+        spark_model.predict(matrix, transform=lambda x, y: x * 1),
+        spark_model.predict(rows),
+        spark_model.predict(rows.filter(lambda row: True)),
+        spark_model.predict(sc.parallelize([matrix[row] for row in range(200)], 2)),
+        spark_model.predict(matrix, collect=False).collect(),
+        members.predict(matrix),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    logs = spark_model.evaluate(x, y)
+    assert spark_model.evaluate(matrix, y) == pytest.approx(logs)
+    assert spark_model.evaluate(rows) == pytest.approx(logs)
+    assert members.evaluate(matrix, y) == pytest.approx(logs, rel=1e-4)

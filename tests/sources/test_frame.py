@@ -319,7 +319,7 @@ def test_a_loader_checks_the_type_of_its_column(spark):
     ("schema", "named", "message"),
     [
         (ONE, {"features": ["a", "b"], "loader": Texts()}, r"a loader takes one column, received \['a', 'b'\]"),
-        (ONE, {"features": "a", "loader": {"z": Texts()}}, "loader: the model has no input 'z'. Known: 'x'"),
+        (ONE, {"features": "a", "loader": {"z": Texts()}}, "loader: the model has no input or output 'z'. Known: 'x', 'y'"),
         (
             TWO,
             {"features": ["a", "b"], "loader": Texts()},
