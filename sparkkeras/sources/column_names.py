@@ -35,7 +35,11 @@ class ColumnFinder:
         """
         from pyspark.sql import functions
 
-        return functions.col(".".join(quoted(field.name) for field in self._found(name)))
+        return functions.col(self.expression(name))
+
+    def expression(self, name: str) -> str:
+        """A column as an expression of SQL; see `column`."""
+        return ".".join(quoted(field.name) for field in self._found(name))
 
     def type_of(self, name: str) -> tuple[DataType, Mapping[str, Any]]:
         """A column's type and metadata.

@@ -403,19 +403,19 @@ def test_the_error_for_an_image_column_without_a_loader_suggests_one(kind, advic
 @pytest.mark.parametrize("columns", ["pixels", ["a", "b"]])
 def test_labels_with_the_columns_of_the_features_equal_them(spark, columns):
     """They are read once, and get the shape of the input and its loader."""
-    schema = Schema((InputSpec("x", (2, 1), floating=True),), (InputSpec("y", (2, 1), floating=True),))
+    schema = Schema((InputSpec("x", (1, 2), floating=True),), (InputSpec("y", (1, 2), floating=True),))
     found = select(frame(spark, "pixels array<double>, a int, b int"), schema, True, features=columns, label=columns)
     assert found.names == ([columns] if isinstance(columns, str) else columns)
     given = [pa.array([[1.0, 2.0]])] if columns == "pixels" else [pa.array([1]), pa.array([2])]
     block, _ = next(found.blocks(Reader(schema), given, "partition 0", 0))
-    assert block.x.tolist() == block.y.tolist() == [[[1], [2]]]
+    assert block.x.tolist() == block.y.tolist() == [[[1, 2]]]
 
 
 def test_labels_with_the_columns_of_the_features_may_have_another_shape(spark):
-    schema = Schema((InputSpec("x", (2, 1), floating=True),), (InputSpec("y", (2,), floating=True),))
+    schema = Schema((InputSpec("x", (1, 2), floating=True),), (InputSpec("y", (2,), floating=True),))
     found = select(frame(spark, "pixels array<double>"), schema, True, features="pixels", label="pixels")
     block, _ = next(found.blocks(Reader(schema), [pa.array([[1.0, 2.0]])] * 2, "partition 0", 0))
-    assert (block.x.tolist(), block.y.tolist()) == ([[[1], [2]]], [[1, 2]])
+    assert (block.x.tolist(), block.y.tolist()) == ([[[1, 2]]], [[1, 2]])
 
 
 def test_labels_with_the_columns_of_features_use_their_loader(spark):
