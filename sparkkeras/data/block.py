@@ -14,9 +14,9 @@ import numpy as np
 
 from sparkkeras.data.numeric import NotNumbersError, reject_masked, to_numbers
 from sparkkeras.data.numeric import describe as describe
+from sparkkeras.data.sparse import SparseRows
 from sparkkeras.data.text import STRING, NotTextError, Text, empty_strings, holds_text, to_text
 from sparkkeras.data.text import concatenate as concatenate_arrays
-from sparkkeras.data.sparse import SparseRows
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 

@@ -19,8 +19,8 @@ import numpy as np
 from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Terms, current_terms
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
 from sparkkeras.data.sparse import SparseRows
+from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 

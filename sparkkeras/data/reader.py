@@ -15,8 +15,8 @@ from sparkkeras.data.columns import RowLoader, label_loaders
 from sparkkeras.data.invalid_rows import InvalidPolicy, InvalidRows, finite_rows, in_row, reject_negative_weights
 from sparkkeras.data.numeric import NotNumbersError, to_numbers
 from sparkkeras.data.schema import Schema
-from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.data.sparse import SparseRows, dense_row
+from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array, is_floating
 

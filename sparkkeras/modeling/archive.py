@@ -29,13 +29,14 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling import custom_code, garbage_collection
+from sparkkeras.modeling import custom_code, garbage_collection, own_compile
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.lora import LoraLayer, enable_lora, lora_layers
-from sparkkeras.modeling.state import ModelWeights, layout, optimizer_of, optimizer_variables, weight_variables
+from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
+from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
 
@@ -251,9 +252,18 @@ def save_bytes(model: keras.Model) -> bytes:
         path = Path(folder) / "model.keras"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
+            if is_built(model):  # a model without call is not built for Keras
+                warnings.filterwarnings("ignore", message="You are saving a model that has not yet been built")
             _config(model)  # raises a clear error for parts that cannot be saved
             model.save(path)
+        if saved := own_compile.save(model):
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr(_COMPILE, json.dumps(saved))
         return path.read_bytes()
+
+
+_COMPILE = "sparkkeras_compile.json"
+"""The file of an archive with what Keras does not save of a model that overrides ``compile`` or ``train_step``."""
 
 
 def _check_dtypes(model: keras.Model) -> None:
@@ -323,16 +333,42 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> 
         with warnings.catch_warnings():
             # An optimizer that was saved before its first step has no variables to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
+            warnings.filterwarnings("ignore", message="`compile\\(\\)` was not called as part of model loading")
+            saved = _compile_saved(path)
+            if saved:  # its optimizers are built below, and then loaded
+                warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             objects = {**_OURS, **custom_objects}
-            return keras.saving.load_model(path, objects, safe_mode=safe_mode)
+            model = keras.saving.load_model(path, objects, safe_mode=safe_mode)
+            if saved:
+                own_compile.restore(model, saved, objects, safe_mode=safe_mode)
+                if is_built(model) and saved.keys() & {"compile", "optimizers"}:
+                    model.built = True  # load_weights requires it also of a model without call
+                    model.load_weights(path)  # now also the variables of the restored optimizers
+            return model
+    except ModelError:
+        raise
     except Exception as error:
         translated = load_error(error, handled)
         raise translated from translated.__cause__
 
 
+def _compile_saved(path: Path) -> own_compile.Saved:
+    if path.suffix != ".keras" or not zipfile.is_zipfile(path):
+        return {}
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(_COMPILE)) if _COMPILE in archive.namelist() else {}
+
+
 def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
     custom_code.check_same_code(code, custom_code.code_of(loaded))
     _verify_weights(model, loaded)
+    lost = [name for name in optimizers_of(model) if name not in optimizers_of(loaded)] if model.compiled else []
+    if lost:
+        raise ModelError(
+            f"the model {model.name!r} is not compiled as before after saving and loading; missing: {', '.join(lost)}. The class "
+            f"{type(model).__name__} must set all optimizers in __init__ or compile, and compile_from_config must call compile "
+            "with the arguments that get_compile_config returns."
+        )
     if (
         loaded.compiled
         and optimizer_fits(model)
@@ -345,7 +381,7 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
 
 
 def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
-    mine, other = weight_variables(model), weight_variables(loaded) if loaded.built else []
+    mine, other = weight_variables(model), weight_variables(loaded) if is_built(loaded) else []
     shapes, loaded_shapes = ([tuple(weight.shape) for weight in weights] for weights in (mine, other))
     if shapes != loaded_shapes and sorted(shapes) == sorted(loaded_shapes):
         raise ModelError(
@@ -423,7 +459,9 @@ def _config(model: keras.Model) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
         try:
-            return keras.saving.serialize_keras_object(model)
+            return keras.saving.serialize_keras_object(model) | {"own_compile": own_compile.compile_config(model)}
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(
                 f"the model {model.name!r} cannot be saved, which is required to send it to workers: {error} Losses and "
@@ -464,9 +502,8 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     them.
     """
     config = json.loads(json.dumps(config, default=repr))
-    optimizer = ((config.get("compile_config") or {}).get("optimizer") or {}).get("config") or {}
-    if isinstance(optimizer.get("learning_rate"), float):
-        optimizer["learning_rate"] = None  # a variable, which is part of the state
+    for part in ("compile_config", "own_compile"):
+        _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload + repr((_settings(model), lora_layers(model))).encode())
     for layer in model._flatten_layers():
@@ -476,6 +513,15 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
             if hasattr(layer, "get_vocabulary"):
                 digest.update(repr(layer.get_vocabulary()).encode())
     return digest.hexdigest()
+
+
+def _clear_learning_rates(compiled: Any) -> None:
+    """Remove the learning rates of all optimizers in compile arguments: they are variables, which are part of the state."""
+    for member in compiled.values() if isinstance(compiled, dict) else compiled if isinstance(compiled, list) else ():
+        arguments = member.get("config") if isinstance(member, dict) else None
+        if isinstance(arguments, dict) and isinstance(arguments.get("learning_rate"), float):
+            arguments["learning_rate"] = None
+        _clear_learning_rates(member)
 
 
 def _digest(data: bytes, fingerprint: str) -> str:

@@ -13,7 +13,8 @@ import keras
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
 from sparkkeras.modeling.load_errors import load_error
-from sparkkeras.modeling.state import inner_optimizer, optimizer_of
+from sparkkeras.modeling.optimizers import inner_optimizer, optimizers_of
+from sparkkeras.modeling.state import is_built
 
 
 def check_built(model: Any) -> None:
@@ -24,7 +25,7 @@ def check_built(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise ModelError(f"expected a keras.Model, received {describe(model)}.{_advice(model)}")
-    if not model.built:
+    if not is_built(model):
         raise ModelError(
             f"the model {model.name!r} is not built, so it has no weights yet: define it with keras.Input(shape), or call "
             "it once on a batch."
@@ -35,8 +36,7 @@ def check_compiled(model: Any) -> None:
     """Reject a model that cannot be evaluated on the workers.
 
     Raises:
-        ModelError: It is not a Keras model, not built, not compiled, compiled with unknown names, or compiled in a way that
-            Keras does not restore when it loads the model.
+        ModelError: It is not a Keras model, not built, not compiled, or compiled with unknown names.
     """
     check_built(model)
     if not model.compiled:
@@ -52,13 +52,6 @@ def check_compiled(model: Any) -> None:
             f"metrics={loss_weights!r})."
         )
     _check_names(model)
-    kind = type(model)
-    if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
-        raise ModelError(
-            f"the class {kind.__name__} of the model {model.name!r} overrides compile, so Keras cannot compile the workers' "
-            "copies of the model: also override get_compile_config (returns the arguments of compile as a dict) and "
-            "compile_from_config (calls compile with them). Only predict works without them."
-        )
 
 
 def _check_names(model: keras.Model) -> None:
@@ -103,15 +96,13 @@ def check_trainable(model: Any) -> None:
     """Reject a model that cannot be trained.
 
     Raises:
-        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, several optimizers, or an optimizer that
-            was built for other weights.
+        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, or an optimizer that was built for other
+            weights.
     """
-    if isinstance(model, keras.Model):
-        _check_one_optimizer(model)
     check_compiled(model)
     if not model.weights:
         raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
-    if optimizer_of(model) is None:
+    if not optimizers_of(model):
         raise ModelError(
             f"the model {model.name!r} was compiled without an optimizer, so it cannot be trained: call "
             "model.compile(optimizer=..., loss=...)."
@@ -126,25 +117,6 @@ def check_trainable(model: Any) -> None:
         raise ModelError(
             f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
             "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
-        )
-
-
-def _check_one_optimizer(model: keras.Model) -> None:
-    """Reject optimizers other than ``model.optimizer``, because their variables would not be sent to the workers."""
-    compiled = (optimizer_of(model), inner_optimizer(model))
-    others = {
-        name
-        for name, value in vars(model).items()
-        for each in (value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(each, keras.Optimizer)
-        and not any(each is one for one in compiled)
-        and not name.startswith("_self_")  # TensorFlow's lists of tracked objects
-    }
-    if others:
-        raise ModelError(
-            f"the model {model.name!r} has additional optimizers, {', '.join(sorted(others))}: SparkModel.fit supports only "
-            "one optimizer, which keras.Model.compile(optimizer=...) stores as model.optimizer. Train "
-            "the model with keras.Model.fit; SparkModel.predict works."
         )
 
 

@@ -20,7 +20,9 @@ from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
 from sparkkeras.modeling.schema import graph_of
+from sparkkeras.modeling.state import has_call
 from sparkkeras.weights import Array
 
 MetricState = tuple[Array, ...]
@@ -37,10 +39,14 @@ def prepare(model: keras.Model, sample: Block) -> None:
 
     Raises:
         DataError: The model, the loss or a metric does not accept such data.
-        ModelError: The model has no loss.
+        ModelError: The model has no loss, or its own ``train_step`` fails.
     """
     x, y, weight = (_tensors(side) for side in (sample.x, sample.y, sample.sample_weight))
-    own_step = type(model).train_step is not keras.Model.train_step
+    own_step = has_own_step(model)
+    if unbuilt(model):
+        _build_optimizers(model, (x, y, weight))
+    if not has_call(model):
+        return
     try:
         prediction = model(x, training=False)
         # A custom train_step may use neither loss nor metrics, so an error here does not matter.
@@ -56,6 +62,21 @@ def prepare(model: keras.Model, sample: Block) -> None:
         raise DataError(_misfit(sample, error)) from error
     finally:
         model.reset_metrics()
+
+
+def _build_optimizers(model: keras.Model, batch: tuple[Any, ...]) -> None:
+    names = ", ".join(unbuilt(model))
+    x, y, weight = batch
+    try:
+        build_by_step(model, (x,) if y is None else (x, y) if weight is None else batch)
+    except Exception as error:
+        if unbuilt(model):
+            reason = f"{type(error).__name__}: {error}".rstrip(".")
+            raise ModelError(
+                f"the train_step of the model {model.name!r} failed on one row of zeros, with which it is called once to "
+                f"build its optimizers ({names}): {reason}. Correct it, or build each optimizer in compile, for the weights that "
+                "it trains: optimizer.build(layer.trainable_variables)."
+            ) from error
 
 
 @locks_state

@@ -1,4 +1,4 @@
-"""The state of a model: its weights and optimizer variables as flat vectors, its learning rate and iterations."""
+"""The state of a model: its weights and the variables of its optimizers as flat vectors, learning rate and iterations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from sparkkeras.modeling.locks import locks_state
+from sparkkeras.modeling.optimizers import inner_optimizer, optimizer_of, optimizers_of
 from sparkkeras.weights import Flat, Layout
 
 
@@ -66,13 +67,11 @@ def weight_variables(model: keras.Model) -> list[Any]:
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:
-    """All variables of the optimizer, with iterations and learning rate. Builds the optimizer if necessary."""
+    """All variables of all optimizers, with iterations and learning rates. Builds the compiled one if necessary."""
     optimizer = optimizer_of(model)
-    if optimizer is None:
-        return []
-    if not optimizer.built:
+    if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    return list(optimizer.variables)
+    return [variable for each in optimizers_of(model).values() for variable in each.variables]
 
 
 def trainable_size(model: keras.Model) -> int:
@@ -98,35 +97,41 @@ def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: f
     Args:
         state: Current weights, and the optimizer variables from the start of training.
         model: A model with the same variable shapes and dtypes.
-        steps: The steps made since the start; the optimizer's iterations, and so its schedules, continue after them.
+        steps: The steps made since the start; the optimizers' iterations, and so their schedules, continue after them.
         learning_rate: The learning rate, if it was changed since the start.
     """
     state.put(model)
     if steps:
-        set_iterations(model, iterations(model) + steps)
-        optimizer = inner_optimizer(model)
-        if getattr(optimizer, "use_ema", False):  # restart the moving averages from the current weights
-            for average, weight in zip(optimizer._model_variables_moving_average, model.trainable_variables, strict=True):
-                average.assign(weight)
+        set_iterations(model, [done + steps for done in iterations(model)])
+        for optimizer in _updating(model):
+            if getattr(optimizer, "use_ema", False):  # restart the moving averages from the current weights
+                averages = optimizer._model_variables_moving_average
+                for average, weight in zip(averages, optimizer._trainable_variables, strict=True):
+                    average.assign(weight)
     if learning_rate is not None and has_settable_rate(model):
         model.optimizer.learning_rate = learning_rate
     return ModelState.take(model)
 
 
-def iterations(model: keras.Model) -> int:
-    """The optimizer's number of iterations; 0 without an optimizer."""
-    return 0 if optimizer_of(model) is None else int(keras.ops.convert_to_numpy(inner_optimizer(model)._iterations))
+def iterations(model: keras.Model) -> list[int]:
+    """The number of iterations of each optimizer."""
+    return [int(keras.ops.convert_to_numpy(optimizer._iterations)) for optimizer in _updating(model)]
 
 
-def set_iterations(model: keras.Model, number: int) -> None:
-    """Set the optimizer's number of iterations."""
-    for optimizer in {id(each): each for each in (model.optimizer, inner_optimizer(model))}.values():
-        if optimizer is not None:
-            optimizer._iterations.assign(number)
+def set_iterations(model: keras.Model, numbers: Sequence[int]) -> None:
+    """Set the number of iterations of each optimizer."""
+    for optimizer, inner, number in zip(optimizers_of(model).values(), _updating(model), numbers, strict=True):
+        optimizer._iterations.assign(number)
+        inner._iterations.assign(number)
+
+
+def _updating(model: keras.Model) -> list[Any]:
+    """The optimizers that update weights: of a ``LossScaleOptimizer`` the inner one."""
+    return [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model).values()]
 
 
 def learning_rate(model: keras.Model) -> float:
-    """The optimizer's learning rate at its current iteration; 0 without an optimizer."""
+    """The learning rate of the compiled optimizer at its current iteration; 0 without one."""
     return 0.0 if model.optimizer is None else float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
@@ -135,15 +140,15 @@ def has_settable_rate(model: keras.Model) -> bool:
     return isinstance(getattr(inner_optimizer(model), "_learning_rate", None), keras.Variable)
 
 
-def inner_optimizer(model: keras.Model) -> Any:
-    """The optimizer that updates the weights: the inner one of a ``LossScaleOptimizer`` (mixed precision)."""
-    optimizer = optimizer_of(model)
-    return getattr(optimizer, "inner_optimizer", optimizer)
+def is_built(model: keras.Model) -> bool:
+    """Whether all weights exist. A model without ``call``, such as a GAN, is built when its layers are."""
+    layers = list(model._flatten_layers(include_self=False))
+    return bool(model.built or (not has_call(model) and layers and all(layer.built for layer in layers)))
 
 
-def optimizer_of(model: keras.Model) -> Any:
-    """The optimizer that the model was compiled with, or ``None``."""
-    return getattr(model, "optimizer", None)
+def has_call(model: keras.Model) -> bool:
+    """Whether the model can predict: a model with its own ``train_step`` may have no ``call``."""
+    return type(model).call is not keras.Model.call
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ workers have reported it. The driver keeps a snapshot of the weights at that mom
 evaluate the snapshot on their validation rows at the end of an epoch of their own, since a second Spark job would wait for
 their slots.
 
-Optimizer variables stay in the worker for the whole run. At the end, the driver's optimizer gets their mean, by rows.
+Optimizer variables stay in the worker for the whole run. At the end, the driver's optimizers get their mean, by rows.
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ class _Run:
         self._exchange = WorkerExchange(task.plan, client, set_before)
         self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
         if resumed.steps or rate is not None:
-            self.state = model_state.advanced(self.state, self._trainer.archive.cached(), resumed.steps, rate)
+            model = self._trainer.prepared(rows, self._options)
+            self.state = model_state.advanced(self.state, model, resumed.steps, rate)
 
     def train(self) -> None:
         """Train from the progress of earlier attempts to the end."""
@@ -464,7 +465,8 @@ class _Training:
             model_state.put_weights(snapshot.weights, model)
         for report in end.reports:
             self._steps[report.worker] += report.steps
-        model_state.set_iterations(model, self._iterations + max(self._steps.values()))
+        steps = max(self._steps.values())
+        model_state.set_iterations(model, [before + steps for before in self._iterations])
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)

@@ -113,6 +113,12 @@ def batches_of_epoch(
     return _StreamedEpoch.of(rows, batch_range, options, check)
 
 
+def spec_of_batches(rows: Block | BlockStream, options: FitOptions) -> BlockSpec:
+    """The shapes and dtypes of the batches to train on."""
+    first = rows[: options.batch_size] if isinstance(rows, Block) else next(rows.blocks())
+    return _weighted(transformed(first, replace(options, batch_size=first.rows)), options.class_weight).spec
+
+
 class _StoredEpoch:
     """Batches of stored rows, in a new order in each epoch if ``shuffle`` is set."""
 

@@ -30,7 +30,15 @@ from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.weights import Flat
 from sparkkeras.worker import device
-from sparkkeras.worker.batches import BatchOptions, BatchRange, EpochBatches, FitOptions, batches_of_epoch, pieces_of
+from sparkkeras.worker.batches import (
+    BatchOptions,
+    BatchRange,
+    EpochBatches,
+    FitOptions,
+    batches_of_epoch,
+    pieces_of,
+    spec_of_batches,
+)
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -151,13 +159,13 @@ class LocalTrainer:
         if callbacks is None:
             callbacks = list(options.callbacks.fresh()) if options.callbacks else []
         model = self._model(epoch.spec.zeros())
-        _choose_steps(model, any(map(batch_hooks, _flatten(callbacks))), None if exchange is None else exchange.every)
+        hooked = any(map(batch_hooks, _flatten(callbacks)))
+        _choose_steps(model, hooked, None if exchange is None else exchange.every)
         state.put(model)
         model_state.reseed(model, seed)
         _seed_globals((*seed, 1))  # building the model may have drawn numbers
-        end = _end_of_epoch(model)
+        end = _end_of_epoch(model, hooked)
         coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
-        before = 0 if model.optimizer is None else int(model.optimizer.iterations)
         with (
             device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
             self._validating(held_out) as validation_batches,
@@ -173,9 +181,8 @@ class LocalTrainer:
                 shuffle=False,
                 verbose=0,
             )
-        steps, trained = epoch.trained()
-        if model.stop_training and model.optimizer is not None:  # a callback may have stopped it early
-            steps, trained = epoch.trained(int(model.optimizer.iterations) - before)
+        # A callback may have stopped the epoch early.
+        steps, trained = epoch.trained(end.steps) if end.steps else epoch.trained()
         return Replica(
             worker=self.context.worker,
             rows=trained,
@@ -217,6 +224,10 @@ class LocalTrainer:
         with device.feed(first.spec, options.batch_size, chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
+
+    def prepared(self, rows: Block | BlockStream, options: FitOptions) -> Any:
+        """The model of this process, built like that of `fit` on these rows."""
+        return self._model(spec_of_batches(rows, options).zeros())
 
     def _check(self, piece: Block) -> tuple[LabelRange, ...]:
         """Check that labels fit the loss; returns their ranges."""
@@ -301,17 +312,28 @@ def _streaming() -> Iterator[None]:
         yield
 
 
-def _end_of_epoch(model: Any) -> Any:
-    """A callback that copies the state at the end of an epoch, before Keras overwrites the weights with moving averages."""
+def _end_of_epoch(model: Any, counts: bool) -> Any:
+    """A callback that copies the state at the end of an epoch, before Keras overwrites the weights with moving averages.
+
+    Args:
+        model: The model.
+        counts: Whether to count steps, for which Keras waits after each batch. It does so anyway if there are other batch
+            hooks, without which no callback can stop an epoch early.
+    """
     import keras
 
     class EndOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
         state: ModelState
+        steps = 0
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.state = ModelState.take(model)
 
-    return EndOfEpoch()
+    class Counting(EndOfEpoch):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += int(model.steps_per_execution)
+
+    return Counting() if counts else EndOfEpoch()
 
 
 def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches, started: float) -> Any:

@@ -87,6 +87,7 @@ def fit(
     transform=None,
     worker_callbacks=None,
     server=None,
+    class_weight=None,
 ):
     """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
@@ -99,7 +100,9 @@ def fit(
         rule=make_rule(rule, "synchronous" if mode == "independent" else mode),
         rule_state={} if rule_state is None else rule_state,
         split=split or TrainValidationSplit(sizes, (0,) * len(sizes)),
-        options=FitOptions(BATCH, transform, shuffle=shuffle, seed=seed, callbacks=worker_callbacks),
+        options=FitOptions(
+            BATCH, transform, shuffle=shuffle, seed=seed, class_weight=class_weight, callbacks=worker_callbacks
+        ),
         steps_per_epoch=steps_per_epoch,
         validation=validation,
         server=server or Server("inprocess"),

@@ -1,0 +1,575 @@
+"""Features of Keras: training on one worker equals plain Keras up to rounding errors. A feature is a line in CASES.
+
+Every feature is also a row of docs/keras-features.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.schema import input_names, schema_of
+from sparkkeras.modeling.state import ModelState, ModelWeights, has_call
+from sparkkeras.training.persistence import pack, unpack
+from sparkkeras.worker.predictor import Predictor
+from sparkkeras.worker.trainer import BatchOptions
+from tests.training.jobs import fit
+
+pytestmark = pytest.mark.core
+
+ROWS, BATCH = 10, 4  # two batches and a short one
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+Y = X @ np.array([[1.0], [-2.0], [0.5]], np.float32)
+IMAGES = RNG.random((ROWS, 6, 6, 2)).astype(np.float32)
+SEQUENCES = RNG.normal(size=(ROWS, 5, 3)).astype(np.float32)
+TOKENS = RNG.integers(1, 7, (ROWS, 5)).astype(np.int32)
+TOKENS[::2, 3:] = 0
+CLASSES = RNG.integers(0, 3, ROWS).astype(np.int32)
+WEIGHTS = RNG.random(ROWS).astype(np.float32)
+
+DATA = {
+    "rows": (X, Y, None),
+    "weighted rows": (X, Y, WEIGHTS),
+    "rows without labels": (X, None, None),
+    "rows as labels": (X, X, None),
+    "classes": (X, CLASSES, None),
+    "category": (CLASSES[:, None], Y, None),
+    "images": (IMAGES, Y, None),
+    "sequences": (SEQUENCES, Y, None),
+    "tokens": (TOKENS, Y, None),
+    "two inputs": ((X, SEQUENCES), (Y, CLASSES), None),
+    "named inputs": ({"left": X, "right": SEQUENCES}, {"amount": Y, "kind": CLASSES}, None),
+}
+"""Features, labels and sample weights."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A compiled model and the data to train it on.
+
+    Attributes:
+        name: The feature as in the documentation, optionally with a variant: ``feature: variant``.
+        build: Makes the compiled model.
+        data: A key of `DATA`.
+        options: Further arguments of ``fit``.
+        atol: The largest difference of weights.
+        policy: The global dtype policy.
+        backends: The backends that support the feature.
+        soak: Whether the case runs in `scripts/soak` only.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    data: str = "rows"
+    options: dict[str, Any] = field(default_factory=dict)
+    atol: float = 2e-6
+    policy: str = "float32"
+    backends: tuple[str, ...] = ("tensorflow", "jax", "torch")
+    soak: bool = False
+
+
+# Building models
+
+
+def model(*stack, shape=(3,), dtype=None, before=None, out=None, **compiled):
+    """A compiled Sequential of ``stack`` and a Dense(1); ``before`` is called with the model before ``compile``."""
+    made = keras.Sequential([keras.Input(shape, dtype=dtype), *stack, out or layers.Dense(1)])
+    if before is not None:
+        before(made)
+    made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
+    return made
+
+
+def optimizer(name, **arguments):
+    return lambda: model(optimizer=getattr(keras.optimizers, name)(0.02, **arguments), metrics=["mae"])
+
+
+def stack(*kinds, **arguments):
+    """A builder of a model with new layers: a kind is a function without arguments."""
+    return lambda: model(*(kind() for kind in kinds), **arguments)
+
+
+def functional(inputs, function, **compiled):
+    given = keras.tree.map_structure(lambda each: each, inputs)
+    made = keras.Model(given, function(given))
+    made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
+    return made
+
+
+def attention():
+    def outputs(sequence):
+        attended = layers.Attention()([sequence, sequence])
+        return layers.Dense(1)(layers.GlobalAveragePooling1D()(attended))
+
+    return functional(keras.Input((5, 3)), outputs)
+
+
+def masked_attention():
+    def outputs(tokens):
+        embedded = layers.Embedding(7, 4, mask_zero=True)(tokens)
+        attended = layers.MultiHeadAttention(2, 3)(embedded, embedded, use_causal_mask=True)
+        return layers.Dense(1)(layers.GlobalAveragePooling1D()(attended))
+
+    return functional(keras.Input((5,), dtype="int32"), outputs)
+
+
+def shared_layers():
+    def outputs(x):
+        shared = layers.Dense(3, activation="tanh")
+        return layers.Dense(1)(shared(shared(x)))
+
+    return functional(keras.Input((3,)), outputs)
+
+
+def two_outputs(named, **compiled):
+    left, right = keras.Input((3,), name="left"), keras.Input((5, 3), name="right")
+    joined = layers.Concatenate()([left, layers.Flatten()(right)])
+    amount, kind = layers.Dense(1, name="amount")(joined), layers.Dense(3, activation="softmax", name="kind")(joined)
+    inputs, outputs = (
+        ({"left": left, "right": right}, {"amount": amount, "kind": kind}) if named else ([left, right], [amount, kind])
+    )
+    made = keras.Model(inputs, outputs)
+    losses = {"amount": "mse", "kind": "sparse_categorical_crossentropy"}
+    made.compile("sgd", losses if named else list(losses.values()), **compiled)
+    return made
+
+
+def freeze(made):
+    made.layers[0].trainable = False
+
+
+def adapted_normalization():
+    normalization = layers.Normalization()
+    normalization.adapt(X)
+    return model(normalization)
+
+
+def lora():
+    return model(layers.Dense(4), before=lambda made: made.layers[0].enable_lora(2))
+
+
+def excluded_from_decay():
+    decaying = keras.optimizers.AdamW(0.02, weight_decay=0.5)
+    decaying.exclude_from_weight_decay(var_names=["bias"])
+    return model(optimizer=decaying)
+
+
+def custom(name):
+    return keras.saving.register_keras_serializable("tests_of_features", name)
+
+
+@custom("cubed")
+def cubed(y_true, y_pred):
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+@custom("largest")
+def largest(y_true, y_pred):
+    return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+@custom("bent")
+def bent(x):
+    return keras.ops.tanh(x) * 1.5
+
+
+@custom("Scale")
+class Scale(layers.Layer):
+    def build(self, shape):
+        self.gain = self.add_weight(shape=(shape[-1],), initializer="ones", name="gain")
+
+    def call(self, x):
+        return x * self.gain
+
+
+@custom("Penalty")
+class Penalty(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+@custom("Halving")
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {}
+
+
+@custom("Within")
+class Within(keras.metrics.Metric):
+    """The fraction of predictions within 1 of the label."""
+
+    def __init__(self, name="within", **options):
+        super().__init__(name=name, **options)
+        self.hits = self.add_variable((), "zeros", name="hits")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        hits = keras.ops.cast(keras.ops.abs(y_true - y_pred) < 1.0, "float32")
+        self.hits.assign_add(keras.ops.sum(hits))
+        self.count.assign_add(keras.ops.cast(keras.ops.size(hits), "float32"))
+
+    def result(self):
+        return self.hits / self.count
+
+
+@custom("Subclassed")
+class Subclassed(keras.Model):
+    def __init__(self, units=4, **options):
+        super().__init__(**options)
+        self.units = units
+        self.hidden, self.out = layers.Dense(units, activation="relu"), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+def subclassed(kind=Subclassed, **compiled):
+    made = kind()
+    made(X)
+    made.compile(**({"optimizer": "sgd", "loss": "mse"} | compiled))
+    return made
+
+
+@custom("OwnTrainStep")
+class OwnTrainStep(Subclassed):
+    """The training step of Keras's guide, for TensorFlow, JAX and PyTorch."""
+
+    def train_step(self, *arguments):
+        return {"tensorflow": tensorflow_step, "jax": jax_step, "torch": torch_step}[keras.backend.backend()](
+            self, *arguments
+        )
+
+
+def tensorflow_step(model, data):
+    import tensorflow as tf
+
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(y=y, y_pred=model(x, training=True))
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    for metric in model.metrics:
+        if metric.name == "loss":
+            metric.update_state(loss)
+    return {metric.name: metric.result() for metric in model.metrics}
+
+
+def torch_step(model, data):
+    x, y = data
+    model.zero_grad()
+    loss = model.compute_loss(y=y, y_pred=model(x, training=True))
+    loss.backward()
+    weights = list(model.trainable_weights)
+    import torch
+
+    with torch.no_grad():
+        model.optimizer.apply([weight.value.grad for weight in weights], weights)
+    for metric in model.metrics:
+        if metric.name == "loss":
+            metric.update_state(loss)
+    return {metric.name: metric.result() for metric in model.metrics}
+
+
+def jax_step(model, state, data):
+    import jax
+
+    trainable, other, optimizing, measured = state
+    x, y = data
+
+    def loss_of(trainable, other):
+        predicted, other = model.stateless_call(trainable, other, x, training=True)
+        return model.compute_loss(x, y, predicted), other
+
+    (loss, other), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable, other)
+    trainable, optimizing = model.optimizer.stateless_apply(optimizing, gradients, trainable)
+    measured = model.metrics[0].stateless_update_state(measured, loss)
+    return {"loss": model.metrics[0].stateless_result(measured)}, (trainable, other, optimizing, measured)
+
+
+@custom("OwnTestStep")
+class OwnTestStep(Subclassed):
+    def test_step(self, *arguments):
+        return super().test_step(*arguments)
+
+
+@custom("Gan")
+class Gan(keras.Model):
+    """The GAN of Keras's guide, with noise that is a function of the rows."""
+
+    def __init__(self, discriminator, generator, **options):
+        super().__init__(**options)
+        self.discriminator, self.generator = discriminator, generator
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_function = d_optimizer, g_optimizer, loss_fn
+        self.d_tracker, self.g_tracker = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+
+    @property
+    def metrics(self):
+        return [self.d_tracker, self.g_tracker]
+
+    def d_loss(self, real):
+        fake = self.generator(real[:, :2])
+        labels = keras.ops.concatenate([keras.ops.ones_like(fake[:, :1]), keras.ops.zeros_like(real[:, :1])])
+        return self.loss_function(labels, self.discriminator(keras.ops.concatenate([fake, real])))
+
+    def g_loss(self, real):
+        scores = self.discriminator(self.generator(real[:, :2]))
+        return self.loss_function(keras.ops.zeros_like(scores), scores)
+
+    def train_step(self, data):
+        real = data[0] if isinstance(data, tuple) else data
+        for loss_of, optimizer, part, tracker in (
+            (self.d_loss, self.d_optimizer, self.discriminator, self.d_tracker),
+            (self.g_loss, self.g_optimizer, self.generator, self.g_tracker),
+        ):
+            weights = part.trainable_weights
+            loss, gradients = differentiate(lambda: loss_of(real), weights)  # noqa: B023
+            optimizer.apply(gradients, weights)
+            tracker.update_state(loss)
+        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
+
+    def get_config(self):
+        parts = {"discriminator": self.discriminator, "generator": self.generator}
+        return {**super().get_config(), **{name: keras.saving.serialize_keras_object(part) for name, part in parts.items()}}
+
+    @classmethod
+    def from_config(cls, config):
+        parts = {name: keras.saving.deserialize_keras_object(config.pop(name)) for name in ("discriminator", "generator")}
+        return cls(**parts, **config)
+
+
+def differentiate(function, weights):
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = function()
+        return loss, tape.gradient(loss, weights)
+    import torch
+
+    loss = function()
+    found = torch.autograd.grad(loss, [weight.value for weight in weights])
+    return loss.detach(), list(found)
+
+
+@custom("ConfiguredGan")
+class ConfiguredGan(Gan):
+    """A GAN that Keras can load compiled."""
+
+    def get_compile_config(self):
+        given = {"d_optimizer": self.d_optimizer, "g_optimizer": self.g_optimizer, "loss_fn": self.loss_function}
+        return {name: keras.saving.serialize_keras_object(value) for name, value in given.items()}
+
+    def compile_from_config(self, config):
+        self.compile(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
+
+
+def gan(kind=Gan):
+    discriminator = keras.Sequential([keras.Input((3,)), layers.Dense(4, "leaky_relu"), layers.Dense(1)])
+    generator = keras.Sequential([keras.Input((2,)), layers.Dense(4, "leaky_relu"), layers.Dense(3)])
+    made = kind(discriminator, generator)
+    made.compile(
+        keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.RMSprop(0.02), keras.losses.BinaryCrossentropy(True)
+    )
+    return made
+
+
+CASES = [
+    *(
+        Case(f"Optimizers: {name}", optimizer(name))
+        for name in (
+            *("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adadelta", "Adagrad", "Nadam", "Ftrl", "Adafactor", "Lion"),
+            *("Lamb", "Muon", "ScheduleFreeAdamW"),
+        )
+    ),
+    Case("Moving averages of weights (`use_ema`)", optimizer("Adam", use_ema=True, ema_momentum=0.9)),
+    Case("Gradient accumulation", optimizer("SGD", gradient_accumulation_steps=2)),
+    Case("Gradient clipping: clipnorm", optimizer("SGD", clipnorm=0.1)),
+    Case("Gradient clipping: global_clipnorm", optimizer("SGD", global_clipnorm=0.1)),
+    Case("Gradient clipping: clipvalue", optimizer("SGD", clipvalue=0.1)),
+    Case("Weight decay", optimizer("SGD", weight_decay=0.1)),
+    Case("Weight decay: excluded weights", excluded_from_decay),
+    Case("Loss scaling", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02)))),
+    Case("Mixed precision: mixed_float16", stack(lambda: layers.Dense(4)), policy="mixed_float16", atol=1e-3),
+    Case("Mixed precision: mixed_bfloat16", stack(lambda: layers.Dense(4)), policy="mixed_bfloat16", atol=1e-2),
+    Case("Dtype policies: bfloat16", stack(lambda: layers.Dense(4, dtype="bfloat16")), atol=1e-2),
+    Case("Dtype policies: float64", stack(lambda: layers.Dense(4, dtype="float64")), backends=("tensorflow", "torch")),
+    Case(
+        "Learning rate schedules",
+        lambda: model(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 6))),
+    ),
+    Case("Learning rate schedules: custom", lambda: model(optimizer=keras.optimizers.SGD(Halving()))),
+    Case("Normalization layers: BatchNormalization", stack(layers.BatchNormalization), atol=1e-5),
+    Case("Normalization layers: LayerNormalization", stack(layers.LayerNormalization)),
+    Case("Normalization layers: GroupNormalization", stack(lambda: layers.GroupNormalization(3))),
+    Case("Normalization layers: SpectralNormalization", stack(lambda: layers.SpectralNormalization(layers.Dense(4)))),
+    Case("Recurrent layers: LSTM", stack(lambda: layers.LSTM(4), shape=(5, 3)), "sequences"),
+    Case("Recurrent layers: GRU", stack(lambda: layers.GRU(4), shape=(5, 3)), "sequences"),
+    Case(
+        "Recurrent layers: Bidirectional",
+        stack(lambda: layers.Bidirectional(layers.SimpleRNN(2)), shape=(5, 3)),
+        "sequences",
+    ),
+    Case(
+        "Convolutions: Conv2D",
+        stack(lambda: layers.Conv2D(3, 3), layers.MaxPooling2D, layers.Flatten, shape=(6, 6, 2)),
+        "images",
+    ),
+    Case(
+        "Convolutions: DepthwiseConv2D", stack(lambda: layers.DepthwiseConv2D(3), layers.Flatten, shape=(6, 6, 2)), "images"
+    ),
+    Case(
+        "Convolutions: SeparableConv2D",
+        stack(lambda: layers.SeparableConv2D(3, 3), layers.Flatten, shape=(6, 6, 2)),
+        "images",
+    ),
+    Case("Convolutions: Conv1D", stack(lambda: layers.Conv1D(3, 3), layers.GlobalMaxPooling1D, shape=(5, 3)), "sequences"),
+    Case("Attention: Attention", attention, "sequences"),
+    Case("Attention: MultiHeadAttention with a mask", masked_attention, "tokens"),
+    Case(
+        "Embeddings and masks",
+        stack(lambda: layers.Embedding(7, 4, mask_zero=True), lambda: layers.LSTM(3), shape=(5,), dtype="int32"),
+        "tokens",
+    ),
+    Case("Low-rank adaptation (LoRA)", lora),
+    Case("Preprocessing layers: Normalization", adapted_normalization),
+    Case(
+        "Preprocessing layers: CategoryEncoding",
+        stack(lambda: layers.CategoryEncoding(3, "one_hot"), shape=(1,), dtype="int32"),
+        "category",
+    ),
+    Case("Preprocessing layers: Rescaling", stack(lambda: layers.Rescaling(0.5, 1.0))),
+    Case("Dropout", stack(lambda: layers.Dropout(0.0), lambda: layers.GaussianNoise(0.0))),
+    Case("Shared layers", shared_layers),
+    Case("Several inputs and outputs: by position", lambda: two_outputs(False), "two inputs"),
+    Case("Several inputs and outputs: by name", lambda: two_outputs(True), "named inputs"),
+    Case("Loss weights", lambda: two_outputs(True, loss_weights={"amount": 0.3, "kind": 2.0}), "named inputs"),
+    Case("Metrics per output", lambda: two_outputs(True, metrics={"kind": ["accuracy"], "amount": ["mae"]}), "named inputs"),
+    Case("Weighted metrics", lambda: model(weighted_metrics=["mae"]), "weighted rows"),
+    Case(
+        "Losses: focal", lambda: model(out=layers.Dense(1, "sigmoid"), loss=keras.losses.BinaryFocalCrossentropy(gamma=3.0))
+    ),
+    Case("Losses: Huber", lambda: model(loss=keras.losses.Huber(0.5))),
+    Case("Custom losses", lambda: model(loss=cubed)),
+    Case("Custom metrics: class", lambda: model(metrics=[Within()])),
+    Case("Custom metrics: function", lambda: model(metrics=[largest])),
+    Case("Custom layers", stack(Scale)),
+    Case("Custom activations", stack(lambda: layers.Dense(4, activation=bent))),
+    Case("Regularizers", stack(lambda: layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l1"))),
+    Case("Constraints", stack(lambda: layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(0.5)))),
+    Case("`add_loss`", stack(Penalty)),
+    Case("Sample weights", model, "weighted rows"),
+    Case(
+        "Class weights",
+        lambda: model(out=layers.Dense(3, "softmax"), loss="sparse_categorical_crossentropy"),
+        "classes",
+        {"class_weight": {0: 0.5, 2: 3.0}},
+    ),
+    Case("Frozen layers (`trainable=False`)", stack(lambda: layers.Dense(4), before=freeze)),
+    Case("Subclassed models", subclassed),
+    Case("Custom training steps", lambda: subclassed(OwnTrainStep)),
+    Case("Several optimizers: GAN", gan, "rows without labels", backends=("tensorflow", "torch")),
+    Case(
+        "Several optimizers: GAN with a compile config",
+        lambda: gan(ConfiguredGan),
+        "rows without labels",
+        backends=("tensorflow", "torch"),
+    ),
+    Case("Custom evaluation steps", lambda: subclassed(OwnTestStep)),
+    Case("Autoencoders", lambda: model(layers.Dense(2), out=layers.Dense(3)), "rows as labels"),
+    Case("`jit_compile`", lambda: model(jit_compile=True), backends=("tensorflow", "jax")),
+    Case("`run_eagerly`", lambda: model(run_eagerly=True)),
+    Case("`steps_per_execution`", lambda: model(steps_per_execution=2), backends=("tensorflow", "jax")),
+]
+
+
+def block(case):
+    x, y, weight = DATA[case.data]
+    return from_arrays(*keras.tree.map_structure(lambda array: array if array is None else array.copy(), (x, y, weight)))
+
+
+def called(model, x):
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, model(x, training=False))
+
+
+@dataclass
+class Given:
+    model: Any
+
+
+def runs_on(case):
+    soak = [pytest.mark.soak] if case.soak else []
+    return pytest.param(case, id=case.name, marks=soak)
+
+
+@pytest.fixture
+def policy(case):
+    keras.config.set_dtype_policy(case.policy)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("case", [runs_on(case) for case in CASES if keras.backend.backend() in case.backends])
+def test_one_worker_equals_plain_keras(case, policy):
+    keras.utils.set_random_seed(1)
+    model = case.build()
+    rows = block(case)
+    metrics.prepare(model, rows.spec.zeros())
+    before = ModelState.take(model)
+    found = {}
+    for mode, frequency in (("synchronous", "epoch"), ("asynchronous", "epoch")):
+        before.put(model)
+        history, _ = fit(Given(model), LocalDataset((rows,)), mode, epochs=2, frequency=frequency, **case.options)
+        found[mode] = ModelState.take(model), history.history
+    before.put(model)
+    model.reset_metrics()
+    x, y, weight = DATA[case.data]
+    listed = list(x) if isinstance(x, tuple) else x
+    labels = list(y) if isinstance(y, tuple) else y
+    plain = model.fit(
+        listed, labels, sample_weight=weight, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **case.options
+    ).history
+    expected = ModelState.take(model)
+    assert not np.array_equal(expected.weights.vector, before.weights.vector)
+    for state, logs in found.values():
+        np.testing.assert_allclose(state.weights.vector, expected.weights.vector, rtol=0, atol=case.atol)
+        np.testing.assert_allclose(state.optimizer.vector, expected.optimizer.vector, rtol=0, atol=10 * case.atol)
+        for mine, other in zip(state.optimizer.integer_variables, expected.optimizer.integer_variables, strict=True):
+            np.testing.assert_array_equal(mine, other)
+        assert logs.keys() == plain.keys()
+        for name in plain:
+            np.testing.assert_allclose(logs[name], plain[name], rtol=1e-4, atol=10 * case.atol)
+
+    loaded, _, _ = unpack(pack(model, {}, {}), {}, True)
+    state = ModelState.take(loaded)
+    np.testing.assert_array_equal(state.weights.vector, expected.weights.vector)
+    np.testing.assert_array_equal(state.optimizer.vector, expected.optimizer.vector)
+    if not has_call(model):
+        return
+    predicted = called(model, listed)
+    options = BatchOptions(BATCH, input_names=input_names(model))
+    predictor = Predictor(
+        ModelArchive.pack_to_predict(model), ModelWeights.take(model), options, schema_of(model), TaskContext(0)
+    )
+    for other in (predictor.whole(rows), called(loaded, listed)):
+        keras.tree.map_structure(
+            lambda mine, yours: np.testing.assert_allclose(mine, yours, rtol=1e-4, atol=10 * case.atol), other, predicted
+        )
