@@ -53,6 +53,7 @@ CASES = {
         ["search.png", "ensemble.zip", "search/search.json"],
     ),
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
+    "gan.py": (["--epochs", "2"], r"Steps +discriminator 64, generator 64\n", ["gan.png", "gan.keras"]),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
 """For each example: its arguments, a pattern of its output, and files in its output folder."""

@@ -28,6 +28,7 @@ class Reader:
     Attributes:
         schema: The inputs and outputs of the model.
         labelled: Whether labels are required (training, evaluation) or dropped (prediction).
+        labels_optional: Whether rows may lack labels, for a model that does not need them in training.
         on_invalid: How rows with nulls, NaN or infinite values are handled; see `InvalidRows`.
         has_on_invalid: Whether the caller has an argument ``on_invalid=`` that messages can suggest.
         loaders: The loaders of rows and arrays by the names of inputs and outputs. Those of columns are in
@@ -39,6 +40,7 @@ class Reader:
     on_invalid: InvalidPolicy = "error"
     has_on_invalid: bool = True
     loaders: Mapping[str, RowLoader] = field(default_factory=dict)
+    labels_optional: bool = False
 
     def read_arrays(self, x: Any, y: Any, sample_weight: Any) -> Block:
         """Make a validated block of arrays, whose first axis is the row axis.
@@ -54,7 +56,7 @@ class Reader:
                 f"x is a tuple of {len(x)} arrays, like (x, y), but the model has one input: to predict, pass only the "
                 "features."
             )
-        if self.labelled and y is None:
+        if self.labelled and y is None and not self.labels_optional:
             taken = f" x is {describe(x)}, which are taken as inputs of the model." if isinstance(x, tuple) else ""
             raise DataError(
                 f"labels are missing.{taken} Pass them as a separate argument, y=, or use an RDD of (x, y) pairs."
@@ -179,7 +181,7 @@ class Reader:
         try:
             return Form(
                 Structure.of(x, schema.expected_x),
-                Structure.of(y, schema.expected_y) if self.labelled else None,
+                Structure.of(y, schema.expected_y) if self.labelled and y is not None else None,
                 None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
             )
         except ValueError as error:
@@ -201,7 +203,8 @@ class Reader:
     def _sides(self, row: Any) -> tuple[Any, Any, Any] | None:
         pair = isinstance(row, (tuple, list)) and len(row) in (2, 3)
         if self.labelled:
-            return (row[0], row[1], row[2] if len(row) == 3 else None) if pair else None
+            unlabelled = (row, None, None) if self.labels_optional else None
+            return (row[0], row[1], row[2] if len(row) == 3 else None) if pair else unlabelled
         if pair and isinstance(row, tuple) and not self._is_features(row):
             return row[0], None, None
         return row, None, None

@@ -365,9 +365,9 @@ def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) ->
     lost = [name for name in optimizers_of(model) if name not in optimizers_of(loaded)] if model.compiled else []
     if lost:
         raise ModelError(
-            f"the model {model.name!r} is not compiled as before after saving and loading; missing: {', '.join(lost)}. The class "
-            f"{type(model).__name__} must set all optimizers in __init__ or compile, and compile_from_config must call compile "
-            "with the arguments that get_compile_config returns."
+            f"the model {model.name!r} has no {', '.join(lost)} after saving and loading. The class {type(model).__name__} "
+            "must set all optimizers in __init__ or compile, and compile_from_config must call compile with what "
+            "get_compile_config returns."
         )
     if (
         loaded.compiled

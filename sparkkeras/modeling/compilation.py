@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -118,6 +118,15 @@ def check_trainable(model: Any) -> None:
             f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
             "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
         )
+
+
+def needs_labels(models: Sequence[keras.Model]) -> bool:
+    """Whether Keras's training of one of the models uses labels, for a loss that it was compiled with."""
+    return any(
+        compiled_with(model).get("loss") is not None
+        and all(getattr(type(model), name) is getattr(keras.Model, name) for name in ("train_step", "compute_loss"))
+        for model in models
+    )
 
 
 def optimizer_fits(model: keras.Model) -> bool:

@@ -66,16 +66,15 @@ def prepare(model: keras.Model, sample: Block) -> None:
 
 def _build_optimizers(model: keras.Model, batch: tuple[Any, ...]) -> None:
     names = ", ".join(unbuilt(model))
-    x, y, weight = batch
     try:
-        build_by_step(model, (x,) if y is None else (x, y) if weight is None else batch)
+        build_by_step(model, keras.utils.pack_x_y_sample_weight(*batch))
     except Exception as error:
         if unbuilt(model):
             reason = f"{type(error).__name__}: {error}".rstrip(".")
             raise ModelError(
                 f"the train_step of the model {model.name!r} failed on one row of zeros, with which it is called once to "
-                f"build its optimizers ({names}): {reason}. Correct it, or build each optimizer in compile, for the weights that "
-                "it trains: optimizer.build(layer.trainable_variables)."
+                f"build its optimizers ({names}): {reason}. Correct it, or build each optimizer in compile, for the weights "
+                "that it trains: optimizer.build(layer.trainable_variables)."
             ) from error
 
 
@@ -116,6 +115,19 @@ def results(model: keras.Model, state: MetricState) -> dict[str, Any]:
         return {name: _plain(value) for name, value in _results(model).items()}
     finally:
         model.reset_metrics()
+
+
+def updated(model: keras.Model, state: MetricState) -> set[str]:
+    """The names of the metric values to which rows contributed: a custom ``train_step`` may not update all metrics."""
+    names: set[str] = set()
+    start = 0
+    for metric in _live(model):
+        stop = start + len(metric.variables)
+        if any(array.any() for array in state[start:stop]):
+            found = metric.result()
+            names.update(found if isinstance(found, Mapping) else [metric.name])
+        start = stop
+    return names
 
 
 def log_names(model: keras.Model) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ shows, so unbuilt ones are built by one step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,9 +84,9 @@ def built_for(model: keras.Model) -> dict[str, list[int]]:
     found = {}
     for path, optimizer in optimizers_of(model).items():
         if optimizer is not compiled and optimizer.built:
-            trained = [indices.get(id(variable)) for variable in _inner(optimizer)._trainable_variables]
-            if None not in trained:
-                found[path] = trained
+            trained = [id(variable) for variable in _inner(optimizer)._trainable_variables]
+            if indices.keys() >= set(trained):
+                found[path] = [indices[variable] for variable in trained]
     return found
 
 
@@ -108,7 +109,7 @@ def build_by_step(model: keras.Model, data: tuple[Any, ...]) -> None:
         data: A batch of rows, as ``train_step`` takes them. Their values do not matter.
     """
     names = unbuilt(model)
-    if not names or keras.backend.backend() == "jax":
+    if not names or "state" in inspect.signature(keras.Model.train_step).parameters:
         return
     kept = [(variable, _copy(variable)) for variable in model.variables]
     optimizers = optimizers_of(model)

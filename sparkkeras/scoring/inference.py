@@ -20,7 +20,7 @@ from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict, Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.compilation import check_compiled
+from sparkkeras.modeling.compilation import check_compiled, needs_labels
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
@@ -177,7 +177,8 @@ def check_evaluate(
     arguments.one_of("verbose", verbose, get_args(Verbose))
     size = arguments.integer("batch_size", batch_size)
     options = BatchOptions(size, transform_by_value(transform), input_names(model))
-    source = as_source(data, Reader(schema_of(model).before(transform), True, on_invalid), y, sample_weight, columns)
+    reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
+    source = as_source(data, reader, y, sample_weight, columns)
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")

@@ -195,7 +195,7 @@ def as_source(
             raise ConfigurationError("y and sample_weight are only for arrays; the batches of a function contain them.")
         return BatchSource(reader, ByValue.dump(data, "data"), environment)
     if hasattr(data, "to_numpy"):
-        if reader.labelled and y is None:
+        if reader.labelled and y is None and not reader.labels_optional:
             raise DataError(f"labels are missing: pass y= with {describe(data)}.{_as_columns(data)}")
         data = data.to_numpy()
     data = with_sparse_rows(data)
@@ -476,7 +476,10 @@ class FrameSource:
         Raises:
             DataError: A column is missing, or its type or width does not fit the model.
         """
-        return self.named.select(self.frame, self.reader.schema, self.reader.labelled)
+        reader, columns = self.reader, self.frame.columns
+        names = {"label", *(output.name for output in reader.schema.outputs)}
+        unlabelled = reader.labels_optional and self.named.label is None and not names & set(columns)
+        return self.named.select(self.frame, reader.schema, reader.labelled and not unlabelled)
 
     @property
     def _read(self) -> BatchesToBlocks:

@@ -12,7 +12,8 @@ import keras
 
 from sparkkeras.errors import ConfigurationError, known_names, warn
 from sparkkeras.modeling import metrics
-from sparkkeras.modeling.state import has_settable_rate, inner_optimizer
+from sparkkeras.modeling.optimizers import inner_optimizer
+from sparkkeras.modeling.state import has_settable_rate
 from sparkkeras.scoring.inference import as_line
 from sparkkeras.worker.trainer import batch_hooks, overrides
 

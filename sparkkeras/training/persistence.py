@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkkeras.errors import ModelError
 from sparkkeras.modeling.archive import HDF5, load_bytes, save_bytes
-from sparkkeras.modeling.state import optimizer_of
+from sparkkeras.modeling.optimizers import optimizer_of
 from sparkkeras.parameter.rules import State
 
 _SETTINGS = "sparkkeras.json"

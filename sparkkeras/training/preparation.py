@@ -20,6 +20,7 @@ from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
 from sparkkeras.modeling.schema import input_names, schema_of
@@ -150,7 +151,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
     validation_options = BatchOptions(validation_size, options.transform, options.input_names)
-    reader = Reader(schema_of(model).before(transform), True, on_invalid)
+    reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
     if validation_split:

@@ -68,11 +68,14 @@ def merges_on_workers(workers: int, each: int, max_result_bytes: int) -> bool:
 def epoch_logs(model: keras.Model, state: MetricState, reports: Sequence[WorkerReport]) -> dict[str, Any]:
     """The logs of an epoch, computed from the merged metric state.
 
-    A custom ``train_step`` may return values that are not metrics of the model. Keras reports the values of the last batch;
+    A custom ``train_step`` may also return values that are not metrics of the model. Keras reports those of the last batch;
     here the workers' values are averaged, weighted by rows.
     """
     found = metrics.results(model, state)
-    return found if set(found) == set(reports[0].logs) else mean_logs(reports)
+    if set(found) == set(reports[0].logs):
+        return found
+    merged = metrics.updated(model, state) & found.keys()
+    return {name: found[name] if name in merged else mean for name, mean in mean_logs(reports).items()}
 
 
 def mean_logs(reports: Sequence[WorkerReport]) -> dict[str, Any]:

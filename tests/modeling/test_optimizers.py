@@ -1,0 +1,107 @@
+"""Models with several optimizers."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.errors import ModelError
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_trainable
+from sparkkeras.modeling.optimizers import build_by_step, built_for, optimizers_of, unbuilt
+from sparkkeras.modeling.state import ModelState, advanced, iterations, learning_rate
+from tests.models import Gan, gan
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+ROW = from_arrays(X[:1] * 0, None, None)
+
+
+def test_optimizers_are_found_in_attributes_containers_and_nested_models():
+    model = gan()
+    model.discriminator.compile(keras.optimizers.SGD(), "mse")
+    model.further = {"b": [keras.optimizers.Lion()], "a": model.d_optimizer}
+    names = ["optimizer", "d_optimizer", "further['b'][0]", "g_optimizer", "discriminator[0].optimizer"]
+    assert [name.replace(model.discriminator.name, "discriminator") for name in optimizers_of(model)] == names
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    plain.other = keras.optimizers.Adam()
+    assert list(optimizers_of(plain)) == ["optimizer"]
+
+
+def test_a_step_builds_optimizers_for_the_weights_that_they_train():
+    model = gan()
+    before = ModelState.take(model)
+    assert unbuilt(model) == ["d_optimizer", "g_optimizer"]
+    metrics.prepare(model, ROW)
+    assert unbuilt(model) == []
+    assert built_for(model) == {"d_optimizer": [0, 1, 2, 3], "g_optimizer": [4, 5, 6, 7]}
+    after = ModelState.take(model)
+    np.testing.assert_array_equal(after.weights.vector, before.weights.vector)
+    assert iterations(model) == [0, 0, 0]
+    assert all(not np.any(metric) for metric in metrics.take(model))
+    fresh = keras.optimizers.Adam(0.01, beta_1=0.5)
+    fresh.build(model.discriminator.trainable_variables)
+    for mine, other in zip(model.d_optimizer.variables, fresh.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(other))
+
+
+def test_a_train_step_that_fails_raises_an_error_with_its_message():
+    class Failing(Gan):
+        def g_loss(self, real):
+            raise RuntimeError("no noise")
+
+    model = gan(Failing)
+    message = (
+        r"train_step of the model 'failing' failed on one row of zeros.*\(d_optimizer, g_optimizer\): RuntimeError: no noise"
+    )
+    with pytest.raises(ModelError, match=message):
+        metrics.prepare(model, ROW)
+
+
+def test_an_attempt_that_takes_over_continues_the_iterations_of_all_optimizers():
+    model = gan()
+    metrics.prepare(model, ROW)
+    start = ModelState.take(model)
+    state = advanced(start, model, 7, 0.5)
+    assert iterations(model) == [7, 7, 7]
+    assert learning_rate(model) == 0.5
+    assert float(keras.ops.convert_to_numpy(model.d_optimizer.learning_rate)) == pytest.approx(0.01)
+    other = ModelArchive.pack(model).unpack()
+    state.put(other)
+    assert iterations(other) == [7, 7, 7]
+
+
+def test_attributes_that_an_overridden_compile_sets_and_keras_cannot_save():
+    class Opaque(Gan):
+        def compile(self, *arguments):
+            super().compile(*arguments)
+            self.table = object()
+
+    model = gan(Opaque)
+    check_trainable(model)
+    with pytest.raises(
+        ModelError, match=r"class Opaque .* overrides compile, which sets table to a value that Keras cannot"
+    ):
+        ModelArchive.pack(model)
+
+
+def test_optimizers_that_are_missing_after_loading():
+    class Forgetful(Gan):
+        def get_compile_config(self):
+            return {}
+
+        def compile_from_config(self, config):
+            keras.Model.compile(self)
+
+    with pytest.raises(ModelError, match=r"has no optimizer, d_optimizer, g_optimizer after saving and loading.*get_compile_config"):
+        ModelArchive.pack(gan(Forgetful))
+
+
+def test_building_does_nothing_without_unbuilt_optimizers():
+    model = gan()
+    metrics.prepare(model, ROW)
+    model.train_step = None
+    build_by_step(model, (X,))
