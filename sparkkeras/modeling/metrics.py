@@ -41,7 +41,10 @@ def prepare(model: keras.Model, sample: Block) -> None:
         DataError: The model, the loss or a metric does not accept such data.
         ModelError: The model has no loss, or its own ``train_step`` fails.
     """
-    x, y, weight = (_tensors(side) for side in (sample.x, sample.y, sample.sample_weight))
+    inputs = getattr(model, "inputs", None)
+    size = (inputs[0].shape[0] if inputs else None) or 1  # Keras fixes the batch size of stateful recurrent layers
+    rows = sample[np.zeros(size, np.intp)]
+    x, y, weight = (_tensors(side) for side in (rows.x, rows.y, rows.sample_weight))
     own_step = has_own_step(model)
     if unbuilt(model):
         _build_optimizers(model, (x, y, weight))

@@ -378,6 +378,16 @@ def test_missing_labels_raise_an_error():
     assert "x is a tuple of 2 values, which are taken as inputs of the model. Pass them as a separate argument" in message
 
 
+def test_labels_may_be_optional():
+    reader = Reader(ONE, labels_optional=True)
+    assert reader.read_arrays(np.ones((4, 3)), None, None).y is None
+    assert reader.read_arrays(np.ones((4, 3)), np.ones(4), None).y is not None
+    row = np.ones(3)
+    assert reader.form_of(row, 0).y is None
+    assert reader.read_rows([row, row], reader.form_of(row, 0), 0, 0).rows == 2
+    assert reader.form_of((row, 1.0), 0).y is not None
+
+
 def test_different_lengths_raise_an_error():
     assert error_of_arrays(np.ones((4, 3)), np.ones(3), np.ones(2)) == (
         "arrays must have the same number of rows: x has 4 rows, y has 3 rows, sample_weight has 2 rows."

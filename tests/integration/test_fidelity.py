@@ -32,19 +32,6 @@ def test_integers_in_the_first_rows_do_not_round_the_rest(sc):
         spark_model.evaluate(mixed)
 
 
-@pytest.mark.soak
-def test_mixed_precision(sc, arrays):
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-        assert type(model.optimizer).__name__ == "LossScaleOptimizer"
-        history = SparkModel(model, num_workers=2).fit(*arrays, epochs=3, verbose=0)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert history.history["loss"][-1] < history.history["loss"][0]
-
-
 def test_a_layer_frozen_after_compile_raises_an_error(sc, arrays):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -75,20 +62,6 @@ def test_a_changed_global_of_custom_code_is_sent_again(sc, arrays):
         np.testing.assert_allclose(SparkModel(model).evaluate(*arrays), 100 * first, rtol=1e-4)
     finally:
         SCALE = 1.0
-
-
-def test_weights_excluded_from_weight_decay(sc, arrays):
-    weights = []
-    for spark in (True, False):
-        optimizer = keras.optimizers.SGD(0.05, weight_decay=0.5)
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        model = regression(optimizer=optimizer)
-        if spark:
-            SparkModel(model, num_workers=1).fit(*arrays, shuffle=False, verbose=0)
-        else:
-            model.fit(*arrays, shuffle=False, verbose=0)
-        weights.append(np.concatenate([weight.ravel() for weight in model.get_weights()]))
-    np.testing.assert_allclose(*weights, rtol=1e-5)
 
 
 def test_worker_callbacks_are_called_for_every_batch(sc, arrays, tmp_path):

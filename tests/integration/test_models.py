@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import SparkModel, to_simple_rdd
+from sparkkeras import SparkModel, load_spark_model, to_simple_rdd
+from tests.models import gan
 from tests.processes import clean_environment
 from tests.scripts import Script, run_scripts
 
@@ -76,20 +77,6 @@ def test_several_inputs_and_outputs_by_position(sc, generator):
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.soak
-def test_sequences(sc, generator):
-    model = keras.Sequential(
-        [keras.Input((None,), dtype="int32"), keras.layers.Embedding(20, 8, mask_zero=True), keras.layers.LSTM(8)]
-        + [keras.layers.Dense(1, activation="sigmoid")]
-    )
-    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
-    x = generator.integers(1, 20, (160, 6))
-    y = (x[:, 0] > 10).astype(np.int64)
-    rdd = sc.parallelize([(row, label) for row, label in zip(x, y, strict=True)], 2)
-    history = SparkModel(model).fit(rdd, epochs=6, batch_size=8, verbose=0)
-    assert history.history["loss"][-1] < history.history["loss"][0]
-
-
 def test_batch_norm_statistics_are_averaged_by_rows(sc):
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -100,6 +87,22 @@ def test_batch_norm_statistics_are_averaged_by_rows(sc):
     SparkModel(model).fit(rdd, batch_size=8, verbose=0)
     moving_mean = model.layers[0].moving_mean.numpy().item()
     np.testing.assert_allclose(moving_mean, (2 * 0.5 * 1 + 4 * 0.5 * 5) / 6, rtol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_gan_on_rows_without_labels(spark, generator, mode, tmp_path):
+    x = generator.normal(size=(40, 3)).astype(np.float32)
+    data = x if mode == "synchronous" else spark.createDataFrame([(row.tolist(),) for row in x], ["features"])
+    model = gan()
+    spark_model = SparkModel(model, mode, num_workers=2, parameter_server_mode="socket", batch_size=4)
+    history = spark_model.fit(data, epochs=2, verbose=0)
+    assert set(history.history) == {"d_loss", "g_loss"}
+    assert int(model.d_optimizer.iterations) == int(model.g_optimizer.iterations) == 10
+    spark_model.save(tmp_path / "gan.keras")
+    loaded = load_spark_model(tmp_path / "gan.keras").model
+    for mine, other in zip(loaded.g_optimizer.variables, model.g_optimizer.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(other))
 
 
 def test_adapted_preprocessing_layers_work_on_workers(sc, generator):

@@ -3,6 +3,7 @@
 Every feature is also a row of docs/keras-features.md.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from sparkkeras.training.persistence import pack, unpack
 from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import BatchOptions
 from tests.models import Gan, gan
+from tests.scripts import ROOT
 from tests.training.jobs import fit
 
 pytestmark = pytest.mark.core
@@ -47,6 +49,7 @@ DATA = {
     "category": (CLASSES[:, None], Y, None),
     "images": (IMAGES, Y, None),
     "sequences": (SEQUENCES, Y, None),
+    "whole batches of sequences": (SEQUENCES[:8], Y[:8], None),
     "tokens": (TOKENS, Y, None),
     "two inputs": ((X, SEQUENCES), (Y, CLASSES), None),
     "named inputs": ({"left": X, "right": SEQUENCES}, {"amount": Y, "kind": CLASSES}, None),
@@ -67,6 +70,7 @@ class Case:
         policy: The global dtype policy.
         backends: The backends that support the feature.
         soak: Whether the case runs in `scripts/soak` only.
+        fits: Whether the model can be trained.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Case:
     policy: str = "float32"
     backends: tuple[str, ...] = ("tensorflow", "jax", "torch")
     soak: bool = False
+    fits: bool = True
 
 
 # Building models
@@ -153,6 +158,19 @@ def adapted_normalization():
     normalization = layers.Normalization()
     normalization.adapt(X)
     return model(normalization)
+
+
+def stateful():
+    recurrent = [keras.Input(batch_shape=(BATCH, 5, 3)), layers.LSTM(3, stateful=True), layers.Dense(1)]
+    made = keras.Sequential(recurrent)
+    made.compile("sgd", "mse")
+    return made
+
+
+def quantized():
+    made = model(layers.Dense(4, activation="relu"))
+    made.quantize("int8")
+    return made
 
 
 def lora():
@@ -423,6 +441,8 @@ CASES = [
         backends=("tensorflow", "torch"),
     ),
     Case("Custom evaluation steps", lambda: subclassed(OwnTestStep)),
+    Case("Stateful recurrent layers", stateful, "whole batches of sequences"),
+    Case("Quantization", quantized, fits=False),
     Case("Autoencoders", lambda: model(layers.Dense(2), out=layers.Dense(3)), "rows as labels"),
     Case("`jit_compile`", lambda: model(jit_compile=True), backends=("tensorflow", "jax")),
     Case("`run_eagerly`", lambda: model(run_eagerly=True)),
@@ -449,18 +469,8 @@ def runs_on(case):
     return pytest.param(case, id=case.name, marks=soak)
 
 
-@pytest.fixture
-def policy(case):
-    keras.config.set_dtype_policy(case.policy)
-    yield
-    keras.config.set_dtype_policy("float32")
-
-
-@pytest.mark.parametrize("case", [runs_on(case) for case in CASES if keras.backend.backend() in case.backends])
-def test_one_worker_equals_plain_keras(case, policy):
-    keras.utils.set_random_seed(1)
-    model = case.build()
-    rows = block(case)
+def equals_plain_keras(case, model, rows, listed):
+    """Check that training equals plain Keras, in both modes; return the trained model, saved and loaded."""
     metrics.prepare(model, rows.spec.zeros())
     before = ModelState.take(model)
     found = {}
@@ -470,8 +480,7 @@ def test_one_worker_equals_plain_keras(case, policy):
         found[mode] = ModelState.take(model), history.history
     before.put(model)
     model.reset_metrics()
-    x, y, weight = DATA[case.data]
-    listed = list(x) if isinstance(x, tuple) else x
+    _, y, weight = DATA[case.data]
     labels = list(y) if isinstance(y, tuple) else y
     plain = model.fit(
         listed, labels, sample_weight=weight, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **case.options
@@ -492,6 +501,28 @@ def test_one_worker_equals_plain_keras(case, policy):
         state = ModelState.take(loaded)
         np.testing.assert_array_equal(state.weights.vector, expected.weights.vector)
         np.testing.assert_array_equal(state.optimizer.vector, expected.optimizer.vector)
+    return loaded
+
+
+@pytest.fixture
+def policy(case):
+    keras.config.set_dtype_policy(case.policy)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("case", [runs_on(case) for case in CASES if keras.backend.backend() in case.backends])
+def test_one_worker_equals_plain_keras(case, policy):
+    keras.utils.set_random_seed(1)
+    model = case.build()
+    rows = block(case)
+    x = DATA[case.data][0]
+    listed = list(x) if isinstance(x, tuple) else x
+    if case.fits:
+        loaded = equals_plain_keras(case, model, rows, listed)
+    else:
+        loaded = ModelArchive.pack_to_predict(model).unpack()
+        ModelWeights.take(model).put(loaded)
     if not has_call(model):
         return
     predicted = called(model, listed)
@@ -503,3 +534,9 @@ def test_one_worker_equals_plain_keras(case, policy):
         keras.tree.map_structure(
             lambda mine, yours: np.testing.assert_allclose(mine, yours, rtol=1e-4, atol=10 * case.atol), other, predicted
         )
+
+
+def test_the_documentation_lists_these_features():
+    rows = re.findall(r"^\| ([^|]+?) +\|", (ROOT / "docs" / "keras-features.md").read_text(), re.MULTILINE)
+    listed = [row for row in rows if row != "Feature" and not row.startswith("-")]
+    assert sorted(listed) == sorted({case.name.partition(": ")[0] for case in CASES})
