@@ -152,7 +152,14 @@ def has_call(model: keras.Model) -> bool:
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:
-    """Reset all seed generators of a model (dropout, augmentation layers) from ``seed``."""
+    """Reset all seed generators of a model (dropout, augmentation layers) from ``seed``, and recurrent states to zero.
+
+    Keras keeps the states of stateful recurrent layers until the user resets them; on a worker, they would be left over from
+    other rows.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) and hasattr(layer, "reset_state"):
+            layer.reset_state()
     states = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
     for number, state in enumerate(states):
         drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))

@@ -67,6 +67,7 @@ class Case:
         data: A key of `DATA`.
         options: Further arguments of ``fit``.
         atol: The largest difference of weights.
+        callback: A callback of plain Keras that does what a worker does.
         policy: The global dtype policy.
         backends: The backends that support the feature.
         soak: Whether the case runs in `scripts/soak` only.
@@ -78,6 +79,7 @@ class Case:
     data: str = "rows"
     options: dict[str, Any] = field(default_factory=dict)
     atol: float = 2e-6
+    callback: Any = None
     policy: str = "float32"
     backends: tuple[str, ...] = ("tensorflow", "jax", "torch")
     soak: bool = False
@@ -167,9 +169,15 @@ def stateful():
     return made
 
 
+class ResettingStates(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[0].reset_state()
+
+
 def quantized():
     made = model(layers.Dense(4, activation="relu"))
-    made.quantize("int8")
+    for layer in made.layers:
+        layer.quantize("int8")
     return made
 
 
@@ -441,7 +449,7 @@ CASES = [
         backends=("tensorflow", "torch"),
     ),
     Case("Custom evaluation steps", lambda: subclassed(OwnTestStep)),
-    Case("Stateful recurrent layers", stateful, "whole batches of sequences"),
+    Case("Stateful recurrent layers", stateful, "whole batches of sequences", callback=ResettingStates()),
     Case("Quantization", quantized, fits=False),
     Case("Autoencoders", lambda: model(layers.Dense(2), out=layers.Dense(3)), "rows as labels"),
     Case("`jit_compile`", lambda: model(jit_compile=True), backends=("tensorflow", "jax")),
@@ -483,7 +491,15 @@ def equals_plain_keras(case, model, rows, listed):
     _, y, weight = DATA[case.data]
     labels = list(y) if isinstance(y, tuple) else y
     plain = model.fit(
-        listed, labels, sample_weight=weight, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **case.options
+        listed,
+        labels,
+        sample_weight=weight,
+        batch_size=BATCH,
+        epochs=2,
+        shuffle=False,
+        callbacks=case.callback,
+        verbose=0,
+        **case.options,
     ).history
     expected = ModelState.take(model)
     assert not np.array_equal(expected.weights.vector, before.weights.vector)
