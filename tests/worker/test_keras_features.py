@@ -539,7 +539,7 @@ def test_one_worker_equals_plain_keras(case, policy):
     else:
         loaded = ModelArchive.pack_to_predict(model).unpack()
         ModelWeights.take(model).put(loaded)
-    if not has_call(model):
+    if not has_call(model) or case.build is stateful:  # calls of all rows have another batch size
         return
     predicted = called(model, listed)
     options = BatchOptions(BATCH, input_names=input_names(model))
