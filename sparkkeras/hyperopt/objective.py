@@ -26,6 +26,7 @@ from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.training.callbacks import as_callbacks
 from sparkkeras.worker import device
 from sparkkeras.worker.trainer import batch_hooks
@@ -144,7 +145,8 @@ def run_trial(
     reporter = Reporter(send, sign)
     reporting.current = reporter
     try:
-        keras.utils.set_random_seed(seed)
+        with without_tensorflow():
+            keras.utils.set_random_seed(seed)
         return objective(params, data, reporter)
     except (StopWork, TrialEnd) as end:
         reporter.end(end)

@@ -37,6 +37,7 @@ from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.lora import LoraLayer, enable_lora, lora_layers
 from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
 from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
+from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
 
@@ -255,7 +256,8 @@ def save_bytes(model: keras.Model) -> bytes:
             if is_built(model):  # a model without call is not built for Keras
                 warnings.filterwarnings("ignore", message="You are saving a model that has not yet been built")
             _config(model)  # raises a clear error for parts that cannot be saved
-            model.save(path)
+            with without_tensorflow():
+                model.save(path)
         if saved := own_compile.save(model):
             with zipfile.ZipFile(path, "a") as archive:
                 archive.writestr(_COMPILE, json.dumps(saved))
@@ -459,7 +461,8 @@ def _config(model: keras.Model) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
         try:
-            return keras.saving.serialize_keras_object(model) | {"own_compile": own_compile.compile_config(model)}
+            with without_tensorflow():
+                return keras.saving.serialize_keras_object(model) | {"own_compile": own_compile.compile_config(model)}
         except ModelError:
             raise
         except Exception as error:
