@@ -56,6 +56,7 @@ def same(models, others):
 # Prediction
 
 
+@pytest.mark.core
 def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, members, digits):
     x, y = digits[2][:120], digits[3][:120]
     ensemble = EnsembleModel(members, "hard", weights=[1, 2, 1.5])
@@ -95,6 +96,7 @@ def test_saving_and_loading_with_file_uris(sc, members, digits, tmp_path):
 # Training
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("sampling", [long("all"), "bootstrap", long("partition")])
 def test_members_train_in_parallel(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits

@@ -95,6 +95,7 @@ def test_evaluate_equals_keras_on_one_output(sc, loss, metric):
         np.testing.assert_allclose(spark_model.evaluate(*data), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.core
 def test_evaluate_equals_keras_on_classes(sc, digits):
     _, _, x, y = digits
     metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3), keras.metrics.MeanIoU(10, sparse_y_pred=False)]

@@ -207,6 +207,7 @@ def test_binary(trained):
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
 
 
+@pytest.mark.core
 def test_multiclass(trained):
     scored = trained[0]["multiclass"][1]
     evaluator = MulticlassClassificationEvaluator(labelCol="index")

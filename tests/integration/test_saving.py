@@ -23,7 +23,7 @@ def trained(sc, digits):
     return spark_model
 
 
-@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("scheme", [pytest.param("", marks=pytest.mark.core), "file:", "file://"])
 def test_a_round_trip(trained, digits, tmp_path, scheme):
     x, y, *_ = digits
     path = f"{scheme}{tmp_path}/model.keras"

@@ -74,11 +74,9 @@ def plain(given, epochs, stop=22, **arguments):
 # One worker
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("mode", "frequency", "encrypt"),
-    [pytest.param("asynchronous", 4, True, marks=pytest.mark.core), ("hogwild", "epoch", False)],
-)
+@pytest.mark.parametrize(("mode", "frequency", "encrypt"), [("asynchronous", 4, True), ("hogwild", "epoch", False)])
 def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
     options = {"encrypt": encrypt}
     history, stats, _ = train(

@@ -84,6 +84,7 @@ def metric_values(model, state):
 # Training
 
 
+@pytest.mark.core
 def test_fit_equals_keras_fit(linear):
     replica = linear.fit()
     plain = linear.anew()
@@ -272,6 +273,7 @@ def test_a_diverged_replica_is_not_finite(linear):
     assert linear.fit().is_finite
 
 
+@pytest.mark.core
 def test_rows_may_be_memory_mapped(linear, tmp_path):
     mapped = files.write([ROWS[:9], ROWS[9:]], 0, tmp_path).open()
     options = FitOptions(BATCH, seed=3)
@@ -298,6 +300,7 @@ def normalizing():
     return Model(model)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("rows", "batch_size"), [(61, 16), long(100, 8)])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
@@ -392,6 +395,7 @@ def test_class_weights_of_one_hot_labels(classes):
     assert close(replica.state, trained(given.anew(), X, hot, class_weight=weights))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "labels", [np.where(NUMBERS > 1, 1.0, -1.0), np.where(NUMBERS > 1, 0.9, 0.1)], ids=["-1 and 1", "soft"]
 )
@@ -405,6 +409,7 @@ def test_class_weights_of_one_output_work_as_in_keras(linear, labels):
 # Dropout masks
 
 
+@pytest.mark.core
 def test_dropout_masks_depend_on_seed_worker_and_epoch():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
@@ -467,6 +472,7 @@ PARTITIONS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU with JAX, also in plain Keras
 @pytest.mark.parametrize("partitions", PARTITIONS.values(), ids=PARTITIONS)
 def test_evaluate_equals_keras_evaluate(measured, partitions):
@@ -577,6 +583,7 @@ def predicted(given, blocks, options=BatchOptions(BATCH)):  # noqa: B008
     return join_predictions(list(given.predictor(options).in_parts(map(copied, blocks))))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("blocks", [[ROWS], [ROWS[:1], ROWS[1:1], ROWS[1:14], ROWS[14:]]], ids=["one", "several"])
 def test_predict_equals_keras_predict(linear, blocks):
     features = [from_arrays(block.x, None, None) for block in blocks]
@@ -586,6 +593,7 @@ def test_predict_equals_keras_predict(linear, blocks):
     assert np.array_equal(concatenate(features).x, X)
 
 
+@pytest.mark.core
 def test_jax_predicts_batches_of_few_sizes(linear, monkeypatch):
     """It compiles the model for each; the last batch of a block may have any number of rows."""
     kind = type(linear.trainer().archive.cached())
@@ -596,6 +604,7 @@ def test_jax_predicts_batches_of_few_sizes(linear, monkeypatch):
     assert np.allclose(found, linear.anew().predict(X, verbose=0), rtol=0, atol=1e-6)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("first", ["relu", "sigmoid"])
 def test_prediction_does_not_change_the_rows(first, tmp_path):
     """A backend may compute in place, but not in memory-mapped files or in arrays of the user."""
