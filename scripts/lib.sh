@@ -122,7 +122,7 @@ install_package() {
         grep '^__version__' "$ROOT/sparkkeras/__init__.py"
     ) | cksum)
     for extra in "$1" dev; do # dev has the others in it
-        if [ "$(cat "$prefix/.sparkkeras-$extra" 2>/dev/null)" = "$stamp" ] && package_is_there; then
+        if [ "$(cat "$prefix/.sparkkeras-$extra" 2>/dev/null)" = "$stamp" ] && is_installed sparkkeras; then
             return
         fi
     done
@@ -133,8 +133,17 @@ install_package() {
     printf '%s\n' "$stamp" >"$prefix/.sparkkeras-$1"
 }
 
-package_is_there() {
-    "$PYTHON" -c 'import importlib.metadata; importlib.metadata.distribution("sparkkeras")' 2>/dev/null
+# Install PyTorch, which `dev` does not have because its builds with CUDA are gigabytes. A PyTorch that is there is used as it
+# is. For a build without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash $0
+install_torch() {
+    if ! is_installed torch; then
+        say "Installing PyTorch"
+        pip_install "torch==2.13.*" || fail "pip could not install PyTorch, which the core tests run on as well; see above."
+    fi
+}
+
+is_installed() {
+    "$PYTHON" -c "import importlib.metadata; importlib.metadata.distribution('$1')" 2>/dev/null
 }
 
 pip_install() {
