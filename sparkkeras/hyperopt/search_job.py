@@ -85,6 +85,8 @@ class SearchTask:
                 "a search needs workers that can fork, since each trial runs in a separate process, but this worker cannot "
                 f"({sys.platform}): run the executors on Linux or macOS."
             )
+        if settings.in_child_processes:
+            device.prepare_to_fork(context.cores)
         loaded = _Loaded.of(settings, self.data)
         worker = Worker(f"{socket.gethostname()}/{context.worker}", context.worker, context.attempt)
         with SearchClient(self.address, worker) as client:

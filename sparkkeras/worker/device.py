@@ -150,6 +150,22 @@ def is_uninitialized() -> bool:
     return not torch.cuda.is_initialized()
 
 
+@functools.cache
+def prepare_to_fork(cores: int) -> None:
+    """In a worker, let PyTorch use one thread before forks and one per core in them.
+
+    Its OpenMP threads start with the first operation that uses several. They do not exist in a fork, which would wait for
+    them forever.
+    """
+    import keras
+
+    if os.environ.get("SPARKKERAS_WORKER") and keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, cores))
+
+
 def initialize_backend() -> None:
     """Initialize the backend in this process. Suppresses its messages to standard error."""
     import keras

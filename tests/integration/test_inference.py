@@ -71,6 +71,7 @@ def test_predict_without_rows(sc, spark_model):
     assert spark_model.predict(sc.parallelize([], 3)).shape == (0, 10)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("loss", "metric"),
     [
@@ -95,7 +96,6 @@ def test_evaluate_equals_keras_on_one_output(sc, loss, metric):
         np.testing.assert_allclose(spark_model.evaluate(*data), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.core
 def test_evaluate_equals_keras_on_classes(sc, digits):
     _, _, x, y = digits
     metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3), keras.metrics.MeanIoU(10, sparse_y_pred=False)]

@@ -115,6 +115,33 @@ def test_a_worker_uses_the_dtypes_of_the_driver():
     assert json.loads(done.stdout) == ["float64", "mixed_bfloat16", "channels_first"]
 
 
+FORKED = """
+import os, signal
+from sparkkeras.worker import device
+device.prepare(2)
+device.prepare_to_fork(2)
+import torch
+
+def work():
+    return torch.randn(1000, 1000).square().sum(), torch.get_num_threads()
+
+before = work()[1]
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(10 * before + work()[1])
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.core
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
+def test_pytorch_works_in_forks_of_a_worker_that_has_used_it():
+    environment = {**os.environ, **device.worker_environment(2), "SPARKKERAS_WORKER": "1"}
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "12\n"  # one thread before, two in the fork
+
+
 def test_a_worker_keeps_its_first_gpus(monkeypatch, caplog):
     monkeypatch.setattr(device, "_bound", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
