@@ -47,7 +47,9 @@ def build(params):
     made.compile("adam", "mse")
     return made
 
-HyperParamModel(sc).minimize(model=build, data=(x, x[:, 0]), space={"x": hp.uniform("x", 0, 1)}, max_evals=2, verbose=0)
+search = HyperParamModel(sc)
+space = {"x": hp.uniform("x", 0, 1)}
+search.minimize(model=build, data=(x, x[:, 0]), space=space, max_evals=2, validation_split=0.2, verbose=0)
 """
 
 
