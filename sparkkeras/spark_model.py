@@ -273,8 +273,8 @@ class SparkModel:
                 on the first axis, or sparse matrices of SciPy, which workers make dense piece by piece. For several inputs,
                 ``x`` is a tuple or a dict of arrays. Or a function ``make(worker, num_workers)``, which each worker calls at
                 the beginning of each epoch. It returns the batches of this worker: a ``tf.data.Dataset``, a
-                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size are
-                not changed: ``shuffle`` and ``batch_size`` do not apply.
+                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size
+                are not changed: ``shuffle`` and ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.

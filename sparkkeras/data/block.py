@@ -164,8 +164,8 @@ class BlockSpec:
 class Block:
     """Consecutive rows. The first axis of every array is the row axis.
 
-    Strings are in the arrays as `Text`; `x` and `y` return them as arrays of ``str`` objects. On the way to the workers, arrays
-    may be `SparseRows`; blocks that a task receives are dense.
+    Strings are in the arrays as `Text`; `x` and `y` return them as arrays of ``str`` objects. On the way to the workers,
+    arrays may be `SparseRows`; blocks that a task receives are dense.
     """
 
     form: Form
