@@ -20,7 +20,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from sparkkeras.errors import ModelError
 from sparkkeras.modeling import custom_code, garbage_collection, own_compile
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.fine_tuning import FineTuning
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
-from sparkkeras.modeling.lora import LoraLayer, enable_lora, lora_layers
 from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
 from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
@@ -64,14 +64,14 @@ class ModelArchive:
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
         settings: Attributes that Keras does not save, by path, such as ``optimizer._exclude_from_weight_decay``.
-        adapted: The layers with low-rank factors (LoRA).
+        tuning: Which parts are trained: low-rank factors (LoRA), frozen weights.
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
     settings: tuple[tuple[str, Any], ...] = ()
-    adapted: tuple[LoraLayer, ...] = ()
+    tuning: FineTuning = field(default_factory=FineTuning)
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -127,7 +127,7 @@ class ModelArchive:
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
-        return cls(data, described.custom, digest, settings, lora_layers(model))
+        return cls(data, described.custom, digest, settings, FineTuning.of(model))
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
@@ -139,7 +139,7 @@ class ModelArchive:
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
             model = _load(path, self.custom.load(), safe_mode=False)
-        enable_lora(model, self.adapted)
+        self.tuning.restore(model)
         for attribute, value in self.settings:
             owner, _, name = attribute.rpartition(".")
             setattr(attrgetter(owner)(model) if owner else model, name, value)
@@ -210,7 +210,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
         loaded = _read(data, described.objects, safe_mode=False)
-        enable_lora(loaded, lora_layers(model))
+        FineTuning.of(model).restore(loaded)
     _verify(model, described.code, loaded)
     return data, loaded
 
@@ -398,7 +398,7 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
             "get_config returns."
         )
     layers = list(model._flatten_layers())
-    merged = {id(variable) for adapted in lora_layers(model) for variable in layers[adapted.index].variables}
+    merged = {id(variable) for adapted in FineTuning.of(model).adapted for variable in layers[adapted.index].variables}
     for before, after in zip(mine, other, strict=True):
         if id(before) not in merged and not np.array_equal(
             _numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"
@@ -508,7 +508,7 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     for part in ("compile_config", "own_compile"):
         _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
-    digest.update(custom.payload + repr((_settings(model), lora_layers(model))).encode())
+    digest.update(custom.payload + repr((_settings(model), FineTuning.of(model))).encode())
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
