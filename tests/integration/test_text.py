@@ -19,8 +19,9 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason=
 def model():
     keras.utils.set_random_seed(0)
     text, size = keras.Input((1,), dtype="string", name="text"), keras.Input((1,), name="size")
-    indices = keras.layers.TextVectorization(vocabulary=WORDS, output_mode="multi_hot", name="words")(text)
-    outputs = keras.layers.Dense(1, activation="sigmoid", name="good")(keras.layers.concatenate([indices, size]))
+    indices = keras.layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4, name="words")(text)
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(5, 4)(indices))
+    outputs = keras.layers.Dense(1, activation="sigmoid", name="good")(keras.layers.concatenate([mean, size]))
     made = keras.Model([text, size], outputs)
     made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
     return made
