@@ -27,7 +27,7 @@ def model():
     return made
 
 
-def test_columns_of_text_and_numbers(spark, tmp_path):
+def test_columns_of_text_and_numbers(spark):
     rows = [(text, float(size), int(label)) for text, size, label in zip(TEXT, SIZE, Y, strict=True)]
     frame = spark.createDataFrame(rows, "text string, size double, good int").repartition(2)
     spark_model = SparkModel(model(), seed=0)
