@@ -206,8 +206,8 @@ class Block:
 
     @property
     def row_bytes(self) -> int:
-        """The size of one row of all arrays in bytes; with strings, the mean, rounded up."""
-        return -(-self.nbytes // max(1, self.rows))
+        """The size of one dense row of all arrays in bytes; with strings, the mean, rounded up."""
+        return max(self.spec.row_bytes, -(-self.nbytes // max(1, self.rows)))
 
     def __getitem__(self, rows: slice | Array) -> Block:
         """Select rows: a view for a slice, a copy for an array of row indices."""

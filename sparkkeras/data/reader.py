@@ -181,7 +181,7 @@ class Reader:
         try:
             return Form(
                 Structure.of(x, schema.expected_x),
-                Structure.of(y, schema.expected_y) if self.labelled and y is not None else None,
+                Structure.of(y, schema.expected_y) if self.labelled and not (y is None and self.labels_optional) else None,
                 None if weight is None or not self.labelled else Structure.of(weight, schema.expected_y),
             )
         except ValueError as error:
@@ -203,8 +203,9 @@ class Reader:
     def _sides(self, row: Any) -> tuple[Any, Any, Any] | None:
         pair = isinstance(row, (tuple, list)) and len(row) in (2, 3)
         if self.labelled:
-            unlabelled = (row, None, None) if self.labels_optional else None
-            return (row[0], row[1], row[2] if len(row) == 3 else None) if pair else unlabelled
+            if self.labels_optional and (not pair or self._is_features(tuple(row))):
+                return row, None, None
+            return (row[0], row[1], row[2] if len(row) == 3 else None) if pair else None
         if pair and isinstance(row, tuple) and not self._is_features(row):
             return row[0], None, None
         return row, None, None

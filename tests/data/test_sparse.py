@@ -64,7 +64,7 @@ def test_sparse_rows_in_sources():
     assert block.x.dtype == np.float32
     assert block.spec == as_source(DENSE, Reader(X), np.arange(5)).block.spec
     np.testing.assert_array_equal(block.dense().x, DENSE)
-    for piece, start in zip(block.dense_pieces(2 * block.spec.row_bytes), (0, 2, 4), strict=True):
+    for piece, start in zip(block.dense_pieces(2 * block.row_bytes), (0, 2, 4), strict=True):
         assert not piece.is_sparse
         np.testing.assert_array_equal(piece.x, DENSE[start : start + 2])
     two = Schema((InputSpec("a", (4,)), InputSpec("b", (4,))))

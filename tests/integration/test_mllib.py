@@ -335,7 +335,18 @@ def test_a_model_whose_outputs_do_not_fit_a_matrix_is_reported():
             SparkMLlibModel(model).predict(to_matrix(X))
 
 
-UNUSED_ARGUMENTS = {"data", "y", "sample_weight", "features", "label", "loader", "validation_col", "collect", "output_col"}
+UNUSED_ARGUMENTS = {
+    "data",
+    "y",
+    "sample_weight",
+    "features",
+    "label",
+    "loader",
+    "validation_col",
+    "collect",
+    "output_col",
+    "keyed",
+}
 """Arguments of SparkModel that do not apply to LabeledPoints, matrices and vectors."""
 
 

@@ -28,8 +28,6 @@ from tests.models import Gan, gan
 from tests.scripts import ROOT
 from tests.training.jobs import fit
 
-pytestmark = pytest.mark.core
-
 ROWS, BATCH = 10, 4  # two batches and a short one
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
@@ -71,7 +69,6 @@ class Case:
         callback: A callback of plain Keras that does what a worker does.
         policy: The global dtype policy.
         backends: The backends that support the feature.
-        soak: Whether the case runs in `scripts/soak` only.
         fits: Whether the model can be trained.
         saved: Whether Keras saves which weights are trained, so that the state of a loaded model is the same.
     """
@@ -84,7 +81,6 @@ class Case:
     callback: Any = None
     policy: str = "float32"
     backends: tuple[str, ...] = ("tensorflow", "jax", "torch")
-    soak: bool = False
     fits: bool = True
     saved: bool = True
 
@@ -328,7 +324,7 @@ def jax_step(model, state, data):
     x, y = data
 
     def loss_of(trainable, other):
-        predicted, other = model.stateless_call(trainable, other, x, training=True)
+        predicted, other = model.stateless_call(trainable, other, x)
         return model.compute_loss(x, y, predicted), other
 
     (loss, other), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable, other)
@@ -471,6 +467,47 @@ CASES = [
 ]
 
 
+CORE = {
+    "Optimizers: Adam",
+    "Gradient accumulation",
+    "Learning rate schedules: custom",
+    "Mixed precision: mixed_bfloat16",
+    "Normalization layers: BatchNormalization",
+    "Low-rank adaptation (LoRA)",
+    "Several inputs and outputs: by name",
+    "Metrics per output",
+    "Sample weights",
+    "Frozen weights",
+    "Custom training steps",
+    "Several optimizers: GAN",
+    "Stateful recurrent layers",
+}
+"""The cases that run with every backend in the default suite."""
+
+LONG = {
+    *(
+        f"Optimizers: {name}"
+        for name in ("SGD", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "Lamb")
+    ),
+    "Gradient clipping: global_clipnorm",
+    "Gradient clipping: clipvalue",
+    "Mixed precision: mixed_float16",
+    "Dtype policies: float64",
+    "Normalization layers: LayerNormalization",
+    "Normalization layers: GroupNormalization",
+    "Recurrent layers: GRU",
+    "Recurrent layers: Bidirectional",
+    "Convolutions: Conv1D",
+    "Convolutions: DepthwiseConv2D",
+    "Attention: Attention",
+    "Several inputs and outputs: by position",
+    "Preprocessing layers: Rescaling",
+    "Custom metrics: function",
+    "jit_compile",
+}
+"""The cases that run in `scripts/soak` only."""
+
+
 def block(case):
     x, y, weight = DATA[case.data]
     return from_arrays(*keras.tree.map_structure(lambda array: array if array is None else array.copy(), (x, y, weight)))
@@ -486,8 +523,9 @@ class Given:
 
 
 def runs_on(case):
-    soak = [pytest.mark.soak] if case.soak else []
-    return pytest.param(case, id=case.name, marks=soak)
+    name = case.name.replace("`", "")
+    marks = [pytest.mark.core] if name in CORE else [pytest.mark.soak] if name in LONG else []
+    return pytest.param(case, id=case.name, marks=marks)
 
 
 def equals_plain_keras(case, model, rows, listed):
@@ -566,6 +604,10 @@ def test_one_worker_equals_plain_keras(case, policy):
         keras.tree.map_structure(
             lambda mine, yours: np.testing.assert_allclose(mine, yours, rtol=1e-4, atol=10 * case.atol), other, predicted
         )
+
+
+def test_the_chosen_cases_exist():
+    assert {case.name.replace("`", "") for case in CASES} >= CORE | LONG
 
 
 def test_the_documentation_lists_these_features():
