@@ -238,7 +238,9 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
         finally:
             source.pieces, source.error = iter(()), None
     else:
-        yield (_packed(batch) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size or piece.rows))
+        yield (
+            _in_tuple(_packed(batch)) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size or piece.rows)
+        )
 
 
 def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
@@ -299,6 +301,11 @@ def _packed(block: Block) -> Any:
     import keras
 
     return keras.utils.pack_x_y_sample_weight(block.x, block.y, block.sample_weight)
+
+
+def _in_tuple(packed: Any) -> tuple[Any, ...]:
+    """Keras takes tuples only from a generator."""
+    return packed if isinstance(packed, tuple) else (packed,)
 
 
 @functools.lru_cache(maxsize=4)

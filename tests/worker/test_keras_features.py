@@ -44,6 +44,7 @@ DATA = {
     "weighted rows": (X, Y, WEIGHTS),
     "rows without labels": (X, None, None),
     "rows as labels": (X, X, None),
+    "shares": (X, WEIGHTS[:, None], None),
     "classes": (X, CLASSES, None),
     "category": (CLASSES[:, None], Y, None),
     "images": (IMAGES, Y, None),
@@ -424,7 +425,9 @@ CASES = [
     Case("Metrics per output", lambda: two_outputs(True, metrics={"kind": ["accuracy"], "amount": ["mae"]}), "named inputs"),
     Case("Weighted metrics", lambda: model(weighted_metrics=["mae"]), "weighted rows"),
     Case(
-        "Losses: focal", lambda: model(out=layers.Dense(1, "sigmoid"), loss=keras.losses.BinaryFocalCrossentropy(gamma=3.0))
+        "Losses: focal",
+        lambda: model(out=layers.Dense(1, "sigmoid"), loss=keras.losses.BinaryFocalCrossentropy(gamma=3.0)),
+        "shares",
     ),
     Case("Losses: Huber", lambda: model(loss=keras.losses.Huber(0.5))),
     Case("Custom losses", lambda: model(loss=cubed)),
