@@ -56,7 +56,7 @@ class Gan(keras.Model):
         return self.loss_function(keras.ops.zeros_like(scores), scores)
 
     def train_step(self, data):
-        real = data[0] if isinstance(data, tuple) else data
+        real = data[0] if isinstance(data, (tuple, list)) else data
         for loss_of, optimizer, part, tracker in (
             (self.d_loss, self.d_optimizer, self.discriminator, self.d_tracker),
             (self.g_loss, self.g_optimizer, self.generator, self.g_tracker),
