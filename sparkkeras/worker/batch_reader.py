@@ -13,6 +13,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block, BlockSpec, concatenate, describe
 from sparkkeras.data.reader import Reader
+from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import DataError
 from sparkkeras.modeling.custom_code import ByValue
 
@@ -46,11 +47,11 @@ class BatchReader:
         for number, batch in enumerate(_batches(made)):
             x, y, sample_weight = _unpacked(batch)
             try:
-                block = self.reader.read_arrays(x, y, sample_weight)
+                block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
             except DataError as error:
                 raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
             if block.rows:
-                yield block
+                yield block.dense()
 
 
 @dataclass(frozen=True)

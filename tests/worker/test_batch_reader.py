@@ -5,6 +5,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from scipy import sparse
 
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -59,6 +60,7 @@ MAKES = {
     "generator": lambda worker, num_workers: ((X[i : i + 4], Y[i : i + 4]) for i in range(0, 12, 4)),
     "list": lambda worker, num_workers: [(X[:4], Y[:4]), [X[4:8], Y[4:8]], (X[8:], Y[8:])],
     "tensors": lambda worker, num_workers: [(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y))],
+    "sparse matrices": lambda worker, num_workers: [(sparse.csr_matrix(X), Y)],
     "PyDataset": lambda worker, num_workers: Numbered(),
     "PyDataset with threads": lambda worker, num_workers: Numbered(workers=2, max_queue_size=2),
     "tf.data": tf_dataset,
