@@ -54,6 +54,11 @@ CASES = {
     ),
     "search_regression.py": (["--trials", "3"], r"3/3 trials .*Test +mean squared error 0\.", ["search_regression.png"]),
     "gan.py": (["--epochs", "2"], r"Steps +discriminator 64, generator 64\n", ["gan.png", "gan.keras"]),
+    "transformer_lora.py": (
+        ["--epochs", "1", "--reviews", "200", "--width", "32", "--blocks", "1"],
+        r"Parameters +7\d\d,\d{3}, of which [\d,]+ are trained.*Accuracy +\d+\.\d% of \d+ unseen reviews",
+        ["transformer.keras"],
+    ),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
 """For each example: its arguments, a pattern of its output, and files in its output folder."""

@@ -477,19 +477,11 @@ CASES = [
 
 
 CORE = {
-    "Optimizers: Adam",
-    "Gradient accumulation",
     "Learning rate schedules: custom",
-    "Mixed precision: mixed_bfloat16",
     "Normalization layers: BatchNormalization",
     "Low-rank adaptation (LoRA)",
-    "Several inputs and outputs: by name",
-    "Metrics per output",
-    "Sample weights",
-    "Frozen weights",
     "Custom training steps",
     "Several optimizers: GAN",
-    "Stateful recurrent layers",
 }
 """The cases that run with every backend in the default suite."""
 
