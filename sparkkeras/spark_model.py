@@ -365,7 +365,7 @@ class SparkModel:
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
             progress = Progress(request.verbose, job.epochs, job.num_workers)
-            on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.batches, progress)
+            on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:
                 make_strategy(self.mode).fit(job, stored, on_driver)
             finally:

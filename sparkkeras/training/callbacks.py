@@ -193,7 +193,7 @@ class DriverCallbacks:
         callbacks: The user's callbacks.
         model: The master model.
         epochs: The epoch at which training ends.
-        batches: The number of batches per epoch of the worker with the most batches.
+        batches: The number of batches per epoch of the worker with the most batches; ``None`` if it is unknown.
         progress: Prints the progress.
     """
 
@@ -202,7 +202,7 @@ class DriverCallbacks:
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
         epochs: int,
-        batches: int,
+        batches: int | None,
         progress: Progress,
     ) -> None:
         self._progress = progress

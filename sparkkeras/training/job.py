@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from sparkkeras.data.dataset import Dataset
-from sparkkeras.data.files import Handle
+from sparkkeras.data.files import UNKNOWN_ROWS, Handle
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -148,6 +148,11 @@ class Job:
     def batches(self) -> int:
         """The number of batches per epoch of the worker with the most batches."""
         return max((self.batches_of(worker) for worker in range(len(self.split.train))), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """`batches`, or ``None`` if their number is unknown until they have been read."""
+        return None if self.steps_per_epoch is None and UNKNOWN_ROWS in self.split.train else self.batches
 
     def batches_of(self, worker: int) -> int:
         """The number of batches per epoch of one worker."""

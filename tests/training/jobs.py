@@ -109,7 +109,7 @@ def fit(
         histories=[] if histories is None else histories,
     )
     progress = RecordedProgress()
-    driver = DriverCallbacks(callbacks, given.model, epochs, job.batches, progress)
+    driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, progress)
     strategy = (
         IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
     )

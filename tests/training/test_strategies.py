@@ -252,6 +252,13 @@ def test_steps_per_epoch_ends_a_stream(linear, mode):
     assert int(linear.model.optimizer.iterations) == 6
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(None, None), (3, 3)])
+def test_callbacks_get_the_number_of_steps_only_if_it_is_known(linear, mode, steps, expected):
+    seen = keras.callbacks.Callback()
+    fit(linear, streamed(in_batches(0, 40)), mode, callbacks=[seen], steps_per_epoch=steps)
+    assert seen.params["steps"] == expected
+
+
 def test_labels_of_a_stream_are_checked(mode):
     keras.utils.set_random_seed(1)
     given = Model(optimizer="sgd")
