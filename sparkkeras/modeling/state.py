@@ -171,6 +171,8 @@ def _take(variables: Sequence[Any]) -> Flat:
 
 
 def _put(flat: Flat, variables: Sequence[Any]) -> None:
+    if keras.backend.backend() == "jax":  # it would use the memory of the vector, which its owner may overwrite
+        flat = Flat(flat.vector.copy(), flat.integer_variables)
     for variable, value in zip(variables, layout(variables).unpack(flat), strict=True):
         variable.assign(value)
 

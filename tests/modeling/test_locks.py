@@ -1,6 +1,7 @@
 """One training at a time per model, and atomic reads of its state."""
 
 import threading
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from sparkkeras.modeling import archive as models
 from sparkkeras.modeling.archive import copy_of
 from sparkkeras.modeling.locks import locks_state, training
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.weights import Flat
 from tests.models import regression
 
 X = np.zeros((8, 3), np.float32)
@@ -70,6 +72,19 @@ def test_fit_in_a_callback_of_a_fit_of_the_same_model_raises_an_error():
         raise RuntimeError
     with training([model]):  # the model is not locked after the end, an error or a rejected call
         pass
+
+
+@pytest.mark.core
+def test_variables_do_not_share_memory_with_a_state():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    model.compile("sgd", "mse")
+    state = ModelState.take(model)
+    buffer = np.zeros(state.weights.vector.size + 16, np.float32)
+    start = -buffer.ctypes.data % 64 // 4  # JAX does not copy memory that is aligned to 64 bytes
+    vector = buffer[start : start + state.weights.vector.size]
+    replace(state, weights=Flat(vector)).put(model)
+    vector[:] = 7
+    assert not ModelState.take(model).weights.vector.any()
 
 
 def test_a_state_is_read_atomically_while_another_thread_writes_it():
