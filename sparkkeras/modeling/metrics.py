@@ -8,7 +8,7 @@ Keras, the result of a plain function that returns one number per batch is the m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -51,12 +51,12 @@ def prepare(model: keras.Model, sample: Block) -> None:
     if not has_call(model):
         return
     try:
-        prediction = model(x, training=False)
+        prediction = _computed(model, x, training=False)
         # A custom train_step may use neither loss nor metrics, so an error here does not matter.
         with suppress(Exception) if own_step else nullcontext():
-            model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
+            _computed(model.compute_loss, x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
         with suppress(Exception) if own_step else nullcontext():
-            model.compute_metrics(x, y, prediction, weight)
+            _computed(model.compute_metrics, x, y, prediction, weight)
     except Exception as error:
         if "No loss to compute" in str(error):
             raise ModelError(
@@ -214,6 +214,18 @@ def _plain(value: Any) -> Any:
 
 def _tensors(side: Any) -> Any:
     return None if side is None else keras.tree.map_structure(keras.ops.convert_to_tensor, side)
+
+
+def _computed(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The result of a call, or with JAX its shapes and dtypes, as in Keras's ``fit``: JAX would compile each operation."""
+    if keras.backend.backend() != "jax":
+        return function(*arguments, **named)
+    arguments, named = keras.tree.map_structure(_symbolic, (arguments, named))
+    return keras.src.backend.compute_output_spec(function, *arguments, **named)
+
+
+def _symbolic(value: Any) -> Any:
+    return keras.KerasTensor(value.shape, str(value.dtype)) if hasattr(value, "dtype") else value
 
 
 def _misfit(sample: Block, error: Exception) -> str:
