@@ -13,3 +13,6 @@ CHUNK_BYTES = 32 * MIB
 
 HELD_BYTES = 64 * MIB
 """A worker holds predictions, and what a loader makes of its rows, up to about this size."""
+
+EPOCH_BYTES = 32 * MIB
+"""TensorFlow reads rows of up to about this size at once: its datasets in memory start faster than others."""

@@ -9,13 +9,16 @@ import functools
 import logging
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, changed
+from sparkkeras.data.block import Block, BlockSpec, changed, concatenate
+from sparkkeras.data.sizes import EPOCH_BYTES
 from sparkkeras.data.text import Text
 from sparkkeras.errors import ClusterError, DataError
 from sparkkeras.modeling import garbage_collection
@@ -226,21 +229,27 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
     """
     import keras
 
-    if keras.backend.backend() == "tensorflow":
-        source = _tensorflow_source(spec, batch_size, held_out)
-        source.pieces, source.error = pieces, None
-        try:
-            yield source.dataset
-        except Exception as error:
-            if source.error is not None:  # TensorFlow wraps it in an error of its own
-                raise source.error from error
-            raise
-        finally:
-            source.pieces, source.error = iter(()), None
-    else:
-        yield (
-            _in_tuple(_packed(batch)) for piece in _alike(pieces, spec) for batch in piece.batches(batch_size or piece.rows)
-        )
+    pieces = _alike(pieces, spec)
+    if keras.backend.backend() != "tensorflow":
+        yield (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
+        return
+    if batch_size is not None:
+        ahead = _read_ahead(pieces, EPOCH_BYTES)
+        following = next(pieces, None)
+        if following is None:
+            yield _dataset_in_memory(spec, batch_size, concatenate(list(_drained(ahead))))
+            return
+        pieces = chain(_drained(ahead), [following], pieces)
+    source = _tensorflow_source(spec, batch_size, held_out)
+    source.pieces, source.error = pieces, None
+    try:
+        yield source.dataset
+    except Exception as error:
+        if source.error is not None:  # TensorFlow wraps it in an error of its own
+            raise source.error from error
+        raise
+    finally:
+        source.pieces, source.error = iter(()), None
 
 
 def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
@@ -248,6 +257,21 @@ def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
         if piece.spec != spec:
             raise DataError(changed(spec, piece.spec))
         yield piece
+
+
+def _read_ahead(pieces: Iterator[Block], size: int) -> deque[Block]:
+    """The first pieces, until they have ``size`` bytes or there are no more."""
+    ahead: deque[Block] = deque()
+    while size > 0 and (piece := next(pieces, None)) is not None:
+        ahead.append(piece)
+        size -= piece.nbytes
+    return ahead
+
+
+def _drained(pieces: deque[Block]) -> Iterator[Block]:
+    """The pieces, of which none is referenced after it was returned."""
+    while pieces:
+        yield pieces.popleft()
 
 
 def overwritable(block: Block) -> Block:
@@ -323,21 +347,47 @@ class _TensorFlowSource:
 
         self.pieces: Iterator[Block] = iter(())
         self.error: Exception | None = None
-        specs = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)
 
         def generate() -> Iterator[Any]:
             try:
-                yield from (_packed(piece) for piece in _alike(self.pieces, spec))
+                yield from map(_packed, self.pieces)
             except Exception as error:
                 self.error = error
                 raise
 
         # No prefetch: most workers have one core, on which a second thread would only compete with training.
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=_packed(Block(spec.form, specs)))
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=_signature(spec))
         if batch_size is not None:
             dataset = dataset.rebatch(batch_size)
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False
-        options.autotune.enabled = False
-        options.deterministic = True
-        self.dataset = dataset.with_options(options)
+        self.dataset = dataset.with_options(_tensorflow_options())
+
+
+def _dataset_in_memory(spec: BlockSpec, batch_size: int, block: Block) -> Any:
+    """A dataset of these rows. It calls no Python function, so that its first batch is there 15 ms earlier."""
+    import tensorflow as tf
+
+    whole = block.rows // batch_size
+    batches = (array.reshape(whole, batch_size, *array.shape[1:]) for array in block[: whole * batch_size].arrays)
+    dataset = tf.data.Dataset.from_tensor_slices(_packed(Block(spec.form, tuple(batches))))
+    if block.rows > whole * batch_size:
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(_packed(block[whole * batch_size :])))
+    # With the signature of other datasets of the spec, so that Keras's functions are not traced for both.
+    variant = tf.data.experimental.to_variant(dataset.with_options(_tensorflow_options()))
+    return tf.data.experimental.from_variant(variant, _signature(spec))
+
+
+def _signature(spec: BlockSpec) -> Any:
+    import tensorflow as tf
+
+    return _packed(Block(spec.form, tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in spec.leaves)))
+
+
+@functools.cache
+def _tensorflow_options() -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    options.deterministic = True
+    return options

@@ -1,7 +1,7 @@
 """One worker: Keras's ``fit``, ``evaluate`` and ``predict`` on the rows of one partition. Independent of Spark.
 
-Memory: regardless of the size of the partition, a worker holds the model, one shuffle order, and a few pieces of
-`BLOCK_BYTES`; the rows remain in memory-mapped files.
+Memory: regardless of the size of the partition, a worker holds the model, one shuffle order, and rows of up to
+`EPOCH_BYTES`; the others remain in memory-mapped files.
 """
 
 from __future__ import annotations
