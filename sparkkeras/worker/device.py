@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,23 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             import torch
 
             torch.set_num_threads(cores)
+        else:
+            _share_compiled_functions()
     garbage_collection.freeze_loaded()
+
+
+def _share_compiled_functions() -> None:
+    """Let the processes of an application on this machine share what JAX compiles, unless the user has chosen a folder.
+
+    Otherwise each trial of a search and each new Python worker compiles the same model again.
+    """
+    import jax
+    from pyspark import SparkFiles, TaskContext
+
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None and TaskContext.get() is not None:
+        config.update("jax_compilation_cache_dir", str(Path(SparkFiles.getRootDirectory()) / "sparkkeras-jax"))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _bind(addresses: str) -> None:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyspark
 import pytest
 
@@ -89,6 +90,23 @@ def test_every_fork_can_use_the_backend(sc):
     with pytest.raises(Exception, match="crashed"):
         run(sc, lambda _: os._exit(1))
     assert [each[:2] for each in run(sc, used)] == [(True, not initialized)] * 2
+
+
+@pytest.mark.core
+@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "jax", reason="JAX compiles")
+def test_workers_share_what_jax_compiles(sc):
+    def shared(_):
+        import jax
+
+        device.prepare(1)
+        jax.block_until_ready(jax.jit(lambda array: array * 2)(np.ones(3)))
+        folder = jax.config.jax_compilation_cache_dir
+        return folder, sorted(os.listdir(folder or "/nonexistent"))
+
+    first, second = run(sc, shared)
+    assert first[0] == second[0]
+    assert first[1]
+    assert second[1]
 
 
 def test_a_backend_that_cannot_be_loaded_is_reported_by_the_workers():

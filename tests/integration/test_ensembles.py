@@ -56,7 +56,6 @@ def same(models, others):
 # Prediction
 
 
-@pytest.mark.core
 def test_predictions_for_rdds_and_frames_equal_those_for_arrays(sc, spark, members, digits):
     x, y = digits[2][:120], digits[3][:120]
     ensemble = EnsembleModel(members, "hard", weights=[1, 2, 1.5])
