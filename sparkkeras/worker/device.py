@@ -25,10 +25,10 @@ from sparkkeras.errors import ClusterError, DataError
 from sparkkeras.modeling import garbage_collection
 
 AUTO_STEPS_PER_EXECUTION = 32
-"""Default of ``steps_per_execution`` for backends with less work between two steps of an execution than between two executions.
+"""Default of ``steps_per_execution`` for backends that work less between two steps than between two executions.
 
-TensorFlow runs the steps in a compiled loop. On JAX, Keras calls callbacks and stores the state once per execution: a step of
-the benchmarks' network takes 0.63 instead of 0.72 ms. On PyTorch, Keras rejects other values than 1.
+TensorFlow runs the steps in a compiled loop. On JAX, Keras calls callbacks and stores the state once per execution: a step
+of the benchmarks' network takes 0.63 instead of 0.72 ms. On PyTorch, Keras rejects other values than 1.
 """
 
 
@@ -252,7 +252,8 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
 
     pieces = _alike(pieces, spec)
     if keras.backend.backend() != "tensorflow":
-        yield (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
+        batches = (_in_tuple(_packed(batch)) for piece in pieces for batch in piece.batches(batch_size or piece.rows))
+        yield _transferred(batches, "cuda") if keras.backend.backend() == "torch" and _has_gpu() else batches
         return
     if batch_size is not None:
         ahead = _read_ahead(pieces, EPOCH_BYTES)
@@ -271,6 +272,37 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
         raise
     finally:
         source.pieces, source.error = iter(()), None
+
+
+def _transferred(batches: Iterator[Any], target: str) -> Iterator[Any]:
+    """The batches as tensors of PyTorch on a device, one ahead: transfers from pinned memory run beside training."""
+    import keras
+    import torch
+
+    def moved(array: Any) -> Any:
+        tensor = torch.from_numpy(array)
+        return (tensor.pin_memory() if target == "cuda" else tensor).to(target, non_blocking=True)
+
+    following: deque[Any] = deque()
+    for batch in batches:
+        following.append(keras.tree.map_structure(moved, batch))
+        if len(following) > 1:
+            yield following.popleft()
+    yield from following
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    """Whether this process may use a GPU with TensorFlow or PyTorch. Initializes the backend."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return bool(torch.cuda.is_available())
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _alike(pieces: Iterator[Block], spec: BlockSpec) -> Iterator[Block]:
@@ -376,11 +408,10 @@ class _TensorFlowSource:
                 self.error = error
                 raise
 
-        # No prefetch: most workers have one core, on which a second thread would only compete with training.
         dataset = tf.data.Dataset.from_generator(generate, output_signature=_signature(spec))
         if batch_size is not None:
             dataset = dataset.rebatch(batch_size)
-        self.dataset = dataset.with_options(_tensorflow_options())
+        self.dataset = _prefetched(dataset).with_options(_tensorflow_options())
 
 
 def _dataset_in_memory(spec: BlockSpec, batch_size: int, block: Block) -> Any:
@@ -393,8 +424,13 @@ def _dataset_in_memory(spec: BlockSpec, batch_size: int, block: Block) -> Any:
     if block.rows > whole * batch_size:
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(_packed(block[whole * batch_size :])))
     # With the signature of other datasets of the spec, so that Keras's functions are not traced for both.
-    variant = tf.data.experimental.to_variant(dataset.with_options(_tensorflow_options()))
+    variant = tf.data.experimental.to_variant(_prefetched(dataset).with_options(_tensorflow_options()))
     return tf.data.experimental.from_variant(variant, _signature(spec))
+
+
+def _prefetched(dataset: Any) -> Any:
+    """The dataset with a batch read ahead if a GPU trains; a worker's only CPU core would rather train than read ahead."""
+    return dataset.prefetch(1) if _has_gpu() else dataset
 
 
 def _signature(spec: BlockSpec) -> Any:

@@ -142,6 +142,18 @@ def test_pytorch_works_in_forks_of_a_worker_that_has_used_it():
     assert done.stdout == "12\n"  # one thread before, two in the fork
 
 
+@pytest.mark.core
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch only")
+def test_batches_are_transferred_in_order_and_one_ahead():
+    read = []
+    batches = ((read.append(n), {"a": np.full(2, n)}, np.full(1, -n))[1:] for n in range(3))
+    transferred = device._transferred(batches, "cpu")  # as for a GPU, without pinned memory
+    first = next(transferred)
+    assert read == [0, 1]
+    found = [first, *transferred]
+    assert [(x["a"].tolist(), y.tolist()) for x, y in found] == [([n, n], [-n]) for n in range(3)]
+
+
 def test_a_worker_keeps_its_first_gpus(monkeypatch, caplog):
     monkeypatch.setattr(device, "_bound", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
