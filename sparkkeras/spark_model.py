@@ -38,6 +38,7 @@ from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import NamedColumns, check_row_count
 from sparkkeras.spark import filesystem
+from sparkkeras.spark.cluster import missing_settings
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
@@ -364,7 +365,7 @@ class SparkModel:
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
-            progress = Progress(request.verbose, job.epochs, job.num_workers)
+            progress = Progress(request.verbose, job.epochs, job.num_workers, missing_settings())
             on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:
                 make_strategy(self.mode).fit(job, stored, on_driver)

@@ -304,8 +304,10 @@ def active_context() -> SparkContext:
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName("sparkkeras").setIfMissing("spark.master", "local[*]")
-    if conf.get("spark.master", "").startswith("local") and _is_installed(os.environ["PYSPARK_PYTHON"]):
-        conf.setIfMissing("spark.python.daemon.module", "sparkkeras.spark.daemon")
+    if conf.get("spark.master", "").startswith("local"):
+        for name, value in FASTER_SETTINGS.items():
+            if name != "spark.python.daemon.module" or _is_installed(os.environ["PYSPARK_PYTHON"]):
+                conf.setIfMissing(name, value)
     was_stopped = SparkContext._jvm is not None  # the JVM remains after its context was stopped
     context = SparkContext.getOrCreate(conf.setIfMissing("spark.ui.showConsoleProgress", "false"))
     if was_stopped:
@@ -344,6 +346,31 @@ STOPPED = (
 )
 """The message for calls that use a stopped session or SparkContext."""
 
+
+FASTER_SETTINGS = {
+    "spark.python.daemon.module": "sparkkeras.spark.daemon",
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+"""Settings with which Python workers start, and tasks send data, faster. A context has them from its start."""
+
+
+def missing_settings() -> dict[str, str]:
+    """Those of `FASTER_SETTINGS` that the active SparkContext lacks and could have; empty after the first call for it."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None or context in _advised or context not in _equipped:
+        return {}
+    _advised.add(context)
+    conf = context.getConf()
+    missing = {name: value for name, value in FASTER_SETTINGS.items() if conf.get(name, "false") == "false"}
+    if not all(worker["package"] for worker in _equipped[context]):  # the daemon starts before Spark ships the package
+        missing.pop("spark.python.daemon.module", None)
+    return missing
+
+
+_advised: weakref.WeakSet[SparkContext] = weakref.WeakSet()
+"""The contexts for which `missing_settings` was called."""
 
 _equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 """The results of `sparkkeras.spark.probe.probe`, one per probed worker."""

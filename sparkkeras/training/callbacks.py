@@ -273,15 +273,19 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         verbose: 0: silent, 1: a progress bar (on a terminal) and one line per epoch, 2: one line per epoch.
         epochs: The epoch at which training ends.
         num_workers: The number of workers that train.
+        missing_settings: Settings with which Spark would be faster.
     """
 
     _WIDTH = 20
     _MIN_STARTUP = 0.1
     """The shortest start-up, in seconds, that is printed."""
 
-    def __init__(self, verbose: int, epochs: int, num_workers: int) -> None:
+    def __init__(
+        self, verbose: int, epochs: int, num_workers: int, missing_settings: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self._verbose, self._epochs, self._num_workers = verbose, epochs, num_workers
+        self._missing_settings = missing_settings or {}
         self._rows = 0
         self._started = 0.0
         self._seconds: float | None = None
@@ -292,6 +296,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         """Print why the first epoch may take longer."""
         if self._verbose:
             self._write(f"Training on {self._workers()}, which load Keras first if they are new.\n")
+            if self._missing_settings:
+                settings = " ".join(f"--conf {name}={value}" for name, value in self._missing_settings.items())
+                self._write(f"Spark would start tasks faster with {settings}\n")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Print the epoch's number."""

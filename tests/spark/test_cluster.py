@@ -7,9 +7,13 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError
-from sparkkeras.spark.cluster import Cluster, active_context
+from sparkkeras.spark import cluster as cluster_module
+from sparkkeras.spark.cluster import Cluster, active_context, missing_settings
 from sparkkeras.spark.job_errors import interruptible, quietly
 from sparkkeras.spark.slots import holding_slots
+
+DAEMON = {"spark.python.daemon.module": "sparkkeras.spark.daemon"}
+SOCKETS = {"spark.python.unix.domain.socket.enabled": "true"}
 
 
 class Context:
@@ -195,3 +199,17 @@ def test_a_task_cannot_start_jobs(monkeypatch):
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: cls))
     with pytest.raises(ClusterError, match=r"on a worker, inside a task.*self\.model\.predict"):
         active_context()
+
+
+@pytest.mark.parametrize(("package", "expected"), [("digest", DAEMON | SOCKETS), ("", SOCKETS)])
+def test_settings_that_make_spark_faster_are_listed_once_if_the_context_lacks_them(monkeypatch, package, expected):
+    class Configured:
+        def getConf(self):
+            return {"spark.python.unix.domain.socket.enabled": "false"}
+
+    context = Configured()
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+    assert missing_settings() == {}, "the workers are not known yet"
+    monkeypatch.setitem(cluster_module._equipped, context, [{"package": "digest"}, {"package": package}])
+    assert missing_settings() == expected
+    assert missing_settings() == {}

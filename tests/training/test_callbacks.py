@@ -139,6 +139,14 @@ def test_fit_checks_monitors_before_spark_is_needed():
         SparkEnsemble(models, voting="average").fit(X, Y, validation_split=0.5, worker_callbacks=EarlyStopping("val_mae"))
 
 
+def test_progress_starts_with_settings_that_make_spark_faster(capsys):
+    Progress(1, 3, 2, {"spark.fast": "true", "spark.a": "b"}).on_train_begin()
+    assert capsys.readouterr().out == (
+        "Training on 2 workers, which load Keras first if they are new.\n"
+        "Spark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
+    )
+
+
 def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("sparkkeras.training.callbacks.time.perf_counter", lambda: now[0])
