@@ -33,6 +33,7 @@ from sparkkeras.modeling import custom_code, garbage_collection, own_compile
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fine_tuning import FineTuning
+from sparkkeras.modeling.initial_values import without_random_values
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
@@ -138,7 +139,8 @@ class ModelArchive:
             # Decompress: Keras rejects highly compressed zeros as a decompression bomb.
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
-            model = _load(path, self.custom.load(), safe_mode=False)
+            with without_random_values():
+                model = _load(path, self.custom.load(), safe_mode=False)
         self.tuning.restore(model)
         for attribute, value in self.settings:
             owner, _, name = attribute.rpartition(".")

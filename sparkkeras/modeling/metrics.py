@@ -18,6 +18,7 @@ import numpy as np
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
+from sparkkeras.modeling.backends import compiles_operations
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
@@ -217,8 +218,8 @@ def _tensors(side: Any) -> Any:
 
 
 def _computed(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The result of a call, or with JAX its shapes and dtypes, as in Keras's ``fit``: JAX would compile each operation."""
-    if keras.backend.backend() != "jax":
+    """The result of a call, or only its shapes and dtypes where it would be compiled operation by operation."""
+    if not compiles_operations():
         return function(*arguments, **named)
     arguments, named = keras.tree.map_structure(_symbolic, (arguments, named))
     return keras.src.backend.compute_output_spec(function, *arguments, **named)

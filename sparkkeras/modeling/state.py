@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkkeras.modeling.backends import shares_memory
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import inner_optimizer, optimizer_of, optimizers_of
 from sparkkeras.weights import Flat, Layout
@@ -171,7 +172,7 @@ def _take(variables: Sequence[Any]) -> Flat:
 
 
 def _put(flat: Flat, variables: Sequence[Any]) -> None:
-    if keras.backend.backend() == "jax":  # it would use the memory of the vector, which its owner may overwrite
+    if shares_memory():  # the owner of the vector may overwrite it
         flat = Flat(flat.vector.copy(), flat.integer_variables)
     for variable, value in zip(variables, layout(variables).unpack(flat), strict=True):
         variable.assign(value)

@@ -66,7 +66,12 @@ def load() -> None:
 
 
 @functools.cache
-def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> None:
+def prepare(
+    cores: int,
+    accelerators: tuple[str, ...] = (),
+    environment: tuple[tuple[str, str], ...] = (),
+    shared_folder: str | None = None,
+) -> None:
     """Import and configure Keras and its backend in this process, once, with one thread per core of the task.
 
     Outside Spark workers, it only sets ``environment``: the process belongs to the user.
@@ -75,6 +80,7 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
         cores: CPU cores per task.
         accelerators: The addresses of the GPUs that Spark assigned to the task.
         environment: Environment variables that were not set when this process started.
+        shared_folder: A folder that the processes of the application on this machine share.
 
     Raises:
         ClusterError: The process has already imported Keras with another backend.
@@ -107,22 +113,21 @@ def prepare(cores: int, accelerators: tuple[str, ...] = (), environment: tuple[t
             import torch
 
             torch.set_num_threads(cores)
-        else:
-            _share_compiled_functions()
+        elif shared_folder:
+            _share_compiled_functions(shared_folder)
     garbage_collection.freeze_loaded()
 
 
-def _share_compiled_functions() -> None:
-    """Let the processes of an application on this machine share what JAX compiles, unless the user has chosen a folder.
+def _share_compiled_functions(folder: str) -> None:
+    """Have JAX write what it compiles to a folder, and read it from there, unless the user has chosen another one.
 
     Otherwise each trial of a search and each new Python worker compiles the same model again.
     """
     import jax
-    from pyspark import SparkFiles, TaskContext
 
     config: Any = jax.config
-    if config.jax_compilation_cache_dir is None and TaskContext.get() is not None:
-        config.update("jax_compilation_cache_dir", str(Path(SparkFiles.getRootDirectory()) / "sparkkeras-jax"))
+    if config.jax_compilation_cache_dir is None:
+        config.update("jax_compilation_cache_dir", str(Path(folder) / "sparkkeras-jax"))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 

@@ -97,8 +97,9 @@ def test_every_fork_can_use_the_backend(sc):
 def test_workers_share_what_jax_compiles(sc):
     def shared(_):
         import jax
+        from pyspark import SparkFiles
 
-        device.prepare(1)
+        device.prepare(1, shared_folder=SparkFiles.getRootDirectory())
         jax.block_until_ready(jax.jit(lambda array: array * 2)(np.ones(3)))
         folder = jax.config.jax_compilation_cache_dir
         return folder, sorted(os.listdir(folder or "/nonexistent"))
