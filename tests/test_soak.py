@@ -59,6 +59,7 @@ def test_only_one_shard_runs_the_default_suite_in_its_own_environment(tmp_path, 
 
     monkeypatch.delenv("SPARKKERAS_SOAK", raising=False)
     monkeypatch.setattr(soak.subprocess, "run", called)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python")
     assert soak.run(shard, tmp_path, [])
     *setup, (tests, environment) = calls
     assert any("lowest-direct" in arguments for arguments, _ in setup) == (shard == "lowest")
