@@ -47,7 +47,7 @@ LIBRARIES = {
     "pyarrow": {"data", "formats", "ml", "modeling", "scoring", "sources", "spark"},
     "pyspark": {"formats", "ml", "mllib", "modeling", "sources", "spark"},
     "keras": {"ensembles", "hyperopt", "ml", "modeling", "scoring", "spark_model", "sql", "training", "worker"},
-    "tensorflow": {"worker"},
+    "tensorflow": {"modeling", "worker"},
     "torch": {"worker"},
     "jax": {"worker"},
 }

@@ -18,7 +18,7 @@ import numpy as np
 from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
-from sparkkeras.modeling.backends import compiles_operations
+from sparkkeras.modeling.backends import compiles_operations, read
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
@@ -85,7 +85,7 @@ def _build_optimizers(model: keras.Model, batch: tuple[Any, ...]) -> None:
 @locks_state
 def take(model: keras.Model) -> MetricState:
     """Copy the state of a model's metrics."""
-    return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in _variables(model))
+    return tuple(np.array(read(variable)) for variable in _variables(model))
 
 
 def merge(states: Iterable[MetricState]) -> MetricState:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sparkkeras.modeling.backends import shares_memory
+from sparkkeras.modeling import backends
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import inner_optimizer, optimizer_of, optimizers_of
 from sparkkeras.weights import Flat, Layout
@@ -168,14 +168,12 @@ def reseed(model: keras.Model, seed: Sequence[int]) -> None:
 
 
 def _take(variables: Sequence[Any]) -> Flat:
-    return layout(variables).pack([keras.ops.convert_to_numpy(variable) for variable in variables])
+    return layout(variables).pack([backends.read(variable) for variable in variables])
 
 
 def _put(flat: Flat, variables: Sequence[Any]) -> None:
-    if shares_memory():  # the owner of the vector may overwrite it
-        flat = Flat(flat.vector.copy(), flat.integer_variables)
     for variable, value in zip(variables, layout(variables).unpack(flat), strict=True):
-        variable.assign(value)
+        backends.assign(variable, value)
 
 
 def layout(variables: Sequence[Any]) -> Layout:

@@ -1,6 +1,6 @@
 """Setup of a process for training: the backend, its threads and devices, and how it is fed with batches.
 
-The only file with code for specific backends.
+The code for specific backends is here and in `sparkkeras.modeling.backends`.
 """
 
 from __future__ import annotations
