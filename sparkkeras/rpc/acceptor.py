@@ -23,7 +23,7 @@ MAX_FIRST_BYTES = 128 * 1024
 """The largest first message."""
 
 MAX_CONNECTIONS = 4096
-"""The largest number of connections; at most half of the files that this process may open.
+"""The largest number of connections; at most half of the files that this process may open, a limit that the server raises.
 
 For one more, the server closes the oldest connection whose first message has not arrived, or the new one if there is none.
 """
@@ -49,6 +49,7 @@ Handle = Callable[[socket.socket, Any, bytes], None]
 @contextmanager
 def accepting(listener: socket.socket, length: Length, handle: Handle) -> Iterator[None]:
     """Accept connections until the context ends; then no connection is left, and the listening socket is closed."""
+    _raise_file_limit()
     loop, acceptor = asyncio.new_event_loop(), _Acceptor(listener, length, handle)
     task = loop.create_task(acceptor.accept())
     thread = threading.Thread(target=loop.run_until_complete, args=[task], name="sparkkeras-accept", daemon=True)
@@ -66,6 +67,7 @@ class _Acceptor:
     def __init__(self, listener: socket.socket, length: Length, handle: Handle) -> None:
         self._listener, self._length, self._handle = listener, length, handle
         self._threads: dict[threading.Thread, socket.socket] = {}
+        self._warned = False
 
     async def accept(self) -> None:
         """Accept connections until this is cancelled."""
@@ -86,6 +88,7 @@ class _Acceptor:
                 if len(waiting) + len(self._threads) >= _max_connections():
                     if not waiting:
                         connection.close()
+                        self._warn_once()
                         continue
                     oldest = next(iter(waiting))
                     oldest.cancel()
@@ -95,6 +98,15 @@ class _Acceptor:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the server on the driver closes new connections: it has %d, the most that MAX_CONNECTIONS and half of the "
+                "limit on open files (ulimit -n) allow. A worker needs two: raise the limit, or use fewer workers.",
+                len(self._threads),
+            )
 
     async def _start(self, connection: socket.socket, address: Any) -> None:
         """Start the thread of a connection when its first message has arrived."""
@@ -139,6 +151,15 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, name):  # not every system has them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _raise_file_limit() -> None:
+    """Let this process open enough files: 1,024 is a common limit, which 256 workers with two connections each exceed."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, most)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        with suppress(OSError, ValueError):  # some systems have a lower limit of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _max_connections() -> int:

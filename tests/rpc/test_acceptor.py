@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import resource
 import socket
 import threading
 import time
@@ -110,6 +111,31 @@ def test_the_number_of_connections_is_limited(monkeypatch):
         with socket.create_connection(address, 10) as next_one:
             next_one.sendall(FIRST)
             assert next_one.recv(100) == FIRST
+
+
+def test_refused_connections_are_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 1)
+    with accepting() as address, socket.create_connection(address, 10) as valid:
+        valid.sendall(FIRST)
+        assert valid.recv(100) == FIRST
+        for _ in range(2):
+            with socket.create_connection(address, 10) as one_more:
+                assert is_closed(one_more)
+    assert [record.message for record in caplog.records if "ulimit -n" in record.message] == [
+        "the server on the driver closes new connections: it has 1, the most that MAX_CONNECTIONS and half of the limit on "
+        "open files (ulimit -n) allow. A worker needs two: raise the limit, or use fewer workers."
+    ]
+
+
+def test_the_limit_on_open_files_is_raised():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else 2 * acceptor.MAX_CONNECTIONS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, most), hard))
+    try:
+        with accepting():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2 * acceptor.MAX_CONNECTIONS, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_connections_make_progress_while_others_are_accepted(monkeypatch):
