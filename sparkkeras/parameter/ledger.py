@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from sparkkeras.parameter.exchange import ExchangePoint
@@ -191,7 +192,6 @@ class Ledger:
         clock: Callable[[], float],
     ) -> None:
         self._epochs = epochs
-        self._num_concurrent = min(num_concurrent, sum(plan.batches > 0 for plan in plans.values()))
         self._validates = validates
         self._max_staleness = max_staleness
         self._lease_seconds, self._warmup_timeout = lease_seconds, warmup_timeout
@@ -199,6 +199,9 @@ class Ledger:
         self._partitions = {worker: _Partition(worker, plan, epochs.start) for worker, plan in plans.items()}
         for partition in self._partitions.values():
             partition.done = partition.plan.batches == 0
+        self._without_push = {worker: partition for worker, partition in self._partitions.items() if not partition.done}
+        self._may_be_late = max(0, len(self._without_push) - num_concurrent)
+        self._least_sequence = 0  # no partition in training has a smaller one
         self._lock = threading.Condition()
         self._leases: Leases[int, int] = Leases(lease_seconds, clock)  # of partitions, held by attempts
         self._fenced: set[int] = set()
@@ -283,6 +286,7 @@ class Ledger:
         partition = self._partition(worker)
         with self._lock:
             partition.sequence += 1
+            self._without_push.pop(worker, None)
             partition.batch = point.batch
             partition.steps += point.steps
             partition.rows += point.rows
@@ -332,6 +336,7 @@ class Ledger:
             self._renewed(worker, lease)
             self._leases.finish(lease)
             partition.done = True
+            self._without_push.pop(worker, None)
             partition.to_evaluate.clear()
             self._close_epochs()
             self._deliver()
@@ -462,14 +467,14 @@ class Ledger:
         )
 
     def _must_wait(self, partition: _Partition) -> bool:
-        beginning = self._first_start is not None and self._clock() < self._first_start + self._warmup_timeout
-        begun = sum(map(self._is_past_warmup, self._partitions.values()))
-        if partition.sequence and beginning and begun < self._num_concurrent:
+        if partition.sequence and self._is_warming_up():
             return True
         if len(self._ended) > BACKLOG:
             return True
-        if self._max_staleness is None:
+        if self._max_staleness is None or partition.sequence - self._least_sequence <= self._max_staleness:
             return False
+        unfinished = (p.sequence for p in self._partitions.values() if not p.done and p.epoch < self._epochs.stop)
+        self._least_sequence = min(unfinished, default=self._least_sequence)
         training = (other.sequence for other in self._active() if other.epoch < self._epochs.stop)
         slowest = min(training, default=partition.sequence)
         return partition.sequence - slowest > self._max_staleness
@@ -485,10 +490,15 @@ class Ledger:
             return False  # the next attempt of that partition needs a slot
         return any(self._validates(epoch) for epoch in range(self._next_epoch, self._epochs.stop))
 
-    def _is_past_warmup(self, partition: _Partition) -> bool:
-        """Whether others need not wait for its first push: the push was applied, or the attempt was lost."""
-        lost = partition.started and not self._leases.is_held(partition.worker)
-        return partition.plan.batches > 0 and (partition.sequence > 0 or partition.done or lost)
+    def _is_warming_up(self) -> bool:
+        """Whether workers wait for the first pushes of others: so far, too many partitions have none and are not lost.
+
+        Every call of a worker asks this, so it looks only at as many partitions as it takes to know.
+        """
+        if self._first_start is None or self._clock() >= self._first_start + self._warmup_timeout:
+            return False
+        late = (p for p in self._without_push.values() if not p.started or self._leases.is_held(p.worker))
+        return next(islice(late, self._may_be_late, None), None) is not None
 
     def _active(self) -> Iterator[_Partition]:
         """The unfinished partitions with a valid lease."""

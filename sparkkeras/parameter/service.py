@@ -262,7 +262,7 @@ class ParameterService(Service):
 
     def _directive(self, call: Call) -> Reply:
         directive = self._ledger.directive(*_holder(call))
-        return Reply({"version": self._store.version, **dataclasses.asdict(directive)})
+        return Reply({"version": self._store.version, **vars(directive)})
 
     def _apply(self, worker: int, base: int, point: ExchangePoint, update: Flat) -> None:
         if base > self._store.version:

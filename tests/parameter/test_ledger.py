@@ -19,9 +19,10 @@ class Clock:
     """A clock that the test advances."""
 
     def __init__(self):
-        self.now = 1000.0
+        self.now, self.reads = 1000.0, 0
 
     def __call__(self):
+        self.reads += 1
         return self.now
 
     def advance(self, seconds=LEASE_SECONDS):
@@ -853,6 +854,25 @@ def test_workers_do_not_wait_for_partitions_without_batches():
     lease = bench.take(0)
     bench.push(0, lease, 1)
     assert not bench.directive(0, lease).wait
+
+
+@pytest.mark.parametrize("pushes", [0, 1, 2])
+@pytest.mark.parametrize("max_staleness", [None, 2])
+def test_the_cost_of_a_call_does_not_grow_with_the_number_of_workers(max_staleness, pushes):
+    """Every call looks at some leases, and reads the clock for each."""
+    costs = []
+    for workers in (4, 40):
+        bench = Bench(*[9] * workers, num_concurrent=workers, max_staleness=max_staleness)
+        leases = [bench.take(worker) for worker in range(workers)]
+        for sequence in range(1, pushes + 1):
+            for worker, lease in enumerate(leases):
+                bench.push(worker, lease, sequence)
+        bench.push(0, leases[0], pushes + 1)
+        bench.directive(0, leases[0])  # may look at all of them, but not each time
+        bench.clock.reads = 0
+        bench.directive(0, leases[0])
+        costs.append(bench.clock.reads)
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
