@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
     Call,
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 
 SCHEME = "Sparkkeras"
 REPLY_HEADER = "X-Sparkkeras"
-MAX_CALLS = 64
-"""The largest number of calls that are received and handled at the same time."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -158,10 +156,9 @@ class _Application:
 
     def __init__(self, handler: Handler, acceptor: Acceptor, endpoint: Endpoint) -> None:
         self._handler, self._acceptor, self._max_sessions = handler, acceptor, endpoint.max_sessions
-        self._calls = threading.Semaphore(min(MAX_CALLS, 4 + 2 * endpoint.expected_sessions))
+        self._capacity = Capacity(endpoint.timeout)
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
-        self._buffers: list[bytearray] = []
 
     def flask(self) -> Flask:
         """The Flask application."""
@@ -198,7 +195,7 @@ class _Application:
             if peer is None:
                 return _forbidden()
             self._peers.move_to_end(identity)
-        with peer.lock, self._calls:
+        with peer.lock, self._capacity.call():
             session = peer.session
             try:
                 header = session.open(sealed)
@@ -209,33 +206,18 @@ class _Application:
                 except RefusedError as error:
                     discard_body(_body_reader(request), header.body)
                     return _response(session, error_reply(error))
-                buffer = self._borrow(header.body)
+                buffer = self._capacity.borrow(header.body)
                 try:
                     body = memoryview(buffer)[: header.body]
                     read_body(_body_reader(request), session, body)
                     reply = handle(self._handler, Call(name, header.fields, body, peer))
-                    return _response(session, reply, lambda: self._give_back(buffer))
+                    return _response(session, reply, lambda: self._capacity.give_back(buffer))
                 except BaseException:
-                    self._give_back(buffer)
+                    self._capacity.give_back(buffer)
                     raise
             except (WireError, OSError) as error:
                 _log.debug("rejected a request: %s", error)
                 return _forbidden()
-
-    def _borrow(self, size: int) -> bytearray:
-        """A buffer for a body. Buffers are pooled: their number is that of simultaneous calls, not of connections."""
-        with self._lock:
-            for index, buffer in enumerate(self._buffers):
-                if len(buffer) >= size > 0:
-                    return self._buffers.pop(index)
-            if size and self._buffers:
-                self._buffers.pop()  # too small; the new one takes its place
-        return bytearray(size)
-
-    def _give_back(self, buffer: bytearray) -> None:
-        if len(buffer):
-            with self._lock:
-                self._buffers.append(buffer)
 
 
 def _response(session: Session, reply: Reply, sent: Callable[[], None] | None = None) -> Response:

@@ -1,8 +1,8 @@
 """The ``socket`` transport: length-prefixed messages over persistent TCP connections.
 
 A message is the length of its sealed header (4 bytes, big-endian), the header, the body and, if there is a body, its
-authentication tag. Bodies are received in place: on the client into the array that the caller gave, on the server into one
-buffer for each connection.
+authentication tag. Bodies are received in place: on the client into the array that the caller gave, on the server into a
+buffer that is reused for other calls.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparkkeras.rpc.acceptor import FIRST_SECONDS, accepting
+from sparkkeras.rpc.capacity import Capacity
 from sparkkeras.rpc.transport import (
     Address,
     Call,
@@ -115,6 +116,7 @@ class _Server:
     def __init__(self, handler: Handler, endpoint: Endpoint, acceptor: Acceptor) -> None:
         self._handler, self._timeout, self._acceptor = handler, endpoint.timeout, acceptor
         self._free_sessions = threading.Semaphore(endpoint.max_sessions)
+        self._capacity = Capacity(endpoint.timeout)
 
     def handle(self, connection: socket.socket, _: Any, hello: bytes) -> None:
         """Handle the calls of a connection, given the client's first message."""
@@ -134,7 +136,6 @@ class _Server:
 
     def _handle_calls(self, connection: socket.socket, session: Session) -> None:
         peer = object()
-        buffer = memoryview(bytearray(0))
         # The first call follows the handshake at once. Later a peer may be silent for as long as an epoch takes.
         silence: float | None = FIRST_SECONDS
         try:
@@ -143,20 +144,25 @@ class _Server:
                 length = _length(connection)
                 silence = None
                 connection.settimeout(self._timeout)
-                header = _header(connection, session, length)
-                try:
-                    check_size(self._handler, header)
-                except RefusedError as error:
-                    discard_body(connection.recv_into, header.body)
-                    _reply(connection, session, error_reply(error))
-                    continue
-                if header.body > len(buffer):
-                    buffer = memoryview(bytearray(header.body))
-                body = buffer[: header.body]
-                read_body(connection.recv_into, session, body)
-                _reply(connection, session, handle(self._handler, Call(header.name, header.fields, body, peer)))
+                with self._capacity.call():
+                    self._handle_call(connection, session, _header(connection, session, length), peer)
         finally:
             self._handler.closed(peer)
+
+    def _handle_call(self, connection: socket.socket, session: Session, header: Header, peer: object) -> None:
+        try:
+            check_size(self._handler, header)
+        except RefusedError as error:
+            discard_body(connection.recv_into, header.body)
+            _reply(connection, session, error_reply(error))
+            return
+        buffer = self._capacity.borrow(header.body)
+        try:
+            body = memoryview(buffer)[: header.body]
+            read_body(connection.recv_into, session, body)
+            _reply(connection, session, handle(self._handler, Call(header.name, header.fields, body, peer)))
+        finally:
+            self._capacity.give_back(buffer)
 
 
 def _reply(connection: socket.socket, session: Session, reply: Reply) -> None:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from sparkkeras.errors import ConfigurationError
+from sparkkeras.rpc import capacity
+from sparkkeras.rpc import socket as socket_transport
 from sparkkeras.rpc.transport import (
     TRANSPORTS,
     Address,
@@ -1192,19 +1194,45 @@ def test_closed_connections_leave_nothing_behind_on_a_running_server(name):
         assert echo(caller) == b""
 
 
-def test_http_limits_the_number_of_simultaneous_calls():
+@over_tcp
+def test_the_number_of_simultaneous_calls_is_limited(name, monkeypatch):
     """Further calls wait, and an unauthenticated client is rejected meanwhile."""
+    monkeypatch.setattr(capacity, "MAX_CALLS", 3)
     handler = RecordingHandler()
-    served = serving("http", handler, expected_sessions=2)
-    with served as address, ThreadPoolExecutor(9) as pool, contextlib.ExitStack() as stack:
-        callers = [stack.enter_context(calling(address)) for _ in range(9)]
+    served = serving(name, handler)
+    with served as address, ThreadPoolExecutor(4) as pool, contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(calling(address)) for _ in range(4)]
         waiting = [pool.submit(caller.call, "wait", {}) for caller in callers]
-        assert eventually(lambda: len(handler.calls) == 8)
-        assert raw_response(address, UNAUTHENTICATED_BYTES["empty post"]).startswith(b"HTTP/1.1 403")
-        assert len(handler.calls) == 8
+        assert eventually(lambda: len(handler.calls) == 3)
+        assert not raw_response(address, UNAUTHENTICATED_BYTES["empty post"]).startswith(b"HTTP/1.1 200")
+        assert len(handler.calls) == 3
         handler.free.set()
         for done in waiting:
             assert done.result()[1] == bytes(MB)
+
+
+@over_tcp
+def test_a_call_that_waited_for_others_for_too_long_begins(name, monkeypatch):
+    """Otherwise clients that stall would stop all others, or a long queue would exceed the timeout of clients."""
+    monkeypatch.setattr(capacity, "MAX_CALLS", 1)
+    handler = RecordingHandler()
+    with serving(name, handler, timeout=0.2) as address, ThreadPoolExecutor(2) as pool:
+        with calling(patient(address)) as first, calling(patient(address)) as second:
+            waiting = [pool.submit(caller.call, "wait", {}) for caller in (first, second)]
+            assert eventually(lambda: len(handler.calls) == 2)
+            handler.free.set()
+            for done in waiting:
+                assert done.result()[1] == bytes(MB)
+
+
+def test_connections_of_the_socket_transport_share_buffers(monkeypatch):
+    """A buffer for each connection would take the memory of all workers' updates."""
+    made = []
+    monkeypatch.setattr(socket_transport, "Capacity", lambda timeout: made.append(capacity.Capacity(timeout)) or made[0])
+    with serving("socket", RecordingHandler()) as address, calling(address) as first, calling(address) as second:
+        for caller in (first, second, first):
+            assert echo(caller, body=b"x" * MB) == b"x" * MB
+            assert eventually(lambda: len(made[0]._buffers) == 1)
 
 
 def test_an_idle_http_session_stays_open_and_buffers_are_reused():
@@ -1228,23 +1256,21 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
                 assert echo(caller, body=b"x" * MB) == b"x" * MB
             assert len(made[0]._peers) == 1
             for _ in range(5):
-                assert eventually(lambda: made[0]._buffers)  # given back once the reply has been sent
+                assert eventually(lambda: made[0]._capacity._buffers)  # given back once the reply has been sent
                 caller.close()
                 echo(caller, body=b"x" * MB)
-            assert eventually(lambda: len(made[0]._buffers) == 1)
+            assert eventually(lambda: len(made[0]._capacity._buffers) == 1)
     finally:
         http._Application = kept
 
 
-def test_http_keeps_one_buffer_for_each_simultaneous_call_however_sizes_grow():
-    from sparkkeras.rpc import http
-
-    application = http._Application(RecordingHandler(), None, Endpoint("127.0.0.1", "127.0.0.1"))
+def test_one_buffer_is_kept_for_each_simultaneous_call_however_sizes_grow():
+    buffers = capacity.Capacity(30.0)
     for size in (100, 200, 300, 0, 50):
-        buffer = application._borrow(size)
+        buffer = buffers.borrow(size)
         assert len(buffer) >= size
-        application._give_back(buffer)
-    assert [len(buffer) for buffer in application._buffers] == [300]
+        buffers.give_back(buffer)
+    assert [len(buffer) for buffer in buffers._buffers] == [300]
 
 
 def test_the_bodies_of_two_replies_never_share_a_nonce():
