@@ -99,6 +99,7 @@ class Benchmark:
         environment: Environment variables of its process.
         once: Whether to run it only once, because repetitions would give the same samples.
         missing: Returns a message if a requirement of the benchmark is missing, else ``None``.
+        draw: Draws a picture of the samples of its own, given the file to write and a caption.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Benchmark:
     environment: Mapping[str, str] = field(default_factory=dict)
     once: bool = False
     missing: Callable[[], str | None] = lambda: None
+    draw: Callable[[Samples, Path, str], None] | None = None
 
 
 BENCHMARKS: dict[str, Benchmark] = {}
@@ -117,12 +119,13 @@ def benchmark(
     backend: str = "tensorflow",
     once: bool = False,
     missing: Callable[[], str | None] = lambda: None,
+    draw: Callable[[Samples, Path, str], None] | None = None,
 ) -> Callable[[Callable[[Effort], Samples]], Callable[[Effort], Samples]]:
     """Register a function as a benchmark under its name."""
 
     def register(run: Callable[[Effort], Samples]) -> Callable[[Effort], Samples]:
         environment = {"KERAS_BACKEND": backend}
-        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, metrics, environment, once, missing)
+        BENCHMARKS[run.__name__] = Benchmark(run.__name__, run, metrics, environment, once, missing, draw)
         return run
 
     return register

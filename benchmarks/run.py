@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import cases  # noqa: F401 (registers the benchmarks)
+import growth  # noqa: F401 (likewise)
 import report
 import searches  # noqa: F401 (likewise)
 from harness import BENCHMARKS, ELEPHAS_PYTHON, FULL, QUICK, Benchmark, Samples
@@ -119,8 +120,13 @@ def _write(options, about, chosen, samples, failed) -> list[Path]:
     path = report.save(options.output, name, content)
     quick = "QUICK RUN, NOT MEANINGFUL - " if options.quick else ""
     caption = f"{quick}{about['date'][:10]}, {about['processor']}, {about['cpus_used']} CPUs, {about['spark']}"
-    drawn = report.chart(found, options.output, name, caption)
-    return [path] if drawn is None else [path, drawn]
+    paths = [path, report.chart(found, options.output, name, caption)]
+    load = f"load at the start {about['load_at_start']}"
+    for case in chosen:
+        if case.draw is not None and case.name in samples:
+            paths.append(options.output / (f"quick-{case.name}.png" if options.quick else f"{case.name}.png"))
+            case.draw(samples[case.name], paths[-1], f"{quick}{about['date'][:10]}, {about['processor']}, {load}")
+    return [path for path in paths if path is not None]
 
 
 def _skipped(case: Benchmark) -> bool:
