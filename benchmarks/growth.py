@@ -265,7 +265,7 @@ def draw_server(samples: Samples, path: Path, caption: str) -> None:
             )
             _limit(axes[0], 1 / plain, f"limit: plain sockets, {_size(nbytes)}", color)
             _limit(axes[1], 1 / (cpu + authenticate + add), f"limit: sockets, AES-GCM, one add, {_size(nbytes)}", color)
-        axes[0].legend(fontsize=8)
+        axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8)
 
     panels = [
         ("exchanges (a pull and a push) a second; server and workers share two cores", "per second"),

@@ -99,7 +99,7 @@ class Benchmark:
         environment: Environment variables of its process.
         once: Whether to run it only once, because repetitions would give the same samples.
         missing: Returns a message if a requirement of the benchmark is missing, else ``None``.
-        draw: Draws a picture of the samples of its own, given the file to write and a caption.
+        draw: Draws a picture of its samples, given the file to write and a caption; ``None``: the chart of all has them.
     """
 
     name: str

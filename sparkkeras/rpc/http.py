@@ -69,7 +69,7 @@ class HttpTransport:
         application = _Application(handler, Acceptor(secret, endpoint.encrypt), endpoint)
         listener = open_listener(endpoint)
         port = int(listener.getsockname()[1])
-        with serving(application.flask(), listener, endpoint.timeout):
+        with serving(application.flask(), listener, endpoint.timeout, application.capacity):
             yield Address("http", endpoint.host, port, secret, endpoint.encrypt, endpoint.timeout)
 
     def connect(self, address: Address) -> HttpCaller:
@@ -156,7 +156,7 @@ class _Application:
 
     def __init__(self, handler: Handler, acceptor: Acceptor, endpoint: Endpoint) -> None:
         self._handler, self._acceptor, self._max_sessions = handler, acceptor, endpoint.max_sessions
-        self._capacity = Capacity(endpoint.timeout)
+        self.capacity = Capacity(endpoint.timeout)
         self._lock = threading.Lock()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # by session identity, the least recently used first
 
@@ -195,7 +195,7 @@ class _Application:
             if peer is None:
                 return _forbidden()
             self._peers.move_to_end(identity)
-        with peer.lock, self._capacity.call():
+        with peer.lock:
             session = peer.session
             try:
                 header = session.open(sealed)
@@ -206,14 +206,14 @@ class _Application:
                 except RefusedError as error:
                     discard_body(_body_reader(request), header.body)
                     return _response(session, error_reply(error))
-                buffer = self._capacity.borrow(header.body)
+                buffer = self.capacity.borrow(header.body)
                 try:
                     body = memoryview(buffer)[: header.body]
                     read_body(_body_reader(request), session, body)
                     reply = handle(self._handler, Call(name, header.fields, body, peer))
-                    return _response(session, reply, lambda: self._capacity.give_back(buffer))
+                    return _response(session, reply, lambda: self.capacity.give_back(buffer))
                 except BaseException:
-                    self._capacity.give_back(buffer)
+                    self.capacity.give_back(buffer)
                     raise
             except (WireError, OSError) as error:
                 _log.debug("rejected a request: %s", error)

@@ -17,19 +17,22 @@ from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler
 
 from sparkkeras.rpc.acceptor import accepting
+from sparkkeras.rpc.capacity import Capacity
 
 _log = logging.getLogger(__name__)
 
 
-def serving(application: Any, listener: socket.socket, timeout: float) -> AbstractContextManager[None]:
+def serving(application: Any, listener: socket.socket, timeout: float, capacity: Capacity) -> AbstractContextManager[None]:
     """Serve the POST requests to a WSGI application until the context ends.
 
     Args:
         application: The application.
         listener: The listening socket; it is closed when the context ends.
         timeout: Seconds to wait for the rest of a request, and for a client to read more of a response.
+        capacity: Bounds how many requests are handled at the same time, without the first one of each connection: its
+            client may be unauthenticated, and must neither wait for others nor let them wait.
     """
-    server = _Server(application, listener, timeout)
+    server = _Server(application, listener, timeout, capacity)
     return accepting(listener, _header_length, server.handle)
 
 
@@ -41,8 +44,8 @@ def _header_length(data: bytearray, before: int) -> int | None:
 class _Server:
     """What `WSGIRequestHandler` needs of its server."""
 
-    def __init__(self, application: Any, listener: socket.socket, timeout: float) -> None:
-        self.application, self.timeout = application, timeout
+    def __init__(self, application: Any, listener: socket.socket, timeout: float, capacity: Capacity) -> None:
+        self.application, self.timeout, self.capacity = application, timeout, capacity
         host, port = listener.getsockname()[:2]
         self.base_environ = {
             "wsgi.version": (1, 0), "wsgi.url_scheme": "http", "wsgi.errors": sys.stderr, "wsgi.run_once": False,
@@ -76,7 +79,8 @@ class _RequestHandler(WSGIRequestHandler):
             self.connection.settimeout(None)  # an authenticated client may be silent for as long as an epoch takes
             self._stream.peek()
             self.connection.settimeout(self.server.timeout)
-            self.handle_one_request()
+            with self.server.capacity.call():
+                self.handle_one_request()
 
     def do_POST(self) -> None:  # noqa: N802
         """Respond with the application. Called by `handle_one_request`."""

@@ -1256,10 +1256,10 @@ def test_an_idle_http_session_stays_open_and_buffers_are_reused():
                 assert echo(caller, body=b"x" * MB) == b"x" * MB
             assert len(made[0]._peers) == 1
             for _ in range(5):
-                assert eventually(lambda: made[0]._capacity._buffers)  # given back once the reply has been sent
+                assert eventually(lambda: made[0].capacity._buffers)  # given back once the reply has been sent
                 caller.close()
                 echo(caller, body=b"x" * MB)
-            assert eventually(lambda: len(made[0]._capacity._buffers) == 1)
+            assert eventually(lambda: len(made[0].capacity._buffers) == 1)
     finally:
         http._Application = kept
 
