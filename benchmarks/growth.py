@@ -61,7 +61,7 @@ def _picture(path: Path, caption: str, panels: Sequence[tuple[str, str]], draw: 
         axis.grid(alpha=0.25)
     draw(axes.flat)
     for axis in axes.flat:
-        ticks = sorted({float(x) for line in axis.lines for x in line.get_xdata() if x >= 1})
+        ticks = sorted({float(x) for line in axis.lines if line.get_linestyle() != "--" for x in line.get_xdata()})
         axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         axis.minorticks_off()
     figure.suptitle(caption, fontsize=10, x=0.99, ha="right")
@@ -98,7 +98,6 @@ def draw_rounds(samples: Samples, path: Path, caption: str) -> None:
                 _curve(axes[3], samples, f"memory {nbytes}", 1 / nbytes, color=color)
         axes[0].legend(title="weights", fontsize=8)
         add = fmean(samples["limit add"][0])
-        _limit(axes[1], add, "limit: adding two vectors of 100 MB once, on one core", COLORS[3])
         _limit(axes[2], 1e9 * add / (100 * MB), "limit: adding two vectors once, on one core")
 
     panels = [
