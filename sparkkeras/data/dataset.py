@@ -5,7 +5,7 @@ To add a data source, implement `Dataset` in a file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -66,17 +66,11 @@ class Rows(Protocol):
         ...
 
 
-@runtime_checkable
 class BlockStream(Protocol):
     """Rows that are read anew in each epoch, block by block; each block is a batch."""
 
-    @property
-    def spec(self) -> BlockSpec | None:
-        """The shapes and dtypes of the rows; ``None`` if there are none."""
-        ...
-
-    def blocks(self) -> Iterator[Block]:
-        """Read the rows from the beginning."""
+    def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
+        """Read the rows of an epoch from the beginning. The same epoch and seed give the same rows. Close it if you stop."""
         ...
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from sparkkeras.data.block import Block, BlockSpec, concatenate
+from sparkkeras.data.block import Block, concatenate
 from sparkkeras.data.dataset import (
     DriverAddress,
     Merging,
@@ -110,18 +110,13 @@ class LocalStream:
 
     batches: tuple[Block, ...]
 
-    @property
-    def spec(self) -> BlockSpec | None:
-        """The shapes and dtypes of the first batch; ``None`` if there are no batches."""
-        return self.batches[0].spec if self.batches else None
-
     def open(self) -> Block | None:
         """All batches as one block, or ``None`` if there are none."""
         return concatenate(self.batches) if self.batches else None
 
-    def blocks(self) -> Iterator[Block]:
-        """The batches."""
-        return iter(self.batches)
+    def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
+        """The batches, the same in each epoch."""
+        yield from self.batches
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ class TrainOnBatches:
 class ReaderDataset(SparkDataset):
     """Batches on a cluster whose driver is this process. Its blocks are the `WorkerBatches` of each worker."""
 
+    blocks: RddBlocks
     read: BatchReader
 
     @classmethod
     def of(cls, cluster: Cluster, read: BatchReader) -> ReaderDataset:
         """The batches of all workers."""
-        streams = [WorkerBatches(read, worker, None) for worker in range(read.num_workers)]
-        return cls(cluster, RddBlocks(cluster.context.parallelize(streams, len(streams))), read)
+        return cls(cluster, RddBlocks(cluster.context.parallelize(read.workers, read.num_workers)), read)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """Run a task in one pass over the batches; see `Dataset.run`."""
@@ -84,21 +84,19 @@ class ReaderDataset(SparkDataset):
     def stored(self) -> Iterator[StoredDataset]:
         """Read the first batch of each worker; nothing is stored."""
         handles = tuple(self.run(FirstBatch()).collect())
-        streams = tuple(WorkerBatches(self.read, handle.partition, handle.spec) for handle in handles)
-        rdd = self.cluster.context.parallelize(streams, len(streams))
-        yield OpenedReaderDataset(self.cluster, self.blocks, rdd, handles, "", streams)
+        yield OpenedReaderDataset(self.cluster, self.blocks, self.blocks.rdd, handles, "", self.read)
 
 
 @dataclass(frozen=True)
 class OpenedReaderDataset(StoredSparkDataset):
     """Batches of which the first ones have been read; see `ReaderDataset`."""
 
-    streams: tuple[WorkerBatches, ...]
+    read: BatchReader
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
         """See `DriverDataset.everywhere`: any worker can read any batch."""
-        yield self.streams
+        yield self.read.workers
 
     def run(self, task: Task[R]) -> SparkResults[R]:
         """Run a task over the batches; see `Dataset.run`."""
@@ -157,5 +155,4 @@ class RemoteReaderDataset:
     def _results(self, call: Callable[[int, Iterable[WorkerBatches]], Iterator[Any]]) -> RemoteResults[Any]:
         count = self.num_partitions
         frame: DataFrame = self.cluster.session.range(0, count, 1, count)
-        streams = tuple(WorkerBatches(self.read, worker, None) for worker in range(count))
-        return RemoteResults(self.cluster, frame, OverPartition(streams, CapturesErrors(call)))
+        return RemoteResults(self.cluster, frame, OverPartition(self.read.workers, CapturesErrors(call)))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, concatenate, describe
+from sparkkeras.data.block import Block, concatenate, describe
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import DataError
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.worker.generators import with_own_generators
 
 MakeBatches = Callable[[int, int], Any]
 """``make(worker, num_workers)``; see `BatchReader`."""
@@ -37,12 +38,23 @@ class BatchReader:
     num_workers: int
     reader: Reader
 
-    def blocks(self, worker: int) -> Iterator[Block]:
+    @property
+    def workers(self) -> tuple[WorkerBatches, ...]:
+        """The batches of each worker."""
+        return tuple(WorkerBatches(self, worker) for worker in range(self.num_workers))
+
+    def blocks(self, worker: int, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
         """Read the batches of one worker, each as a block.
+
+        ``make`` draws from global generators of its own, seeded by seed, worker and epoch. So a retried task that leaves out
+        the first batches reads the same ones, whatever transforms and callbacks draw.
 
         Raises:
             DataError: ``make`` returned something else than batches, or a batch does not fit the model.
         """
+        return with_own_generators(self._read(worker), (seed, worker, epoch))
+
+    def _read(self, worker: int) -> Generator[Block, None, None]:
         made = self.make.load()(worker, self.num_workers)
         for number, batch in enumerate(_batches(made)):
             x, y, sample_weight = _unpacked(batch)
@@ -61,16 +73,14 @@ class WorkerBatches:
     Attributes:
         read: Reads the batches.
         worker: The index of the worker.
-        spec: The shapes and dtypes of the first batch; ``None`` if there are no batches.
     """
 
     read: BatchReader
     worker: int
-    spec: BlockSpec | None
 
-    def blocks(self) -> Iterator[Block]:
-        """Read the batches from the beginning."""
-        return self.read.blocks(self.worker)
+    def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
+        """Read the batches of an epoch from the beginning."""
+        return self.read.blocks(self.worker, epoch, seed)
 
     def open(self) -> Block | None:
         """Read all batches into memory, as one block; ``None`` if there are none."""

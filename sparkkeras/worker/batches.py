@@ -179,7 +179,7 @@ class _StreamedEpoch:
     def of(
         cls, stream: BlockStream, batch_range: BatchRange, options: FitOptions, check: Callable[[Block], Any]
     ) -> _StreamedEpoch | None:
-        batches = islice(stream.blocks(), batch_range.first, batch_range.last)
+        batches = islice(stream.blocks(batch_range.epoch, options.seed), batch_range.first, batch_range.last)
         first = next(batches, None)
         return None if first is None else cls(batches, first, options, check)
 

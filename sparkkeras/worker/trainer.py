@@ -6,7 +6,6 @@ Memory: regardless of the size of the partition, a worker holds the model, one s
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ from sparkkeras.worker.batches import (
     pieces_of,
     spec_of_batches,
 )
+from sparkkeras.worker.generators import seed_generators
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -151,7 +151,7 @@ class LocalTrainer:
         """
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
-        _seed_globals(seed)
+        seed_generators(seed)
         epoch = batches_of_epoch(rows, batch_range, options, self.context.worker, self._check)
         if epoch is None:
             return None
@@ -163,7 +163,7 @@ class LocalTrainer:
         _choose_steps(model, hooked, None if exchange is None else exchange.every)
         state.put(model)
         model_state.reseed(model, seed)
-        _seed_globals((*seed, 1))  # building the model may have drawn numbers
+        seed_generators((*seed, 1))  # building the model may have drawn numbers
         end = _end_of_epoch(model, hooked)
         coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
         with (
@@ -295,13 +295,6 @@ def overrides(callback: Any, hook: str) -> bool:
     """Whether a callback overrides a hook of ``keras.callbacks.Callback``."""
     method = vars(callback).get(hook) or getattr(type(callback), hook)
     return not str(method.__module__).startswith("keras.")
-
-
-def _seed_globals(seed: Sequence[int]) -> None:
-    """Seed the global generators of Python and NumPy for transforms and callbacks. Seeding the backend causes retracing."""
-    drawn = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    random.seed(drawn)
-    np.random.seed(drawn)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Batches that a user's function reads: kinds of datasets, and errors."""
 
+import random
 import threading
 
 import keras
@@ -7,11 +8,16 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
+from sparkkeras.worker.batches import BatchRange, FitOptions
+from sparkkeras.worker.trainer import LocalTrainer
 
 X = np.arange(36, dtype=np.float32).reshape(12, 3)
 Y = X[:, :1] * 2
@@ -127,9 +133,63 @@ def test_ragged_tensors_are_reported():
 
 def test_batches_of_a_worker_open_as_one_block():
     def read(made):
-        return WorkerBatches(BatchReader(ByValue.dump(lambda worker, n: made, "data"), 1, Reader(SCHEMA)), 0, None)
+        return WorkerBatches(BatchReader(ByValue.dump(lambda worker, n: made, "data"), 1, Reader(SCHEMA)), 0)
 
     opened = read([(X[:8], Y[:8]), (X[8:], Y[8:])]).open()
     assert opened is not None
     assert np.array_equal(opened.x, X)
     assert read([]).open() is None
+
+
+class Notes:
+    """A transform, not pickled, that notes the first value of each batch, and draws from the global generators."""
+
+    def __init__(self):
+        self.seen = []
+
+    def load(self):
+        return self
+
+    def __call__(self, x, y):
+        self.seen.append(int(x[0, 0]))
+        random.random()
+        np.random.random()
+        return x, y
+
+
+def shuffled(worker, num_workers):
+    """Single rows in an order that is drawn at the beginning and in between."""
+    starts = list(range(12))
+    while starts:
+        random.shuffle(starts)
+        for _ in range(3):
+            start = starts.pop(np.random.randint(len(starts)))
+            yield X[start : start + 1], Y[start : start + 1]
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """Trains a linear model in its initial state on a range of batches."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    state, archive = ModelState.take(model), ModelArchive.pack(model)
+
+    def fit(make, batch_range, options, callbacks=()):
+        rows = WorkerBatches(BatchReader(_Function(make), 1, Reader(SCHEMA)), 0)
+        return LocalTrainer(archive, TaskContext(0)).fit(state, rows, batch_range, options, callbacks=list(callbacks))
+
+    return fit
+
+
+def test_a_task_that_resumes_reads_the_remaining_batches_in_the_same_order(linear):
+    def seen(*ranges, epoch=0, seed=3):
+        notes = Notes()
+        for first, last in ranges:
+            linear(shuffled, BatchRange(epoch, 12, first, last), FitOptions(4, notes, seed=seed))
+        return notes.seen
+
+    all_batches = seen((0, 12))
+    assert sorted(all_batches) == list(range(0, 36, 3))
+    assert seen((0, 5), (5, 12)) == seen((0, 1), (1, 12)) == all_batches
+    assert all_batches != seen((0, 12), epoch=1)
+    assert all_batches != seen((0, 12), seed=4)
