@@ -273,9 +273,10 @@ class SparkModel:
             data: A DataFrame, an RDD of ``(x, y)`` or ``(x, y, sample_weight)`` rows, or arrays of features with the samples
                 on the first axis, or sparse matrices of SciPy, which workers make dense piece by piece. For several inputs,
                 ``x`` is a tuple or a dict of arrays. Or a function ``make(worker, num_workers)``, which each worker calls at
-                the beginning of each epoch. It returns the batches of this worker: a ``tf.data.Dataset``, a
-                ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size
-                are not changed: ``shuffle`` and ``batch_size`` do not apply.
+                the beginning of each epoch; it may have a third parameter ``epoch``, the number of the epoch from 0. It
+                returns the batches of this worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of
+                ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size are not changed: ``shuffle`` and
+                ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
             epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
@@ -354,7 +355,10 @@ class SparkModel:
         )
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
-                request.source, f"frequency={self.frequency!r}", "use steps_per_epoch= for shorter epochs, or another mode."
+                request.source,
+                f"frequency={self.frequency!r}",
+                "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
+                "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
         partitioning = Partitioning(self.num_workers, self.num_workers, concurrent=self.mode != "synchronous")
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())

@@ -27,7 +27,7 @@ from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import RemoteCluster, active_remote_session, check_session, is_remote
 from sparkkeras.spark.slots import warn_of_slots
-from sparkkeras.worker.batch_reader import BatchReader, MakeBatches
+from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
 from sparkkeras.worker.device import Environment, worker_environment
 
 if TYPE_CHECKING:
@@ -582,11 +582,12 @@ def _check_signature(make: Callable[..., Any]) -> None:
     except ValueError:  # a builtin
         return
     try:
-        signature.bind(0, 1)
+        signature.bind(0, 1, **epoch_argument(make, 0))
     except TypeError as error:
         raise DataError(
-            f"data is {describe(make)}, which cannot be called with two arguments ({error}); expected a function "
-            "make(worker, num_workers) that returns the batches of a worker. Bind others with functools.partial."
+            f"data is {describe(make)}, which cannot be called as make(worker, num_workers) ({error}); expected a function "
+            "make(worker, num_workers) or make(worker, num_workers, epoch) that returns the batches of a worker. Bind other "
+            "arguments with functools.partial."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -18,8 +19,8 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker.generators import with_own_generators
 
-MakeBatches = Callable[[int, int], Any]
-"""``make(worker, num_workers)``; see `BatchReader`."""
+MakeBatches = Callable[..., Any]
+"""``make(worker, num_workers)`` or ``make(worker, num_workers, epoch)``; see `BatchReader`."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class BatchReader:
     """The batches of all workers.
 
     Attributes:
-        make: Called as ``make(worker, num_workers)`` on a worker, at the beginning of each epoch. Returns the batches of
-            this worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y,
+        make: Called as ``make(worker, num_workers)`` on a worker, at the beginning of each epoch; if it has a parameter
+            ``epoch``, with the number of the epoch, counted from 0 and 0 if it does not train. Returns the batches of this
+            worker: a ``tf.data.Dataset``, a ``keras.utils.PyDataset``, or an iterable of ``(x, y)`` or ``(x, y,
             sample_weight)``.
         num_workers: The number of workers.
         reader: Checks the batches, and converts them to blocks.
@@ -52,10 +54,11 @@ class BatchReader:
         Raises:
             DataError: ``make`` returned something else than batches, or a batch does not fit the model.
         """
-        return with_own_generators(self._read(worker), (seed, worker, epoch))
+        return with_own_generators(self._read(worker, epoch), (seed, worker, epoch))
 
-    def _read(self, worker: int) -> Generator[Block, None, None]:
-        made = self.make.load()(worker, self.num_workers)
+    def _read(self, worker: int, epoch: int) -> Generator[Block, None, None]:
+        make = self.make.load()
+        made = make(worker, self.num_workers, **epoch_argument(make, epoch))
         for number, batch in enumerate(_batches(made)):
             x, y, sample_weight = _unpacked(batch)
             try:
@@ -86,6 +89,14 @@ class WorkerBatches:
         """Read all batches into memory, as one block; ``None`` if there are none."""
         blocks = list(self.blocks())
         return concatenate(blocks) if blocks else None
+
+
+def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:
+    """The epoch as an argument of a function that reads batches; empty if it has no parameter ``epoch``."""
+    try:
+        return {"epoch": epoch} if "epoch" in inspect.signature(make).parameters else {}
+    except ValueError:  # a builtin
+        return {}
 
 
 def _batches(made: Any) -> Iterator[Any]:

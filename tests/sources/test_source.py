@@ -50,7 +50,7 @@ def test_a_function_takes_the_worker_and_the_number_of_workers():
     def make(path):
         return path
 
-    with pytest.raises(DataError, match=r"cannot be called with two arguments.*make\(worker, num_workers\)"):
+    with pytest.raises(DataError, match=r"cannot be called as make.*make\(worker, num_workers, epoch\)"):
         as_source(make, Reader(Schema()))
     with pytest.raises(ConfigurationError, match="the batches of a function contain them"):
         as_source(lambda worker, num_workers: [], Reader(Schema()), np.ones(3))

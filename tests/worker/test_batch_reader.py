@@ -86,6 +86,14 @@ def test_the_function_receives_the_worker_and_the_number_of_workers():
     ] == [6]
 
 
+def test_the_function_receives_the_epoch_if_it_has_such_a_parameter():
+    def make(worker, num_workers, factor=1, *, epoch):
+        yield X * factor * epoch, Y
+
+    reader = BatchReader(_Function(make), 1, Reader(SCHEMA))
+    assert [next(reader.blocks(0, *epoch)).x[0, 1] for epoch in ((), (1,), (5,))] == [0, 1, 5]
+
+
 def test_a_py_dataset_loads_in_its_threads_and_ends_its_epoch():
     ended = []
     dataset = Numbered(ended, workers=2)
