@@ -240,7 +240,7 @@ class TrainTask:
                     run = _Run(self, context, client, part, resumed)
                     run.train()
                     if resumed.epoch < self.plan.epochs.stop:
-                        yield OptimizerVariables(self.plan.rows[context.worker], run.state.optimizer)
+                        yield OptimizerVariables(run.rows, run.state.optimizer)
                 # A waiting copy of this task must not end before the optimizer variables are sent. The lease is no longer
                 # renewed, since a renewal after this call would be rejected; it is long enough for this one call.
                 client.finish()
@@ -260,7 +260,12 @@ _FEWER = (
 
 
 class _Run:
-    """One attempt to train the epochs of a worker."""
+    """One attempt to train the epochs of a worker.
+
+    Attributes:
+        state: The weights and optimizer variables.
+        rows: The number of rows on which they were trained, over all epochs.
+    """
 
     def __init__(
         self,
@@ -279,6 +284,7 @@ class _Run:
         set_before, rate = resumed.learning_rate or (0, None)
         self._exchange = WorkerExchange(task.plan, client, set_before)
         self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
+        self.rows = 0
         if resumed.steps or rate is not None:
             model = self._trainer.prepared(rows, self._options)
             self.state = model_state.advanced(self.state, model, resumed.steps, rate)
@@ -296,6 +302,7 @@ class _Run:
             if replica is None:
                 raise DataError(_FEWER.format(worker=self._worker))
             self.state = replica.state
+            self.rows += replica.rows
             self._evaluate(self._exchange.directive)
             if replica.stopped:  # by the server or by a callback
                 break

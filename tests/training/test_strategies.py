@@ -245,6 +245,18 @@ def test_streams_of_any_length_are_weighted_by_their_rows(linear):
         np.testing.assert_allclose(each, (6 * short + 20 * longer) / 26, rtol=1e-5)
 
 
+def test_optimizer_variables_of_streams_are_weighted_by_their_rows(mode):
+    given = Model(optimizer=keras.optimizers.Adam(0.0))  # the moments depend on the rows only
+
+    def moments(*parts):
+        given.reset()
+        fit(given, streamed(*parts), mode)
+        return ModelState.take(given.model).optimizer.vector
+
+    long, short = in_batches(0, 40), in_batches(40, 42)
+    np.testing.assert_allclose(moments(long, short), (40 * moments(long) + 2 * moments(short)) / 42, rtol=1e-4, atol=1e-7)
+
+
 def test_steps_per_epoch_ends_a_stream(linear, mode):
     histories = []
     fit(linear, streamed(in_batches(0, 40)), mode, epochs=2, steps_per_epoch=3, histories=histories)
