@@ -34,10 +34,6 @@ _HEAD = bytes(8)
 """
 
 
-UNKNOWN_ROWS = 2**62
-"""The number of rows of a partition whose rows are read anew in each epoch, so that it is unknown."""
-
-
 @dataclass(frozen=True)
 class Handle:
     """A partition on disk.
@@ -45,7 +41,7 @@ class Handle:
     Attributes:
         partition: The index of the partition.
         directory: The folder of its files, on the machine that wrote them.
-        rows: The number of rows, or `UNKNOWN_ROWS`.
+        rows: The number of rows; ``None``: unknown, since they are not stored but read anew in each epoch.
         spec: Shapes and dtypes; ``None`` if there are no rows.
         labels: The value range of each array of labels.
         text_bytes: The size of all strings, in bytes.
@@ -53,15 +49,15 @@ class Handle:
 
     partition: int
     directory: str
-    rows: int
+    rows: int | None
     spec: BlockSpec | None
     labels: tuple[LabelRange, ...] = ()
     text_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        """The size of all rows in bytes."""
-        return 0 if self.spec is None else self.rows * self.spec.row_bytes + self.text_bytes
+        """The size of all rows in bytes; 0 if they are not stored."""
+        return 0 if self.spec is None or self.rows is None else self.rows * self.spec.row_bytes + self.text_bytes
 
     def open(self) -> Block | None:
         """Memory-map the rows; ``None`` if there are none.
@@ -71,7 +67,7 @@ class Handle:
         Raises:
             FileNotFoundError: The files are in neither folder.
         """
-        if self.spec is None or self.rows == 0:
+        if self.spec is None or not self.rows:
             return None
         here = home(Path(self.directory).parent.name).glob(f"part-{self.partition}-*")
         for directory in (Path(self.directory), *sorted(here)):
@@ -87,6 +83,7 @@ class Handle:
 
     def _map(self, directory: Path, index: int) -> Array:
         assert self.spec is not None
+        assert self.rows is not None
         leaf = self.spec.leaves[index]
         shape = (self.rows, *leaf.shape)
         if leaf.is_text:

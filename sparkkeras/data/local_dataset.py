@@ -24,7 +24,7 @@ from sparkkeras.data.dataset import (
     TrainingTask,
     joined,
 )
-from sparkkeras.data.files import UNKNOWN_ROWS, Handle, one_block
+from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.data.sizes import PIECE_BYTES
 
@@ -205,4 +205,4 @@ def _handle(number: int, part: Block | LocalStream | None) -> Handle:
     first = next(part.blocks(), None) if isinstance(part, LocalStream) else part
     if first is None or not first.rows:
         return Handle(number, "", 0, None)
-    return Handle(number, "", first.rows if first is part else UNKNOWN_ROWS, first.spec, label_ranges(first))
+    return Handle(number, "", first.rows if first is part else None, first.spec, label_ranges(first))

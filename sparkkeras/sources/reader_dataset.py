@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import Rows, Shared, StoredDataset, Task, TaskContext, TrainingTask
-from sparkkeras.data.files import UNKNOWN_ROWS, Handle
+from sparkkeras.data.files import Handle
 from sparkkeras.data.label_range import label_ranges
 from sparkkeras.sources.connect import OverPartition, RemoteResults
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
@@ -34,7 +34,7 @@ class FirstBatch:
         yield (
             Handle(context.worker, "", 0, None)
             if block is None
-            else Handle(context.worker, "", UNKNOWN_ROWS, block.spec, label_ranges(block))
+            else Handle(context.worker, "", None, block.spec, label_ranges(block))
         )
 
 

@@ -58,6 +58,11 @@ class Source(Protocol):
         """Whether the data belongs to a SparkContext or session, unlike arrays."""
         ...
 
+    @property
+    def in_batches(self) -> bool:
+        """Whether the data is batches that are read anew in each epoch: their sizes are kept, their number is unknown."""
+        ...
+
     def dataset(
         self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
     ) -> AbstractContextManager[Dataset]:
@@ -109,7 +114,7 @@ def check_row_count(source: Source, argument: str, remedy: str) -> None:
     Raises:
         ConfigurationError: The rows are batches that a function reads anew in each epoch.
     """
-    if isinstance(source, BatchSource):
+    if source.in_batches:
         raise ConfigurationError(
             f"{argument} needs to know how many rows there are, but data is a function, whose batches are read anew in each "
             f"epoch: {remedy}"
@@ -272,6 +277,7 @@ class ArraySource:
     reader: Reader
     block: Block
     environment: Environment
+    in_batches: bool = field(default=False, init=False)
 
     @property
     def form(self) -> Form:
@@ -338,6 +344,7 @@ class RemoteArraySource:
     environment: Environment
     session: SparkSession
     on_cluster: bool = field(default=False, init=False)
+    in_batches: bool = field(default=False, init=False)
 
     @property
     def form(self) -> Form:
@@ -364,6 +371,7 @@ class RddSource:
     block: None = field(default=None, init=False)
     form: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
+    in_batches: bool = field(default=False, init=False)
 
     @contextmanager
     def dataset(
@@ -388,6 +396,7 @@ class BatchSource:
     block: None = field(default=None, init=False)
     form: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
+    in_batches: bool = field(default=True, init=False)
 
     @contextmanager
     def dataset(
@@ -445,6 +454,7 @@ class FrameSource:
     environment: Environment
     block: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
+    in_batches: bool = field(default=False, init=False)
 
     @contextmanager
     def dataset(

@@ -117,7 +117,7 @@ class RoundTask:
     archive: Shared[ModelArchive]
     state: Shared[ModelState]
     options: Shared[FitOptions]
-    rows: tuple[int, ...]
+    rows: tuple[int | None, ...]
     epoch: int
     first: int
     last: int

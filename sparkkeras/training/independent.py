@@ -31,7 +31,8 @@ SAMPLING = ("all", "partition", "bootstrap")
 
 _BOOTSTRAP = 0xB007
 
-Spans = tuple[tuple[int, int], ...]
+Spans = tuple[tuple[int, int | None], ...]
+"""For each partition the rows [start, stop); ``None``: to the end."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class PartitionRows:
     def of(self, member: int, partition: Block | None) -> Block | None:
         """The rows of the partition; see `Sample.of`."""
         start, stop = self.spans[member]
-        return None if partition is None or stop <= start else partition[start:stop]
+        return None if partition is None or stop == start else partition[start:stop]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class AllRows:
         blocks = [
             block[start:stop]
             for part, (start, stop) in zip(self.parts, self.spans, strict=True)
-            if stop > start and (block := part.open()) is not None
+            if stop != start and (block := part.open()) is not None
         ]
         return concatenate(blocks) if blocks else None
 
@@ -238,7 +239,8 @@ class IndependentStrategy:
 
     def _rows(self, job: Job, dataset: StoredDataset, stack: ExitStack) -> tuple[Dataset, Sample, ValidationRows | None]:
         """The dataset that the tasks run on, the rows that each member trains on, and those that it validates on."""
-        spans, held_out = tuple((0, rows) for rows in job.split.train), job.split.validation_spans
+        spans: Spans = tuple((0, rows) for rows in job.split.train)
+        held_out = job.split.validation_spans
         where: Dataset = dataset
         sample: Sample
         validation_rows: Sample
@@ -261,9 +263,9 @@ class IndependentStrategy:
             validation_rows = AllRows(parts, spans)
         return where, sample, ValidationRows(validation_rows, validation.options, validation.frequency)
 
-    def _check_partitions(self, rows: Sequence[int]) -> None:
+    def _check_partitions(self, rows: Sequence[int | None]) -> None:
         count = len(self._members)
-        filled = sum(1 for each in rows if each)
+        filled = sum(each != 0 for each in rows)
         if len(rows) != count or filled < count:
             raise ConfigurationError(
                 f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import keras
 
 from sparkkeras.data.dataset import Dataset
-from sparkkeras.data.files import UNKNOWN_ROWS, Handle
+from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
@@ -20,9 +21,12 @@ from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 @dataclass(frozen=True)
 class TrainValidationSplit:
-    """How each partition's rows are split: the first ``train`` rows for training, the next ``validate`` for validation."""
+    """How each partition's rows are split: the first ``train`` rows for training, the next ``validate`` for validation.
 
-    train: tuple[int, ...]
+    ``None`` rows for training are all of an unknown number, see `Handle.rows`.
+    """
+
+    train: tuple[int | None, ...]
     validate: tuple[int, ...]
 
     @classmethod
@@ -35,11 +39,11 @@ class TrainValidationSplit:
         Raises:
             ConfigurationError: There are too few rows for the split.
         """
-        sizes = [handle.rows for handle in handles]
+        if validation_split == 0.0:
+            return cls(tuple(handle.rows for handle in handles), (0,) * len(handles))
+        sizes = [handle.rows or 0 for handle in handles]  # all are known, see `check_row_count`
         total = sum(sizes)
         wanted = total - int(total * (1.0 - validation_split))
-        if validation_split == 0.0:
-            return cls(tuple(sizes), (0,) * len(sizes))
         quotas = [wanted * size / max(total, 1) for size in sizes]
         counts = [min(int(quota), max(size - 1, 0)) for quota, size in zip(quotas, sizes, strict=True)]
         by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - quotas[i], i))
@@ -59,9 +63,14 @@ class TrainValidationSplit:
         return cls(tuple(size - count for size, count in zip(sizes, counts, strict=True)), tuple(counts))
 
     @property
+    def workers(self) -> list[int]:
+        """The partitions with rows to train on."""
+        return [worker for worker, rows in enumerate(self.train) if rows != 0]
+
+    @property
     def validation_spans(self) -> tuple[tuple[int, int], ...]:
         """The validation rows of each partition, as (start, stop)."""
-        return tuple((train, train + count) for train, count in zip(self.train, self.validate, strict=True))
+        return tuple((train or 0, (train or 0) + count) for train, count in zip(self.train, self.validate, strict=True))
 
 
 @dataclass(frozen=True)
@@ -146,20 +155,21 @@ class Job:
 
     @property
     def batches(self) -> int:
-        """The number of batches per epoch of the worker with the most batches."""
+        """The number of batches per epoch of the worker with the most batches; see `batches_of`."""
         return max((self.batches_of(worker) for worker in range(len(self.split.train))), default=0)
 
     @property
     def steps(self) -> int | None:
         """`batches`, or ``None`` if their number is unknown until they have been read."""
-        return None if self.steps_per_epoch is None and UNKNOWN_ROWS in self.split.train else self.batches
+        return None if self.steps_per_epoch is None and None in self.split.train else self.batches
 
     def batches_of(self, worker: int) -> int:
-        """The number of batches per epoch of one worker."""
-        batches = -(-self.split.train[worker] // self.options.batch_size)
+        """The largest possible number of batches per epoch of one worker; ``sys.maxsize`` if nothing limits it."""
+        rows = self.split.train[worker]
+        batches = sys.maxsize if rows is None else -(-rows // self.options.batch_size)
         return batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)
 
     @property
     def num_workers(self) -> int:
         """The number of partitions with rows to train on."""
-        return sum(rows > 0 for rows in self.split.train)
+        return len(self.split.workers)

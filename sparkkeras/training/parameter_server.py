@@ -88,7 +88,7 @@ class Plan:
 
     Attributes:
         epochs: The epochs to train.
-        rows: The number of training rows of each worker.
+        rows: The number of training rows of each worker; ``None``: all rows of a stream.
         batches: The number of batches of each worker in an epoch.
         every: The number of batches between exchanges; ``None``: an epoch.
         rule: The update rule.
@@ -100,7 +100,7 @@ class Plan:
     """
 
     epochs: range
-    rows: tuple[int, ...]
+    rows: tuple[int | None, ...]
     batches: tuple[int, ...]
     every: int | None
     rule: ByValue[AsynchronousRule]
@@ -556,7 +556,7 @@ class _Training:
             return ValidationPlan(validation.options, validation.spans, ())
         stored = stack.enter_context(validation.dataset.stored())
         parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
-        training = [worker for worker, rows in enumerate(self._job.split.train) if rows]
+        training = self._job.split.workers
         rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
         for turn, worker in enumerate(training):
             rows[worker] = tuple(parts[turn :: len(training)])

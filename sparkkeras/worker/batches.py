@@ -56,10 +56,10 @@ class FitOptions(BatchOptions):
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Consecutive batches of one epoch: the batches in [first, last) of a worker's first ``rows`` rows, or of all."""
+    """Consecutive batches of one epoch: batches [first, last) of a worker's first ``rows`` rows, or of all (``None``)."""
 
     epoch: int
-    rows: int
+    rows: int | None
     first: int
     last: int
 
@@ -125,7 +125,7 @@ class _StoredEpoch:
     def __init__(self, block: Block, order: RowOrder, batch_range: BatchRange, last: int, options: FitOptions) -> None:
         self.batch_size = options.batch_size
         self.steps = last - batch_range.first
-        self._first, self._rows = batch_range.first, batch_range.rows
+        self._first, self._rows = batch_range.first, order.rows
         pieces = (
             _weighted(device.overwritable(transformed(block[index], options)), options.class_weight)
             for index in order.pieces(batch_range.first, last, BLOCK_BYTES)
@@ -137,9 +137,9 @@ class _StoredEpoch:
     @classmethod
     def of(cls, block: Block, batch_range: BatchRange, options: FitOptions, worker: int) -> _StoredEpoch | None:
         # A nondeterministic source may return fewer rows when a lost partition is read again.
-        batch_range = replace(batch_range, rows=min(batch_range.rows, block.rows))
+        rows = block.rows if batch_range.rows is None else min(batch_range.rows, block.rows)
         order = RowOrder(
-            batch_range.rows,
+            rows,
             block.row_bytes,
             options.batch_size,
             (options.seed, worker, batch_range.epoch) if options.shuffle else None,

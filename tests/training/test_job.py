@@ -1,5 +1,7 @@
 """The split of rows into training and validation rows."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -145,3 +147,11 @@ def test_batches_are_those_of_the_worker_with_the_most_batches(train, steps_per_
 
 def test_num_workers_is_the_number_of_partitions_with_rows():
     assert job((25, 0, 31, 0, 1)).num_workers == 3
+
+
+def test_rows_of_streams_are_of_an_unknown_number():
+    handles = [Handle(0, "", None, None), Handle(1, "", 0, None)]
+    split = TrainValidationSplit.split(handles, 0.0)
+    assert (split.train, split.workers, split.validation_spans) == ((None, 0), [0], ((0, 0), (0, 0)))
+    assert (job(split.train).num_workers, job(split.train).steps, job(split.train).batches) == (1, None, sys.maxsize)
+    assert (job(split.train, steps_per_epoch=3).steps, handles[0].nbytes) == (3, 0)
