@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,7 +48,8 @@ class ReadBatches:
     def __call__(self, partition: int, streams: Iterable[WorkerBatches]) -> Iterator[Any]:
         """Yield the results."""
         for stream in streams:
-            yield from self.task(task_context(partition, self.cores), stream.blocks())
+            with closing(stream.blocks()) as blocks:
+                yield from self.task(task_context(partition, self.cores), blocks)
 
 
 @dataclass(frozen=True)

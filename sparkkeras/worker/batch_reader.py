@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +60,15 @@ class BatchReader:
     def _read(self, worker: int, epoch: int) -> Generator[Block, None, None]:
         make = self.make.load()
         made = make(worker, self.num_workers, **epoch_argument(make, epoch))
-        for number, batch in enumerate(_batches(made)):
-            x, y, sample_weight = _unpacked(batch)
-            try:
-                block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
-            except DataError as error:
-                raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
-            if block.rows:
-                yield block.dense()
+        with closing(_batches(made)) as batches:
+            for number, batch in enumerate(batches):
+                x, y, sample_weight = _unpacked(batch)
+                try:
+                    block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
+                except DataError as error:
+                    raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
+                if block.rows:
+                    yield block.dense()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:
         return {}
 
 
-def _batches(made: Any) -> Iterator[Any]:
+def _batches(made: Any) -> Generator[Any, None, None]:
     """The batches of an object that a user's function returned."""
     import keras
 
@@ -116,7 +118,7 @@ def _batches(made: Any) -> Iterator[Any]:
         )
 
 
-def _of_py_dataset(dataset: Any) -> Iterator[Any]:
+def _of_py_dataset(dataset: Any) -> Generator[Any, None, None]:
     """The batches of a PyDataset, loaded by as many threads as it has ``workers``, also if it asks for processes."""
     dataset.on_epoch_begin()
     count = dataset.num_batches

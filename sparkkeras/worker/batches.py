@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -95,10 +96,11 @@ class EpochBatches(Protocol):
         ...
 
 
+@contextmanager
 def batches_of_epoch(
     rows: Block | BlockStream, batch_range: BatchRange, options: FitOptions, worker: int, check: Callable[[Block], Any]
-) -> EpochBatches | None:
-    """The batches to train on, or ``None`` if the range contains no rows.
+) -> Iterator[EpochBatches | None]:
+    """Open the batches to train on; ``None`` if the range contains no rows. A stream is closed at the end of the context.
 
     Args:
         rows: The rows of the worker.
@@ -109,14 +111,10 @@ def batches_of_epoch(
             fit the model.
     """
     if isinstance(rows, Block):
-        return _StoredEpoch.of(rows, batch_range, options, worker)
-    return _StreamedEpoch.of(rows, batch_range, options, check)
-
-
-def spec_of_batches(rows: Block | BlockStream, options: FitOptions) -> BlockSpec:
-    """The shapes and dtypes of the batches to train on."""
-    first = rows[: options.batch_size] if isinstance(rows, Block) else next(rows.blocks())
-    return _weighted(transformed(first, replace(options, batch_size=first.rows)), options.class_weight).spec
+        yield _StoredEpoch.of(rows, batch_range, options, worker)
+        return
+    with closing(rows.blocks(batch_range.epoch, options.seed)) as blocks:
+        yield _StreamedEpoch.of(blocks, batch_range, options, check)
 
 
 class _StoredEpoch:
@@ -177,9 +175,9 @@ class _StreamedEpoch:
 
     @classmethod
     def of(
-        cls, stream: BlockStream, batch_range: BatchRange, options: FitOptions, check: Callable[[Block], Any]
+        cls, blocks: Iterator[Block], batch_range: BatchRange, options: FitOptions, check: Callable[[Block], Any]
     ) -> _StreamedEpoch | None:
-        batches = islice(stream.blocks(batch_range.epoch, options.seed), batch_range.first, batch_range.last)
+        batches = islice(blocks, batch_range.first, batch_range.last)
         first = next(batches, None)
         return None if first is None else cls(batches, first, options, check)
 
@@ -200,10 +198,10 @@ class _StreamedEpoch:
         return self._ended and steps >= len(self._sizes)
 
     def _prepared(self, batch: Block) -> Block:
-        whole = replace(self._options, batch_size=batch.rows)
-        made = device.overwritable(transformed(batch, whole))
-        self._check(made)
-        return _weighted(made, self._options.class_weight)
+        made = device.overwritable(transformed(batch, replace(self._options, batch_size=batch.rows)))
+        weighted = _weighted(made, self._options.class_weight)
+        self._check(weighted)
+        return weighted
 
 
 def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:

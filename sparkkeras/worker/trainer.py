@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, TaskContext
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
+from sparkkeras.errors import DataError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
@@ -36,7 +37,6 @@ from sparkkeras.worker.batches import (
     FitOptions,
     batches_of_epoch,
     pieces_of,
-    spec_of_batches,
 )
 from sparkkeras.worker.generators import seed_generators
 
@@ -152,48 +152,47 @@ class LocalTrainer:
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
         seed_generators(seed)
-        epoch = batches_of_epoch(rows, batch_range, options, self.context.worker, self._check)
-        if epoch is None:
-            return None
-
-        if callbacks is None:
-            callbacks = list(options.callbacks.fresh()) if options.callbacks else []
-        model = self._model(epoch.spec.zeros())
-        hooked = any(map(batch_hooks, _flatten(callbacks)))
-        _choose_steps(model, hooked, None if exchange is None else exchange.every)
-        state.put(model)
-        model_state.reseed(model, seed)
-        seed_generators((*seed, 1))  # building the model may have drawn numbers
-        end = _end_of_epoch(model, hooked)
-        coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
-        with (
-            device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
-            self._validating(held_out) as validation_batches,
-            _streaming(),
-        ):
-            history = model.fit(
-                batches,
-                validation_data=validation_batches,
-                initial_epoch=batch_range.epoch,
-                epochs=batch_range.epoch + 1,
-                callbacks=[*callbacks, *coupled, end],
-                steps_per_epoch=epoch.steps,
-                shuffle=False,
-                verbose=0,
+        with batches_of_epoch(rows, batch_range, options, self.context.worker, self._check) as epoch:
+            if epoch is None:
+                return None
+            if callbacks is None:
+                callbacks = list(options.callbacks.fresh()) if options.callbacks else []
+            model = self._model(epoch.spec)
+            hooked = any(map(batch_hooks, _flatten(callbacks)))
+            _choose_steps(model, hooked, None if exchange is None else exchange.every)
+            state.put(model)
+            model_state.reseed(model, seed)
+            seed_generators((*seed, 1))  # building the model may have drawn numbers
+            end = _end_of_epoch(model, hooked)
+            coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
+            with (
+                device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
+                self._validating(held_out) as validation_batches,
+                _streaming(),
+            ):
+                history = model.fit(
+                    batches,
+                    validation_data=validation_batches,
+                    initial_epoch=batch_range.epoch,
+                    epochs=batch_range.epoch + 1,
+                    callbacks=[*callbacks, *coupled, end],
+                    steps_per_epoch=epoch.steps,
+                    shuffle=False,
+                    verbose=0,
+                )
+            # A callback may have stopped the epoch early.
+            steps, trained = epoch.trained(end.steps) if end.steps else epoch.trained()
+            return Replica(
+                worker=self.context.worker,
+                rows=trained,
+                steps=steps,
+                seconds=time.perf_counter() - started,
+                learning_rate=model_state.learning_rate(model),
+                state=end.state,
+                metrics=metrics.take(model) if held_out is None else (),
+                logs={name: values[-1] for name, values in history.history.items()},
+                stopped=bool(model.stop_training),
             )
-        # A callback may have stopped the epoch early.
-        steps, trained = epoch.trained(end.steps) if end.steps else epoch.trained()
-        return Replica(
-            worker=self.context.worker,
-            rows=trained,
-            steps=steps,
-            seconds=time.perf_counter() - started,
-            learning_rate=model_state.learning_rate(model),
-            state=end.state,
-            metrics=metrics.take(model) if held_out is None else (),
-            logs={name: values[-1] for name, values in history.history.items()},
-            stopped=bool(model.stop_training),
-        )
 
     def evaluate(
         self, state: ModelState | ModelWeights, blocks: Iterator[Block], options: BatchOptions
@@ -217,8 +216,8 @@ class LocalTrainer:
         first = next(pieces, None)
         if first is None:
             return None
-        schema_of(self.archive.cached()).check_features(first.spec)
-        model = self._model(first.spec.zeros())
+        schema_of(self._unpacked(first.spec)).check_features(first.spec)
+        model = self._model(first.spec)
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
         with device.feed(first.spec, options.batch_size, chain([first], pieces)) as batches, _streaming():
@@ -226,13 +225,24 @@ class LocalTrainer:
         return metrics.take(model), first.spec, ranges
 
     def prepared(self, rows: Block | BlockStream, options: FitOptions) -> Any:
-        """The model of this process, built like that of `fit` on these rows."""
-        return self._model(spec_of_batches(rows, options).zeros())
+        """The model of this process, built like that of `fit` on these rows.
+
+        Raises:
+            DataError: There are no rows.
+        """
+        first = BatchRange(0, None, 0, 1)
+        with batches_of_epoch(rows, first, replace(options, shuffle=False), self.context.worker, self._check) as epoch:
+            if epoch is None:
+                raise DataError(
+                    f"partition {self.context.worker} has no rows any more: its source returns different rows each time. "
+                    "Cache the data, or write it to files first."
+                )
+            return self._model(epoch.spec)
 
     def _check(self, piece: Block) -> tuple[LabelRange, ...]:
         """Check that labels fit the loss; returns their ranges."""
         found = label_ranges(piece)
-        check_labels(self.archive.cached(), piece.spec, found)
+        check_labels(self._unpacked(piece.spec), piece.spec, found)
         return found
 
     @contextmanager
@@ -246,15 +256,17 @@ class LocalTrainer:
         with device.feed(first.spec, options.batch_size, chain([first], pieces), held_out=True) as batches, _streaming():
             yield batches
 
-    def _model(self, sample: Block | None) -> Any:
-        """The cached model of the process, with its metrics built if there is a ``sample`` of the rows."""
-        if sample is None:
-            return self.archive.cached()
-        model = self.archive.cached(repr([array.ndim for array in sample.arrays]))
+    def _unpacked(self, spec: BlockSpec) -> Any:
+        """The cached model of the process for batches of a spec; its metrics may not be built."""
+        return self.archive.cached(repr([len(leaf.shape) for leaf in spec.leaves]))
+
+    def _model(self, spec: BlockSpec) -> Any:
+        """The cached model of the process for batches of a spec, with its metrics built."""
+        model = self._unpacked(spec)
         if not getattr(model, "_sparkkeras_ready", False):
             model._sparkkeras_steps = int(model.steps_per_execution)
             model._sparkkeras_compiled = {}
-            metrics.prepare(model, sample)
+            metrics.prepare(model, spec.zeros())
             model._sparkkeras_ready = True
             _choose_steps(model)
         return model

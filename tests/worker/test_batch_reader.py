@@ -15,6 +15,7 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import ModelState
+from sparkkeras.sources.reader_dataset import ReadBatches
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer
@@ -201,3 +202,47 @@ def test_a_task_that_resumes_reads_the_remaining_batches_in_the_same_order(linea
     assert seen((0, 5), (5, 12)) == seen((0, 1), (1, 12)) == all_batches
     assert all_batches != seen((0, 12), epoch=1)
     assert all_batches != seen((0, 12), seed=4)
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends an epoch after its first batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+
+def test_readers_are_closed_when_an_epoch_ends_early(linear):
+    closed = []
+
+    def make(worker, num_workers):
+        try:
+            for _ in range(50):
+                yield X[:4], Y[:4]
+        finally:
+            closed.append(True)
+
+    before = threading.active_count()
+    for make_batches in (make, lambda worker, num_workers: Numbered(workers=2, max_queue_size=2)):
+        assert linear(make_batches, BatchRange(0, None, 0, 100), FitOptions(4), [Stop()]).steps == 1
+        linear(make_batches, BatchRange(0, None, 0, 2), FitOptions(4))
+    assert closed == [True, True]
+    assert threading.active_count() == before
+
+
+def test_a_task_that_leaves_batches_closes_the_reader():
+    ended = []
+
+    class Ending(Numbered):
+        def __del__(self):
+            ended.append(True)
+
+    stream = WorkerBatches(BatchReader(_Function(lambda worker, n: Ending(workers=2)), 1, Reader(SCHEMA)), 0)
+    before = threading.active_count()
+    kept = []  # what a task may leave behind, for instance in a traceback
+
+    def task(context, blocks):
+        kept.append(blocks)
+        yield next(blocks).rows
+
+    assert list(ReadBatches(task, 1)(0, [stream])) == [4]
+    assert (ended, threading.active_count()) == ([True], before)

@@ -1,5 +1,7 @@
 """One worker without Spark: equal to plain Keras on the same batches, up to rounding errors."""
 
+from collections import OrderedDict
+
 import keras
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.label_range import label_ranges
+from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.errors import DataError
-from sparkkeras.modeling import metrics
+from sparkkeras.modeling import archive, metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.labels import check_labels
@@ -532,6 +535,20 @@ def test_evaluation_applies_the_transform(linear):
 def test_evaluation_does_not_change_the_weights(linear):
     linear.evaluate([ROWS], BatchOptions(BATCH))
     assert np.array_equal(ModelState.take(linear.archive.cached()).weights.vector, linear.state.weights.vector)
+
+
+def test_a_process_unpacks_a_model_once(linear, monkeypatch):
+    unpacked = []
+    unpack = ModelArchive.unpack
+    monkeypatch.setattr(ModelArchive, "unpack", lambda archive: unpacked.append(archive) or unpack(archive))
+    monkeypatch.setattr(archive, "_kept", OrderedDict())
+    weights = FitOptions(BATCH, class_weight={0: 2.0})
+    linear.trainer().fit(linear.state, LocalStream((ROWS[:4], ROWS[4:8])), BatchRange(0, None, 0, 2), weights)
+    assert len(unpacked) == 1
+    archive._kept.clear()
+    linear.evaluate([ROWS], BatchOptions(BATCH))
+    linear.fit()
+    assert len(unpacked) == 2
 
 
 def test_evaluation_uses_the_given_weights(linear):
