@@ -6,7 +6,7 @@ the three, a `Form` all three, and a `Block` is a form with its arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -277,6 +277,20 @@ def concatenate(blocks: Sequence[Block]) -> Block:
         return blocks[0]
     columns = zip(*(block.arrays for block in blocks), strict=True)
     return Block(blocks[0].form, tuple(map(concatenate_arrays, columns)))
+
+
+def concatenate_alike(blocks: Iterable[Block]) -> Block | None:
+    """Concatenate blocks; ``None`` if there are none.
+
+    Raises:
+        DataError: The blocks differ in structure, shape or dtype.
+    """
+    read: list[Block] = []
+    for block in blocks:
+        if read and block.spec != read[0].spec:
+            raise DataError(changed(read[0].spec, block.spec))
+        read.append(block)
+    return concatenate(read) if read else None
 
 
 def changed(before: BlockSpec, after: BlockSpec) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from sparkkeras.data.block import Block, concatenate
+from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import (
     DriverAddress,
     Merging,
@@ -112,7 +112,7 @@ class LocalStream:
 
     def open(self) -> Block | None:
         """All batches as one block, or ``None`` if there are none."""
-        return concatenate(self.batches) if self.batches else None
+        return concatenate_alike(self.batches)
 
     def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
         """The batches, the same in each epoch."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from sparkkeras.data.block import Block, concatenate
+from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.modeling.archive import ModelArchive
@@ -95,7 +95,7 @@ class AllRows:
             for part, (start, stop) in zip(self.parts, self.spans, strict=True)
             if stop != start and (block := part.open()) is not None
         ]
-        return concatenate(blocks) if blocks else None
+        return concatenate_alike(blocks)
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,7 @@ class TrainMember:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Trained | Diverged]:
         """Train the member, and yield its result."""
-        read = list(blocks)
-        partition = concatenate(read) if read else None
+        partition = concatenate_alike(blocks)
         block = self.sample.of(context.worker, partition)
         if block is None:
             raise DataError(
@@ -147,6 +146,7 @@ class TrainMember:
         held_out = self._held_out(context.worker, partition)
         member, options = self.members[context.worker].value, self.options.value
         trainer = LocalTrainer(member.archive, context)
+        trainer.check((block,) if held_out is None else (block, held_out.block), options)
         callbacks = lasting(options.callbacks.fresh() if options.callbacks else ())
         batches = -(-block.rows // options.batch_size)
         last = batches if self.steps_per_epoch is None else min(batches, self.steps_per_epoch)

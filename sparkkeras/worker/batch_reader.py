@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, concatenate, describe
+from sparkkeras.data.block import Block, concatenate_alike, describe
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import DataError
@@ -89,8 +89,7 @@ class WorkerBatches:
 
     def open(self) -> Block | None:
         """Read all batches into memory, as one block; ``None`` if there are none."""
-        blocks = list(self.blocks())
-        return concatenate(blocks) if blocks else None
+        return concatenate_alike(self.blocks())
 
 
 def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:

@@ -224,6 +224,16 @@ class LocalTrainer:
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
+    def check(self, blocks: Sequence[Block], options: FitOptions) -> None:
+        """Check the labels of rows of which the driver has seen only a part.
+
+        Raises:
+            DataError: Labels do not fit the loss.
+        """
+        if options.transform is None:
+            for block in blocks:
+                check_labels(self.prepared(blocks[0], options), block.spec, label_ranges(block))
+
     def prepared(self, rows: Block | BlockStream, options: FitOptions) -> Any:
         """The model of this process, built like that of `fit` on these rows.
 

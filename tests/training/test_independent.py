@@ -1,5 +1,7 @@
 """Independent training of ensemble members, on in-memory datasets without Spark."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -7,14 +9,17 @@ import pytest
 from sparkkeras.data.block import concatenate
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalDataset, LocalRows, LocalShared
+from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ConfigurationError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import Average
 from sparkkeras.training.independent import AllRows, BootstrapRows, IndependentStrategy, Member, PartitionRows, TrainMember
 from sparkkeras.training.job import Job, TrainValidationSplit, Validation
+from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 from tests.conftest import long
 from tests.training.jobs import BATCH, X, Y, partitions, rows
@@ -289,3 +294,24 @@ def linear_task():
     return TrainMember(
         (member, member), LocalShared(FitOptions(BATCH, seed=4)), range(2), None, BootstrapRows(everything, 4), None
     )
+
+
+def test_a_member_reads_the_same_batches_in_each_attempt():
+    class Shuffled:
+        """A function that reads batches, not pickled."""
+
+        def load(self):
+            return self
+
+        def __call__(self, worker, num_workers):
+            starts = list(range(0, 40, BATCH))
+            random.shuffle(starts)
+            return [(X[start : start + BATCH], Y[start : start + BATCH]) for start in starts]
+
+    model = quick()
+    member = Member(ModelArchive.pack(model), ModelState.take(model))
+    stream = WorkerBatches(BatchReader(Shuffled(), 1, Reader(schema_of(model))), 0)
+    everything, options = AllRows((stream,), ((0, None),)), LocalShared(FitOptions(BATCH, shuffle=False))
+    task = TrainMember((LocalShared(member),), options, range(1), None, everything, None)
+    (first,), (second,) = (task(TaskContext(0), iter(())) for _ in range(2))
+    assert np.array_equal(first.state.weights.vector, second.state.weights.vector)

@@ -271,7 +271,7 @@ def test_callbacks_get_the_number_of_steps_only_if_it_is_known(linear, mode, ste
     assert seen.params["steps"] == expected
 
 
-def test_labels_of_a_stream_are_checked(mode):
+def test_labels_of_a_stream_are_checked(strategy):
     keras.utils.set_random_seed(1)
     given = Model(optimizer="sgd")
     classes = np.array([[0.0], [1.0], [7.0]], np.float32)
@@ -280,4 +280,10 @@ def test_labels_of_a_stream_are_checked(mode):
     metrics.prepare(given.model, rows(X[:1], classes[:1]).spec.zeros())
     stream = LocalStream((rows(X[:2], classes[:2]), rows(X[2:3], classes[2:])))
     with pytest.raises(DataError, match="7"):
-        fit(given, LocalDataset((stream,)), mode)
+        fit(given, LocalDataset((stream,)), strategy)
+
+
+def test_batches_of_a_stream_that_differ_are_reported(linear, strategy):
+    stream = LocalStream((rows(X[:4], Y[:4]), rows(X[4:8], Y[4:8], np.ones(4, np.float32))))
+    with pytest.raises(DataError, match=r"the structure changes from \['x', 'y'\] to \['x', 'y', 'sample_weight'\]"):
+        fit(linear, LocalDataset((stream,)), strategy)
