@@ -302,9 +302,10 @@ class SparkModel:
                 of the outputs.
             loader: A loader that converts a column of a DataFrame into a model input, such as `image_loader`, or
                 ``{input name: loader}``. `PadSequences` also converts rows of RDDs and arrays.
-            transform: ``transform(x, y) -> (x, y)``, which the workers apply to each batch. To check the result, the driver
-                also calls it before the job starts: with the first batch of arrays, or with one row of zeros for a
-                DataFrame or an RDD. If it fails on zeros, the first rows on the workers are checked instead.
+            transform: ``transform(x, y) -> (x, y)``, which the workers apply to each batch. Data without labels has ``None``
+                as ``y``. To check the result, the driver also calls it before the job starts: with the first batch of
+                arrays, or with one row of zeros for a DataFrame or an RDD. If it fails on zeros, the first rows on the
+                workers are checked instead.
             on_invalid: How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
                 ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
             worker_callbacks: Keras callbacks that run on the workers. Each worker gets new copies in each round; in the

@@ -243,16 +243,22 @@ class Block:
         for start in range(0, self.rows, rows):
             yield self[start : start + rows]
 
-    def transformed(self, transform: Callable[[Any, Any], Any] | None, batch_size: int) -> Block:
+    def transformed(self, transform: Callable[[Any, Any], Any] | None, batch_size: int, to_predict: bool = False) -> Block:
         """Apply ``transform(x, y) -> (x, y)`` to each batch of ``batch_size`` rows. Sample weights are not transformed.
+
+        Args:
+            transform: The transform; ``None``: none. It may make labels for rows that have none.
+            batch_size: The number of rows in a batch.
+            to_predict: Whether the rows are features to predict. Then the transform may return ``x`` alone, and must return
+                one row for each row.
 
         Raises:
             ValueError: The transform does not return a pair of arrays of numbers, or of strings as features.
-            DataError: The returned arrays differ in their number of rows or, without labels, do not match the batch's.
+            DataError: The returned arrays differ in their number of rows or, in prediction, do not match the batch's.
         """
         if transform is None or self.rows == 0:
             return self
-        return concatenate([_transform_batch(batch, transform) for batch in self.batches(batch_size)])
+        return concatenate([_transform_batch(batch, transform, to_predict) for batch in self.batches(batch_size)])
 
     def with_names(self, names: Sequence[str] | None) -> Block:
         """Features given as a tuple become a dict with these keys, in their order; other features stay as they are."""
@@ -313,12 +319,14 @@ def changed(before: BlockSpec, after: BlockSpec) -> str:
     return "they are the same."
 
 
-def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Block:
+def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any], to_predict: bool) -> Block:
     given = transform(batch.x, batch.y)
-    if batch.y is None and not (isinstance(given, tuple) and len(given) == 2 and given[1] is None):
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    if to_predict and not (is_pair and given[1] is None):
         given = (given, None)
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise ValueError(f"transform must return (x, y); it returned {describe(given)}")
+    elif not is_pair:
+        without = "" if batch.y is not None else "; return (x, None) to train without labels"
+        raise ValueError(f"transform must return (x, y); it returned {describe(given)}{without}")
     x, y = given
     if x is None or (y is None and batch.y is not None):
         raise ValueError(f"transform must return (x, y); its {'x' if x is None else 'y'} is None")
@@ -336,7 +344,7 @@ def _transform_batch(batch: Block, transform: Callable[[Any, Any], Any]) -> Bloc
             f"transform must return arrays with the same number of rows; for a batch of "
             f"{counted(batch.rows, 'row')}, {received}.{kept}"
         )
-    if batch.y is None and block.rows != batch.rows:
+    if to_predict and block.rows != batch.rows:
         raise DataError(
             f"transform returned {counted(block.rows, 'row')} for a batch of {batch.rows}: in predict, it must return one "
             "row for each row of the batch, in the same order."

@@ -84,7 +84,7 @@ class Scorer:
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            BatchOptions(batch_size, by_value, input_names(model)),
+            BatchOptions(batch_size, by_value, input_names(model), to_predict=True),
             schema_of(model),
             outputs_of(model),
             on_invalid,

@@ -208,7 +208,7 @@ def check_predict(
         DataError: The data does not fit the model.
     """
     size = arguments.integer("batch_size", batch_size)
-    options = BatchOptions(size, transform_by_value(transform), input_names(model))
+    options = BatchOptions(size, transform_by_value(transform), input_names(model), to_predict=True)
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
     if source.block is not None:

@@ -30,11 +30,13 @@ class BatchOptions:
         batch_size: Rows per batch.
         transform: ``transform(x, y) -> (x, y)``, applied to each batch.
         input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
+        to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
     """
 
     batch_size: int
     transform: ByValue[Transform] | None = None
     input_names: tuple[str, ...] | None = None
+    to_predict: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ def transformed(piece: Block, options: BatchOptions) -> Block:
     if options.transform is None:
         return piece.with_names(options.input_names)
     copy = Block(piece.form, tuple(np.array(array) for array in piece.arrays))  # a transform may work in place
-    made = copy.transformed(options.transform.load(), options.batch_size).with_floats(model_state.floatx())
+    made = copy.transformed(options.transform.load(), options.batch_size, options.to_predict)
+    made = made.with_floats(model_state.floatx())
     return Block(made.form, tuple(np.array(array) for array in made.arrays)).with_names(options.input_names)
 
 

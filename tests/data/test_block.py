@@ -252,17 +252,25 @@ def test_without_a_transform_the_block_is_unchanged():
 
 
 @pytest.mark.parametrize("transform", [lambda x, y: x + 1, lambda x, y: (x + 1, None)])
-def test_without_labels_a_transform_may_return_only_features(transform):
-    block = from_arrays(A, None, None).transformed(transform, 2)
+def test_in_prediction_a_transform_may_return_only_features(transform):
+    block = from_arrays(A, None, None).transformed(transform, 2, to_predict=True)
     assert np.array_equal(block.x, A + 1)
     assert block.y is None
 
 
-def test_without_labels_two_inputs_are_not_mistaken_for_features_and_labels():
-    block = from_arrays((A, B), None, None).transformed(lambda x, y: (x[0] + 1, x[1]), 2)
+def test_in_prediction_two_inputs_are_not_mistaken_for_features_and_labels():
+    block = from_arrays((A, B), None, None).transformed(lambda x, y: (x[0] + 1, x[1]), 2, to_predict=True)
     assert block.y is None
     assert np.array_equal(block.x[0], A + 1)
     assert np.array_equal(block.x[1], B)
+
+
+def test_in_training_a_transform_makes_labels_and_may_drop_rows():
+    block = from_arrays(A, None, None).transformed(lambda x, y: (x[1:] + 1, x[1:]), len(A))
+    assert np.array_equal(block.x, A[1:] + 1)
+    assert np.array_equal(block.y, A[1:])
+    with pytest.raises(ValueError, match=r"must return \(x, y\); it returned .*; return \(x, None\) to train without"):
+        from_arrays(A, None, None).transformed(lambda x, y: x, 2)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +291,7 @@ def test_python_objects_that_a_transform_returns_are_converted():
     assert block.y.dtype.kind == "i"
     rows = np.empty(2, object)
     rows[:] = [np.ones(3, np.float32), np.zeros(3, np.float32)]
-    assert from_arrays(A[:2], None, None).transformed(lambda x, y: rows, 2).x.shape == (2, 3)
+    assert from_arrays(A[:2], None, None).transformed(lambda x, y: rows, 2, to_predict=True).x.shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +303,7 @@ def test_python_objects_that_a_transform_returns_are_converted():
 )
 def test_non_numeric_values_of_a_transform_raise_an_error(value, words):
     with pytest.raises(ValueError, match=f"transform must return arrays of numbers; {words}"):
-        from_arrays(A[:2], None, None).transformed(lambda x, y: value, 2)
+        from_arrays(A[:2], None, None).transformed(lambda x, y: value, 2, to_predict=True)
 
 
 # Messages

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data import files
+from sparkkeras.data.block import Block, Form
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
 from sparkkeras.errors import ModelError
@@ -42,9 +43,9 @@ def trained(made, rows, options, folder):
     block, state, archive = files.write([rows], 0, folder).open(), ModelState.take(made), ModelArchive.pack(made)
     replica = LocalTrainer(archive, TaskContext(0)).fit(state, block, WHOLE, options)
     replica.state.put(made)
-    predicting = BatchOptions(4, options.transform)
+    predicting = BatchOptions(4, options.transform, to_predict=True)
     predictor = Predictor(archive, replica.state, predicting, schema_of(made).before(None), TaskContext(0))
-    return made.get_weights(), predictor.whole(block)
+    return made.get_weights(), predictor.whole(Block(Form(block.form.x), block.arrays[block.form.span("x")]))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")

@@ -671,13 +671,13 @@ def test_large_predictions_of_small_rows_are_streamed(monkeypatch):
 
 
 def test_a_transform_must_keep_the_number_of_rows_in_predict(linear):
-    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: x[x[:, 0] > 0], "transform"))
+    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: x[x[:, 0] > 0], "transform"), to_predict=True)
     with pytest.raises(DataError, match=r"transform returned \d rows for a batch of 4"):
         predicted(linear, [from_arrays(X, None, None)], options)
 
 
 def test_prediction_transforms_only_features(linear):
-    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: 2 * x, "transform"))
+    options = BatchOptions(BATCH, ByValue.dump(lambda x, y: 2 * x, "transform"), to_predict=True)
     found = predicted(linear, [from_arrays(X, None, None)], options)
     assert np.allclose(found, linear.anew().predict(2 * X, verbose=0), atol=1e-6)
 
