@@ -511,8 +511,8 @@ class SparkModel:
         )
         archive = ModelArchive.pack_to_predict(self.model, self.custom_objects)
         if not collect:
-            return inference.lazily(self.model, source, archive, options)
-        parts = inference.predict_source(self.model, source, archive, options, self.num_workers)
+            return inference.lazily(self.model, source, archive, options, self.num_workers, keyed)
+        parts = inference.predict_source(self.model, source, archive, options, self.num_workers, keyed)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, self.model, verbose)
 
     def get_config(self) -> dict[str, Any]:

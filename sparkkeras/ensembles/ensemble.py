@@ -181,8 +181,8 @@ class EnsembleModel:
             return inference.concatenated(here, model, verbose)
         archive = ModelArchive.pack_to_predict(model, self.custom_objects)
         if not collect:
-            return inference.lazily(model, source, archive, options)
-        parts = inference.predict_source(model, source, archive, options)
+            return inference.lazily(model, source, archive, options, keyed=keyed)
+        parts = inference.predict_source(model, source, archive, options, keyed=keyed)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
 
     @known_arguments

@@ -26,7 +26,7 @@ from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
-from sparkkeras.sources.source import KeyedRddSource, NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
+from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
 from sparkkeras.worker.batches import BatchOptions, Transform, transformed
 from sparkkeras.worker.predictor import Predictor, join_predictions
 from sparkkeras.worker.trainer import LocalTrainer
@@ -254,27 +254,38 @@ def evaluate_source(
 
 
 def predict_source(
-    model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions, num_workers: int | None = None
+    model: keras.Model,
+    source: Source,
+    archive: ModelArchive,
+    options: BatchOptions,
+    num_workers: int | None = None,
+    keyed: bool = False,
 ) -> list[Any]:
     """The predictions of a model for all rows of a source, in parts; see `evaluate_source` for the arguments.
 
-    For a `KeyedRddSource`, each part is a pair of a list of keys and their predictions.
+    If ``keyed`` is set, for a source with keys, each part is a pair of a list of keys and their predictions.
     """
     with ExitStack() as stack:
         dataset = stack.enter_context(source.dataset(slices=num_workers))
         shared = stack.enter_context(dataset.share(archive))
         state = stack.enter_context(dataset.share(ModelWeights.take(model)))
         how = stack.enter_context(dataset.share(options))
-        task = PredictTask(shared, state, how, source.reader.schema, keyed=isinstance(source, KeyedRddSource))
+        task = PredictTask(shared, state, how, source.reader.schema, keyed=keyed)
         return dataset.run(task).collect()
 
 
-def lazily(model: keras.Model, source: Source, archive: ModelArchive, options: BatchOptions) -> Any:
+def lazily(
+    model: keras.Model,
+    source: Source,
+    archive: ModelArchive,
+    options: BatchOptions,
+    num_workers: int | None = None,
+    keyed: bool = False,
+) -> Any:
     """An RDD with one prediction per row, computed each time it is used; see `predict_source`."""
-    dataset, weights = lazy_dataset(source), ModelWeights.take(model)
+    dataset, weights = lazy_dataset(source, num_workers), ModelWeights.take(model)
     cluster = dataset.cluster
     schema = source.reader.schema
-    keyed = isinstance(source, KeyedRddSource)
     task = PredictTask(cluster.keep(archive), cluster.keep(weights), cluster.keep(options), schema, rows=True, keyed=keyed)
     return dataset.run(task).lazy()
 

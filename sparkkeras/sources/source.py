@@ -91,8 +91,12 @@ class SplittableSource(Source, Protocol):
 class LazySource(Source, Protocol):
     """Rows of which a lazy RDD can be made."""
 
-    def lazy(self) -> SparkDataset:
-        """Make a dataset of the rows that lives until Spark's garbage collector finds it unused."""
+    def lazy(self, slices: int | None = None) -> SparkDataset:
+        """Make a dataset of the rows that lives until Spark's garbage collector finds it unused.
+
+        Args:
+            slices: The number of partitions of data that has none; see `Source.dataset`.
+        """
         ...
 
 
@@ -121,18 +125,22 @@ def check_row_count(source: Source, argument: str, remedy: str) -> None:
         )
 
 
-def lazy_dataset(source: Source) -> SparkDataset:
+NO_RDD = (
+    "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead (to_data_frame); its "
+    "predictions are lazy."
+)
+"""The error message for lazy predictions on Spark Connect."""
+
+
+def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
     """Make a dataset for lazy predictions; see `LazySource`.
 
     Raises:
         ConfigurationError: The rows are a DataFrame, or in a Spark Connect session.
     """
     if not isinstance(source, LazySource):
-        raise ConfigurationError(
-            "collect=False returns an RDD, which Spark Connect does not support: pass a DataFrame instead "
-            "(to_data_frame); its predictions are lazy."
-        )
-    return source.lazy()
+        raise ConfigurationError(NO_RDD)
+    return source.lazy(slices)
 
 
 @dataclass(frozen=True)
@@ -302,10 +310,10 @@ class ArraySource:
         with from_block(cluster, self.block, max(1, min(parts, self.block.rows, max_partitions or parts))) as dataset:
             yield dataset
 
-    def lazy(self) -> SparkDataset:
+    def lazy(self, slices: int | None = None) -> SparkDataset:
         """Broadcast the arrays in slices."""
         cluster = self._cluster()
-        parts = max(1, min(cluster.slots, self.block.rows))
+        parts = max(1, min(slices or self._parts(cluster), self.block.rows))
         sent, _ = send(cluster.context, [self.block[part] for part in even_slices(self.block.rows, parts)])
         return SparkDataset(cluster, RddBlocks(sent))
 
@@ -381,7 +389,7 @@ class RddSource:
         cluster = Cluster(self.rdd.context, self.environment)
         yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if concurrent else None)
 
-    def lazy(self) -> SparkDataset:
+    def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
         return from_rows(Cluster(self.rdd.context, self.environment), self.rdd, self.reader, None)
 
@@ -418,10 +426,16 @@ class BatchSource:
             parts = min(parts, cluster.free_slots)
         yield ReaderDataset.of(cluster, self._read(parts))
 
-    def lazy(self) -> SparkDataset:
-        """One partition for each slot."""
+    def lazy(self, slices: int | None = None) -> SparkDataset:
+        """One partition for each worker.
+
+        Raises:
+            ConfigurationError: A Spark Connect session is active.
+        """
+        if active_remote_session() is not None:
+            raise ConfigurationError(NO_RDD)
         cluster = Cluster(None, self.environment)
-        return ReaderDataset.of(cluster, self._read(cluster.slots))
+        return ReaderDataset.of(cluster, self._read(slices or cluster.slots))
 
     def _read(self, num_workers: int) -> BatchReader:
         return BatchReader(self.make, num_workers, self.reader)
@@ -438,7 +452,7 @@ class KeyedRddSource(RddSource):
         """Use the partitions of the RDD."""
         yield self.lazy()
 
-    def lazy(self) -> SparkDataset:
+    def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
         blocks = self.rdd.mapPartitionsWithIndex(KeyedRowsToBlocks(self.reader))
         return SparkDataset(Cluster(self.rdd.context, self.environment), RddBlocks(blocks))

@@ -46,6 +46,7 @@ def test_asynchronous_workers_read_their_own_batches(sc, digits, read):
     predictions = spark_model.predict(read, collect=False)
     assert predictions.getNumPartitions() == 2
     assert predictions.count() == len(x)
+    assert SparkModel(model, num_workers=3).predict(read, collect=False).getNumPartitions() == 3
 
 
 def test_what_needs_the_number_of_rows_is_refused(sc, read):

@@ -9,7 +9,7 @@ from scipy import sparse
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.sources.source import NamedColumns, as_source
+from sparkkeras.sources.source import NamedColumns, as_source, lazy_dataset
 
 
 class Rows(keras.utils.PyDataset):
@@ -44,6 +44,12 @@ def test_the_error_for_a_tf_dataset_suggests_a_function():
     dataset = tf.data.Dataset.from_tensor_slices((np.ones((4, 3)), np.ones(4)))
     with pytest.raises(DataError, match=r"Pass a function make\(worker, num_workers\) instead"):
         as_source(dataset, Reader(Schema()))
+
+
+def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
+    monkeypatch.setattr("sparkkeras.sources.source.active_remote_session", lambda: "a session")
+    with pytest.raises(ConfigurationError, match="collect=False returns an RDD, which Spark Connect does not support"):
+        lazy_dataset(as_source(lambda worker, num_workers: [], Reader(Schema())))
 
 
 def test_a_function_takes_the_worker_and_the_number_of_workers():
