@@ -100,9 +100,9 @@ class TransformedSpecTask:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[BlockSpec | str]:
         """Look at the first batch."""
-        options = self.options.value
         block = next((block for block in blocks if block.rows), None)
         if block is not None:
+            options = self.options.value.of(block)
             try:
                 yield transformed(block[: options.batch_size], options).spec
             except Exception as error:
@@ -176,9 +176,10 @@ def check_evaluate(
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     size = arguments.integer("batch_size", batch_size)
-    options = BatchOptions(size, transform_by_value(transform), input_names(model))
+    by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
     source = as_source(data, reader, y, sample_weight, columns)
+    options = BatchOptions(size, by_value, input_names(model), in_batches=source.in_batches)
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")
@@ -208,9 +209,10 @@ def check_predict(
         DataError: The data does not fit the model.
     """
     size = arguments.integer("batch_size", batch_size)
-    options = BatchOptions(size, transform_by_value(transform), input_names(model), to_predict=True)
+    by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
+    options = BatchOptions(size, by_value, input_names(model), to_predict=True, in_batches=source.in_batches)
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
     return source, options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
@@ -261,7 +261,8 @@ class IndependentStrategy:
             spans = tuple((0, handle.rows) for handle in stored.handles)
             parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
             validation_rows = AllRows(parts, spans)
-        return where, sample, ValidationRows(validation_rows, validation.options, validation.frequency)
+        options = replace(validation.options, in_batches=False)  # members read all batches into one block
+        return where, sample, ValidationRows(validation_rows, options, validation.frequency)
 
     def _check_partitions(self, rows: Sequence[int | None]) -> None:
         count = len(self._members)

@@ -150,7 +150,6 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
-    validation_options = BatchOptions(validation_size, options.transform, options.input_names)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
@@ -158,6 +157,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
         source, held_out = split_by_column(source, validation_col)
+    in_batches = held_out is not None and held_out.in_batches
+    validation_options = BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches)
     for rows, batches in ((source, options), (held_out, validation_options)):
         if rows is not None:
             if rows.form is not None and transform is None:

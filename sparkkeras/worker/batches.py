@@ -31,12 +31,18 @@ class BatchOptions:
         transform: ``transform(x, y) -> (x, y)``, applied to each batch.
         input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
         to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
+        in_batches: Whether the blocks to evaluate or predict are batches already, which keep their sizes.
     """
 
     batch_size: int
     transform: ByValue[Transform] | None = None
     input_names: tuple[str, ...] | None = None
     to_predict: bool = False
+    in_batches: bool = False
+
+    def of(self, block: Block) -> BatchOptions:
+        """The options for a block to evaluate or predict."""
+        return replace(self, batch_size=block.rows) if self.in_batches else self
 
 
 @dataclass(frozen=True)
@@ -209,8 +215,9 @@ class _StreamedEpoch:
 def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
     """The rows of blocks in pieces of some batches each, after the transform."""
     for block in blocks:
-        for piece in block.pieces(BLOCK_BYTES, options.batch_size):
-            yield transformed(piece, options)
+        of_block = options.of(block)
+        for piece in block.pieces(BLOCK_BYTES, of_block.batch_size):
+            yield transformed(piece, of_block)
 
 
 def transformed(piece: Block, options: BatchOptions) -> Block:

@@ -52,10 +52,11 @@ class Predictor:
         Raises:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
+        size = self._options.of(block).batch_size
         for piece in pieces_of(iter((block,)), self._options):
             self._prepare(piece.spec)
-            for batch in piece.batches(self._options.batch_size):
-                padded = device.padded(batch, self._options.batch_size)
+            for batch in piece.batches(size):
+                padded = device.padded(batch, size)
                 with _single_steps(self._model):
                     predicted = self._model.predict_on_batch(device.call_argument(padded).x)
                 yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)

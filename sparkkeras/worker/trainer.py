@@ -220,7 +220,8 @@ class LocalTrainer:
         model = self._model(first.spec)
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
-        with device.feed(first.spec, options.batch_size, chain([first], pieces)) as batches, _streaming():
+        size = None if options.in_batches else options.batch_size
+        with device.feed(first.spec, size, chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.errors import DataError
+from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.reader_dataset import ReadBatches
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
-from sparkkeras.worker.batches import BatchRange, FitOptions
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.predictor import Predictor
 from sparkkeras.worker.trainer import LocalTrainer
 
 X = np.arange(36, dtype=np.float32).reshape(12, 3)
@@ -246,3 +249,21 @@ def test_a_task_that_leaves_batches_closes_the_reader():
 
     assert list(ReadBatches(task, 1)(0, [stream])) == [4]
     assert (ended, threading.active_count()) == ([True], before)
+
+
+def batch_rows(y_true, y_pred):
+    """The number of rows in a batch; Keras reports the mean over batches."""
+    return keras.ops.cast(keras.ops.shape(y_pred)[0], "float32")
+
+
+def test_evaluation_and_prediction_keep_the_batches():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[batch_rows])
+    rows = from_arrays(X, Y, None)
+    metrics.prepare(model, rows[:1])
+    state, archive = ModelState.take(model), ModelArchive.pack(model)
+    options = BatchOptions(4, in_batches=True)
+    found, _, _ = LocalTrainer(archive, TaskContext(0)).evaluate(state, iter((rows[:5], rows[5:])), options)
+    assert metrics.results(model, found)["batch_rows"] == 6
+    predictor = Predictor(archive, state, options, SCHEMA, TaskContext(0))
+    assert [len(predicted) for predicted in predictor.batches(from_arrays(X, None, None))] == [12]
