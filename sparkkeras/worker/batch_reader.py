@@ -64,6 +64,10 @@ class BatchReader:
             for number, batch in enumerate(batches):
                 x, y, sample_weight = _unpacked(batch)
                 try:
+                    if self.reader.labelled and y is None and not self.reader.labels_optional:
+                        raise DataError(
+                            f"labels are missing, the batch is {describe(batch)}: yield (x, y) or (x, y, sample_weight)."
+                        )
                     block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
                 except DataError as error:
                     raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
@@ -108,13 +112,24 @@ def _batches(made: Any) -> Generator[Any, None, None]:
         yield from made.as_numpy_iterator()
     elif isinstance(made, keras.utils.PyDataset):
         yield from _of_py_dataset(made)
-    elif isinstance(made, Iterable) and not isinstance(made, (np.ndarray, Mapping, tuple, str, bytes)):
+    elif _is_iterable_of_batches(made):
         yield from made
     else:
+        advice = "Yield arrays batch by batch."
+        if hasattr(made, "to_numpy"):
+            advice = "Yield pieces of it, as arrays: part[features].to_numpy(), part[label].to_numpy()."
         raise DataError(
             f"make(worker, num_workers) returned {describe(made)}; expected a tf.data.Dataset, a keras.utils.PyDataset, or "
-            "an iterable of batches (x, y), for instance a generator. Yield arrays batch by batch."
+            f"an iterable of batches (x, y), for instance a generator. {advice}"
         )
+
+
+def _is_iterable_of_batches(made: Any) -> bool:
+    """Whether an object may be an iterable of batches. Arrays, tensors and DataFrames iterate over rows or names of columns."""
+    import keras
+
+    is_data = isinstance(made, (np.ndarray, Mapping, tuple, str, bytes)) or hasattr(made, "to_numpy")
+    return isinstance(made, Iterable) and not is_data and not keras.ops.is_tensor(made)
 
 
 def _of_py_dataset(dataset: Any) -> Generator[Any, None, None]:

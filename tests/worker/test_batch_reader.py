@@ -5,6 +5,7 @@ import threading
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -124,7 +125,9 @@ def test_batches_without_rows_are_omitted():
         (None, "returned None"),
         ([(X, Y, Y, Y)], "a batch is a tuple"),
         ([(X[:5], Y)], "batch 0 of the reader of worker 0: arrays must have the same number of rows"),
-        ([(X, Y), X], "batch 1 of the reader of worker 0: labels are missing"),
+        (pd.DataFrame(X), r"returned a .*DataFrame.* Yield pieces of it, as arrays"),
+        (keras.ops.convert_to_tensor(X), r"an iterable of batches .* Yield arrays batch by batch"),
+        ([(X, Y), X], r"batch 1 of the reader of worker 0: labels are missing, the batch is an array .*: yield \(x, y\)"),
         ([(np.where(X == 5, np.nan, X), Y)], "NaN"),
     ],
 )
