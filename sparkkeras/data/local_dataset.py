@@ -103,6 +103,16 @@ class LocalRows:
         """The rows, as one block."""
         return one_block(self.block)
 
+    def to_train(self) -> Iterator[Block]:
+        """What a task trains on: the block."""
+        return one_block(self.block)
+
+    def handle(self, number: int) -> Handle:
+        """The metadata of the partition with this index."""
+        if self.block is None or not self.block.rows:
+            return Handle(number, "", 0, None)
+        return Handle(number, "", self.block.rows, self.block.spec, label_ranges(self.block))
+
 
 @dataclass(frozen=True)
 class LocalStream:
@@ -117,6 +127,16 @@ class LocalStream:
     def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
         """The batches, the same in each epoch."""
         yield from self.batches
+
+    def to_train(self) -> Iterator[LocalStream]:
+        """What a task trains on: the stream."""
+        return iter((self,))
+
+    def handle(self, number: int) -> Handle:
+        """The metadata of the partition with this index: the shapes and dtypes of its first batch."""
+        if not self.batches:
+            return Handle(number, "", 0, None)
+        return Handle(number, "", None, self.batches[0].spec, label_ranges(self.batches[0]))
 
 
 @dataclass(frozen=True)
@@ -141,7 +161,7 @@ class LocalDataset:
     @property
     def handles(self) -> tuple[Handle, ...]:
         """The metadata of each partition, in order."""
-        return tuple(map(_handle, range(len(self.blocks)), self.blocks))
+        return tuple(part.handle(number) for number, part in enumerate(self._parts))
 
     @property
     def slots(self) -> int:
@@ -160,7 +180,7 @@ class LocalDataset:
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
         """The rows of each partition, in memory."""
-        yield tuple(part if isinstance(part, LocalStream) else LocalRows(part) for part in self.blocks)
+        yield self._parts
 
     def without_rows(self, count: int) -> LocalDataset:
         """A dataset of ``count`` empty partitions."""
@@ -173,22 +193,26 @@ class LocalDataset:
 
     def run(self, task: Task[R]) -> LocalResults[R]:
         """Run a task on every partition, each time that results are requested."""
-        return self._results(task, lambda part: part.blocks() if isinstance(part, LocalStream) else one_block(part))
+        return self._results(task, lambda part: part.blocks())
 
     def train(self, task: TrainingTask[R]) -> LocalResults[R]:
         """Run a task on every partition, which it receives as a block or a stream; see `run`."""
-        return self._results(task, lambda part: iter(() if part is None else (part,)))
+        return self._results(task, lambda part: part.to_train())
+
+    @property
+    def _parts(self) -> tuple[LocalRows | LocalStream, ...]:
+        return tuple(part if isinstance(part, LocalStream) else LocalRows(part) for part in self.blocks)
 
     def _results(
         self,
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]],
-        opened: Callable[[Block | LocalStream | None], Iterator[Any]],
+        opened: Callable[[LocalRows | LocalStream], Iterator[Any]],
     ) -> LocalResults[R]:
         payload = pickle.dumps(task)
 
         def partitions() -> list[list[R]]:
             results = []
-            for number, part in enumerate(self.blocks):
+            for number, part in enumerate(self._parts):
                 copy: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(payload)
                 results.append(list(copy(TaskContext(number, next(_attempts)), opened(part))))
             return results
@@ -199,10 +223,3 @@ class LocalDataset:
     def stored(self) -> Iterator[StoredDataset]:
         """This dataset."""
         yield self
-
-
-def _handle(number: int, part: Block | LocalStream | None) -> Handle:
-    first = next(part.blocks(), None) if isinstance(part, LocalStream) else part
-    if first is None or not first.rows:
-        return Handle(number, "", 0, None)
-    return Handle(number, "", first.rows if first is part else None, first.spec, label_ranges(first))

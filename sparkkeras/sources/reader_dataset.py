@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.block import Block
@@ -111,22 +111,10 @@ class OpenedReaderDataset(StoredSparkDataset):
 
 @dataclass(frozen=True)
 class RemoteReaderDataset:
-    """Batches on Spark Connect.
-
-    Attributes:
-        cluster: The cluster of the session.
-        read: Reads the batches.
-        handles: The metadata of each partition; empty before `stored`.
-    """
+    """Batches on Spark Connect."""
 
     cluster: RemoteCluster
     read: BatchReader
-    handles: tuple[Handle, ...] = ()
-
-    @property
-    def num_partitions(self) -> int:
-        """The number of partitions."""
-        return self.read.num_workers
 
     @property
     def max_result_bytes(self) -> int:
@@ -141,19 +129,31 @@ class RemoteReaderDataset:
         """Run a task in one pass over the batches; see `Dataset.run`."""
         return self._results(ReadBatches(self._deferred(task), self.cluster.task_cores))
 
-    def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
-        """Run a task that reads the batches of a partition; see `StoredDataset.train`."""
-        return self._results(TrainOnBatches(self._deferred(task), self.cluster.task_cores))
-
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """Read the first batch of each worker; nothing is stored."""
-        yield replace(self, handles=tuple(self.run(FirstBatch()).collect()))
+        yield OpenedRemoteReaderDataset(self.cluster, self.read, tuple(self.run(FirstBatch()).collect()))
 
     def _deferred(self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]]) -> Deferred[R]:
         return Deferred(task, self.cluster.carried_environment)
 
     def _results(self, call: Callable[[int, Iterable[WorkerBatches]], Iterator[Any]]) -> RemoteResults[Any]:
-        count = self.num_partitions
+        count = self.read.num_workers
         frame: DataFrame = self.cluster.session.range(0, count, 1, count)
         return RemoteResults(self.cluster, frame, OverPartition(self.read.workers, CapturesErrors(call)))
+
+
+@dataclass(frozen=True)
+class OpenedRemoteReaderDataset(RemoteReaderDataset):
+    """Batches on Spark Connect of which the first ones have been read; see `RemoteReaderDataset`."""
+
+    handles: tuple[Handle, ...]
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions."""
+        return len(self.handles)
+
+    def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
+        """Run a task that reads the batches of a partition; see `StoredDataset.train`."""
+        return self._results(TrainOnBatches(self._deferred(task), self.cluster.task_cores))
