@@ -249,6 +249,7 @@ def read_text(column: pa.Array, width: int | None) -> tuple[Array, Array | None]
         NotTextError: The column is of another type, or its arrays differ in length.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     rows = len(column)
     good = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
@@ -258,17 +259,18 @@ def read_text(column: pa.Array, width: int | None) -> tuple[Array, Array | None]
         raise NotTextError(f"has the type {column.type}; {_EXPECTED}")
     shape: tuple[int, ...] = (rows,)
     if pa.types.is_nested(column.type):
-        whole = column.drop_null().to_pylist()
-        lengths = sorted(set(map(len, whole))) or [width or 1]
+        column = column.drop_null()
+        lengths = np.unique(pc.list_value_length(column)) if len(column) else np.array([width or 1])
         if len(lengths) > 1:
             raise NotTextError(
                 f"holds arrays of different lengths ({lengths[0]} and {lengths[-1]}): every row must have the same number "
                 "of strings. Join them to one string, for instance with array_join."
             )
-        shape = (rows, lengths[0])
-        found = iter(whole)
-        flat = [each for valid in good.copy() for each in (next(found) if valid else [""] * lengths[0])]
-        column = pa.array(flat, pa.large_string())
+        shape = (rows, int(lengths[0]))
+        column = pc.list_flatten(column).cast(pa.large_string())
+        if not good.all():
+            positions = ((np.cumsum(good) - 1)[:, None] * shape[1] + np.arange(shape[1])).reshape(-1)
+            column = column.take(pa.array(positions, mask=~np.repeat(good, shape[1])))
         good &= np.asarray(column.is_valid().to_numpy(zero_copy_only=False)).reshape(shape).all(axis=1)
     values = column.cast(pa.large_string())
     if values.null_count:
@@ -279,7 +281,11 @@ def read_text(column: pa.Array, width: int | None) -> tuple[Array, Array | None]
 def side_by_side(parts: Sequence[Array]) -> Array:
     """Join the columns of `Text` with the same rows to one of shape (rows, number of strings)."""
     rows = len(parts[0])
-    return to_text(np.concatenate([np.asarray(part).reshape(rows, -1) for part in parts], axis=1))[0]
+    widths = [int(np.prod(part.shape[1:], dtype=np.int64)) for part in parts]
+    joined = concatenate([part.reshape(part.size) for part in parts])
+    starts = rows * np.cumsum([0, *widths])
+    positions = [start + np.arange(rows * width).reshape(rows, width) for start, width in zip(starts, widths, strict=False)]
+    return joined[np.concatenate(positions, axis=1).reshape(-1)].reshape(rows, sum(widths))
 
 
 def _column(positions: Array) -> Any:

@@ -125,7 +125,7 @@ def _batches(made: Any) -> Generator[Any, None, None]:
 
 
 def _is_iterable_of_batches(made: Any) -> bool:
-    """Whether an object may be an iterable of batches. Arrays, tensors and DataFrames iterate over rows or names of columns."""
+    """Whether an object may be an iterable of batches. Arrays, tensors and DataFrames iterate over rows or names."""
     import keras
 
     is_data = isinstance(made, (np.ndarray, Mapping, tuple, str, bytes)) or hasattr(made, "to_numpy")

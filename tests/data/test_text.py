@@ -12,7 +12,7 @@ from sparkkeras.data.column_values import Terms
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
-from sparkkeras.data.text import NotTextError, Text, to_text
+from sparkkeras.data.text import NotTextError, Text, read_text, side_by_side, to_text
 from sparkkeras.errors import DataError
 
 WORDS = np.array(["", "ends in NUL\0", "a\0b", "😀 é", "z" * 10_000, "", "last"], object)
@@ -185,3 +185,18 @@ def test_text_is_not_copied_from_arrow():
     assert to_text(Text(column, (2,)))[0].values is column
     with pytest.raises(NotTextError):
         to_text(np.ones(2))
+
+
+def test_arrays_of_strings_are_read_with_null_rows_between_them():
+    column = pa.array([["out"], ["a", "é"], None, ["b", None], None, ["\0", ""]])[1:]
+    values, good = read_text(column, None)
+    assert np.asarray(values).tolist() == [["a", "é"], ["", ""], ["b", ""], ["", ""], ["\0", ""]]
+    assert good.tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_columns_of_strings_are_joined_side_by_side(rows):
+    parts = [to_text(np.array(words, object)[:rows])[0] for words in (["a", "b"], [["c", "d"], ["e", "f"]])]
+    joined = side_by_side(parts)
+    assert joined.shape == (rows, 3)
+    assert np.asarray(joined).tolist() == [["a", "c", "d"], ["b", "e", "f"]][:rows]
