@@ -285,7 +285,8 @@ def side_by_side(parts: Sequence[Array]) -> Array:
     joined = concatenate([part.reshape(part.size) for part in parts])
     starts = rows * np.cumsum([0, *widths])
     positions = [start + np.arange(rows * width).reshape(rows, width) for start, width in zip(starts, widths, strict=False)]
-    return joined[np.concatenate(positions, axis=1).reshape(-1)].reshape(rows, sum(widths))
+    ordered: Array = joined[np.concatenate(positions, axis=1).reshape(-1)]
+    return ordered.reshape(rows, sum(widths))
 
 
 def _column(positions: Array) -> Any:
