@@ -92,7 +92,7 @@ class ColumnValues:
     parts: tuple[ColumnPart, ...] = ()
     terms: Terms = BY_NAME
 
-    def lacking(self, row: int) -> str:
+    def null_column(self, row: int) -> str:
         """The name, in messages, of the first column that is null in a row."""
         names = [part.name for part in self.parts if part.good is not None and not part.good[row]]
         return self.terms.column(names[0]) if names else self.label

@@ -156,11 +156,11 @@ class Leaf:
             found = self._widened(found, shape)
         arrays = [values for values, _ in found]
         incomplete = [good for _, good in found if good is not None]
-        whole = np.logical_and.reduce(incomplete) if incomplete else None
+        complete = np.logical_and.reduce(incomplete) if incomplete else None
         values = self._fitted(self._side_by_side(found) if self.together else arrays[0])
         named = zip(self.columns, found, strict=True) if self.together else ()
         parts = tuple(ColumnPart(name, _width(array), good) for name, (array, good) in named)
-        return ColumnValues(values, whole, self.label, parts=parts, terms=self.terms)
+        return ColumnValues(values, complete, self.label, parts=parts, terms=self.terms)
 
     def _read_text(self, columns: Sequence[pa.Array]) -> ColumnValues:
         found = []
@@ -311,9 +311,9 @@ def _values(column: pa.Array, shape: tuple[int | None, ...] | None, floating: bo
     if pa.types.is_null(kind):  # an untyped NULL column of SQL; without top-level nulls it has no rows
         return np.zeros((0, 0), np.float32 if floating else np.int64), None
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        whole = column.to_numpy(zero_copy_only=False)
+        values = column.to_numpy(zero_copy_only=False)
         # Larger integers are converted later, by the Reader, which keeps one-byte integers: they may be images.
-        return whole.astype(np.float32) if floating and whole.itemsize == 1 else whole, None
+        return values.astype(np.float32) if floating and values.itemsize == 1 else values, None
     if pa.types.is_floating(kind):
         return column.to_numpy(), None
     if pa.types.is_decimal(kind):
@@ -361,8 +361,8 @@ def _inside(flat: pa.Array, rows: int, length: int, floating: bool) -> tuple[Arr
         values[good] = found
         if inner is not None:
             good[good] = inner
-    whole = None if good is None else np.all(good.reshape(rows, length), axis=1)
-    return values.reshape(rows, length, *values.shape[1:]), whole
+    complete = None if good is None else np.all(good.reshape(rows, length), axis=1)
+    return values.reshape(rows, length, *values.shape[1:]), complete
 
 
 def _vectors(column: pa.Array) -> Array:

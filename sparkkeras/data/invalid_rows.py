@@ -53,7 +53,7 @@ class InvalidRows:
         Raises:
             DataError: There are nulls, and the policy does not allow it.
         """
-        whole: Array | None = None
+        complete: Array | None = None
         for index, leaf in enumerate(leaves):
             if leaf.good is None:
                 continue
@@ -70,11 +70,11 @@ class InvalidRows:
                     policy = f"{keep}, which predicts null for them"
                 row = int(np.argmin(leaf.good))
                 raise DataError(
-                    f"{leaf.lacking(row)} has a null in row {first + row} of {where}. {leaf.terms.fill}"
+                    f"{leaf.null_column(row)} has a null in row {first + row} of {where}. {leaf.terms.fill}"
                     + (f", or {leaf.terms.give} {policy}." if self.has_argument else ".")
                 )
-            whole = leaf.good if whole is None else whole & leaf.good
-        return whole
+            complete = leaf.good if complete is None else complete & leaf.good
+        return complete
 
     def fill_missing(
         self, arrays: list[Array], masks: Sequence[Array | None], form: Form, integers: Sequence[int], place: str, first: int
@@ -95,7 +95,7 @@ class InvalidRows:
         Raises:
             DataError: Values are missing, and the policy does not allow it.
         """
-        lacking: Array | None = None
+        incomplete: Array | None = None
         for index, missing in enumerate(masks):
             if missing is None:
                 continue
@@ -110,8 +110,8 @@ class InvalidRows:
                     f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} has missing values (None or "
                     f"NA): replace them or drop the row{self._other_remedies(takes_nan)}."
                 )
-            lacking = rows if lacking is None else lacking | rows
-        return lacking
+            incomplete = rows if incomplete is None else incomplete | rows
+        return incomplete
 
     def handle_not_finite(
         self, block: Block, describe_value: Callable[[int, int, int], str], terms: Terms = BY_NAME
@@ -146,7 +146,12 @@ class InvalidRows:
         return block[np.flatnonzero(~bad)] if bad.any() else block
 
     def check_indices(
-        self, block: Block, specs: Sequence[InputSpec | None], names: Sequence[str], place: str, whole: Array | None = None
+        self,
+        block: Block,
+        specs: Sequence[InputSpec | None],
+        names: Sequence[str],
+        place: str,
+        complete: Array | None = None,
     ) -> None:
         """Reject values that are out of range for the ``Embedding`` layer that takes an input.
 
@@ -155,12 +160,12 @@ class InvalidRows:
             specs: The input that each array is for; ``None`` if it is for none.
             names: The name of each array in messages.
             place: What contains the rows, for messages.
-            whole: A mask of the rows without missing values; ``None``: all.
+            complete: A mask of the rows without missing values; ``None``: all.
         """
         for name, array, spec in zip(names, block.arrays, specs, strict=False):
             if spec is None or spec.indices is None:
                 continue
-            values = array.values if isinstance(array, SparseRows) else array if whole is None else array[whole]
+            values = array.values if isinstance(array, SparseRows) else array if complete is None else array[complete]
             if not values.size:
                 continue
             # fmin and fmax ignore NaN, which on_invalid handles; they are NaN if all values are.

@@ -141,10 +141,10 @@ class Reader:
         }
         arrays = [found[id(leaf)] for leaf in leaves]
         arrays = self._as_the_model_takes_them(form, arrays)
-        whole = self._invalid.mask_nulls(leaves, arrays, where, first)
+        complete = self._invalid.mask_nulls(leaves, arrays, where, first)
         block, rows = Block(form, tuple(arrays)), None
-        if self.labelled and whole is not None:
-            rows, whole = np.flatnonzero(whole), None
+        if self.labelled and complete is not None:
+            rows, complete = np.flatnonzero(complete), None
             block = block[rows]
 
         def describe_value(array: int, row: int, position: int) -> str:
@@ -154,12 +154,12 @@ class Reader:
         names = [leaf.label for leaf in leaves]
         if not self.labelled and self.on_invalid in ("drop", "null"):
             finite = finite_rows(block)
-            whole = finite if whole is None else whole if finite is None else whole & finite
+            complete = finite if complete is None else complete if finite is None else complete & finite
         else:
             block = self._invalid.handle_not_finite(block, describe_value, leaves[0].terms if leaves else BY_NAME)
         reject_negative_weights(block, names, where)
-        self._invalid.check_indices(block, self.schema.specs_of(form), names, where, whole)
-        return block, whole
+        self._invalid.check_indices(block, self.schema.specs_of(form), names, where, complete)
+        return block, complete
 
     def form_of(self, row: Any, partition: int) -> Form:
         """Infer the form of one row: ``(x, y)``, ``(x, y, sample_weight)`` or, for prediction, only features.
@@ -220,7 +220,7 @@ class Reader:
         return self.schema.inputs[0].takes(shape[1:])
 
     def _is_features(self, row: tuple[Any, ...]) -> bool:
-        """Whether a whole tuple is features, and not a pair or triple that begins with features."""
+        """Whether all of a tuple is features, and not a pair or triple that begins with features."""
         inputs = self.schema.inputs
         if len(inputs) > 1:
             nested = isinstance(row[0], (tuple, list, dict)) and len(row[0]) == len(inputs)
@@ -285,11 +285,11 @@ class Reader:
         arrays = self._as_the_model_takes_them(form, [array for array, _ in found])
         floating = self._floating(form) if self.schema.inputs else range(form.x.count)
         integers = [index for index in range(form.x.count) if index not in floating]
-        lacking = self._invalid.fill_missing(arrays, [missing for _, missing in found], form, integers, place, first)
+        incomplete = self._invalid.fill_missing(arrays, [missing for _, missing in found], form, integers, place, first)
         arrays = [self._in_floatx(array) for array in arrays]
         block = Block(form, tuple(arrays))
-        if lacking is not None:
-            block = block[np.flatnonzero(~lacking)]
+        if incomplete is not None:
+            block = block[np.flatnonzero(~incomplete)]
         block = self._invalid.handle_not_finite(block, in_row(form, place, first))
         reject_negative_weights(block, form.labels, place)
         self._invalid.check_indices(block, self.schema.specs_of(form), form.labels, place)

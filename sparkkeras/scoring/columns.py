@@ -141,7 +141,7 @@ class ScoreTask:
         valid = block if good is None else block[np.flatnonzero(good)]
         good = np.ones(block.rows, bool) if good is None else good
         if valid.rows:
-            predicted = keras.tree.flatten(predictor.whole(valid))
+            predicted = keras.tree.flatten(predictor.predict(valid))
         else:
             predicted = [np.zeros((0,) * (1 + output.rank), output.dtype) for output in self.outputs]
         columns = [output.column(_spread(leaf, good), good) for output, leaf in zip(self.outputs, predicted, strict=True)]

@@ -86,7 +86,7 @@ class PredictTask:
         """Yield the predictions."""
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
         if self.keyed:
-            with_keys = ((keys, predictor.whole(block)) for keys, block in blocks)
+            with_keys = ((keys, predictor.predict(block)) for keys, block in blocks)
             return (pair for part in with_keys for pair in _pairs(*part)) if self.rows else with_keys
         parts = predictor.in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts

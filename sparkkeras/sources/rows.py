@@ -84,13 +84,13 @@ class RoundRobin:
 
     def __call__(self, partition: int, blocks: Iterable[Block]) -> Iterator[tuple[tuple[int, int, int], Block]]:
         """Distribute a partition."""
-        turn = partition  # so that the remaining rows of all partitions do not go to the same parts
+        offset = partition  # so that the remaining rows of all partitions do not go to the same parts
         for number, block in enumerate(blocks):
             for part in range(self.parts):
-                dealt = block[slice((part - turn) % self.parts, None, self.parts)]
-                if dealt.rows:
-                    yield (part, partition, number), dealt
-            turn += block.rows
+                selected = block[slice((part - offset) % self.parts, None, self.parts)]
+                if selected.rows:
+                    yield (part, partition, number), selected
+            offset += block.rows
 
 
 def from_rows(
@@ -106,8 +106,8 @@ def from_rows(
         rows, num_workers = rows.coalesce(max_partitions), None
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():
-        dealt = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
-        blocks = dealt.repartitionAndSortWithinPartitions(num_workers, _part).values()
+        distributed = blocks.mapPartitionsWithIndex(RoundRobin(num_workers))
+        blocks = distributed.repartitionAndSortWithinPartitions(num_workers, _part).values()
     return SparkDataset(cluster, RddBlocks(blocks))
 
 

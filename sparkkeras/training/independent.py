@@ -248,9 +248,9 @@ class IndependentStrategy:
             self._check_partitions(job.split.train)
             sample, validation_rows = PartitionRows(spans), PartitionRows(held_out)
         else:
-            whole = driver_dataset(dataset, NO_SHARED_ROWS)
-            where = whole.without_rows(len(self._members))
-            parts = stack.enter_context(whole.everywhere())
+            everything = driver_dataset(dataset, NO_SHARED_ROWS)
+            where = everything.without_rows(len(self._members))
+            parts = stack.enter_context(everything.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
         validation = job.validation

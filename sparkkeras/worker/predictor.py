@@ -61,7 +61,7 @@ class Predictor:
                     predicted = self._model.predict_on_batch(device.call_argument(padded).x)
                 yield predicted if padded is batch else _mapped(lambda array, rows=batch.rows: array[:rows], predicted)
 
-    def whole(self, block: Block) -> Any:
+    def predict(self, block: Block) -> Any:
         """What ``keras.Model.predict`` returns for a block that has rows."""
         return join_predictions(list(self.batches(block)))
 

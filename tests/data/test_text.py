@@ -158,7 +158,7 @@ def test_nulls_of_columns_are_empty_strings_in_a_mask():
     found = leaf("c", "d", spec=pair).read([pa.array(["a", None]), pa.array(["b", "c"])])
     assert np.asarray(found.values).tolist() == [["a", "b"], ["", "c"]]
     assert found.good.tolist() == [True, False]
-    assert found.lacking(1) == "column 'c'"
+    assert found.null_column(1) == "column 'c'"
     found = leaf("c", spec=pair).read([pa.array([["a", "b"], None, ["c", None]])])
     assert np.asarray(found.values).tolist() == [["a", "b"], ["", ""], ["c", ""]]
     assert found.good.tolist() == [True, False, False]

@@ -610,7 +610,7 @@ def test_one_worker_equals_plain_keras(case, policy):
     predictor = Predictor(
         ModelArchive.pack_to_predict(model), ModelWeights.take(model), options, schema_of(model), TaskContext(0)
     )
-    for other in (predictor.whole(rows), called(loaded, listed)):
+    for other in (predictor.predict(rows), called(loaded, listed)):
         keras.tree.map_structure(
             lambda mine, yours: np.testing.assert_allclose(
                 np.float32(mine), np.float32(yours), rtol=1e-4, atol=10 * case.atol

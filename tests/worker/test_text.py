@@ -45,7 +45,7 @@ def trained(made, rows, options, folder):
     replica.state.put(made)
     predicting = BatchOptions(4, options.transform, to_predict=True)
     predictor = Predictor(archive, replica.state, predicting, schema_of(made).before(None), TaskContext(0))
-    return made.get_weights(), predictor.whole(Block(Form(block.form.x), block.arrays[block.form.span("x")]))
+    return made.get_weights(), predictor.predict(Block(Form(block.form.x), block.arrays[block.form.span("x")]))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")

@@ -322,7 +322,7 @@ def test_training_does_not_change_the_rows(normalizing, rows, batch_size, weight
             trainer.evaluate(normalizing.state, iter([given]), options)
         else:
             features = from_arrays(given.x, None, None)
-            normalizing.predictor(options).whole(features)
+            normalizing.predictor(options).predict(features)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(given.arrays, before.arrays, strict=True))
 
 
@@ -633,7 +633,7 @@ def test_prediction_does_not_change_the_rows(first, tmp_path):
     model = keras.Model(inputs, keras.layers.Activation(first)(inputs))
     model.compile("sgd", "mse")
     block = Block(Form(Structure()), (rows,))
-    assert np.allclose(Model(model).predictor(BatchOptions(16)).whole(block), model.predict(before, verbose=0))
+    assert np.allclose(Model(model).predictor(BatchOptions(16)).predict(block), model.predict(before, verbose=0))
     assert np.array_equal(rows, before)
 
 
@@ -734,7 +734,7 @@ def test_inputs_in_order_reach_those_of_a_model_with_a_dict():
     x = {"b": X, "a": X[::-1]}
     mine, rows = Model(model), from_arrays((X, X[::-1]), Y, None)
     options = FitOptions(BATCH, shuffle=False, input_names=input_names(model))
-    predicted = mine.predictor(options).whole(rows)
+    predicted = mine.predictor(options).predict(rows)
     np.testing.assert_allclose(predicted, model.predict(x, verbose=0), rtol=1e-5)
     expected = model.evaluate(x, Y, verbose=0, return_dict=True)
     state, _, _ = mine.evaluate(iter([rows]), options)
