@@ -20,8 +20,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,13 @@ import keras
 import numpy as np
 
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling import custom_code, garbage_collection, own_compile
+from sparkkeras.modeling import custom_code, garbage_collection, unsaved
 from sparkkeras.modeling.compilation import compiled_with, optimizer_fits
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.fine_tuning import FineTuning
 from sparkkeras.modeling.initial_values import without_random_values
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
-from sparkkeras.modeling.optimizers import optimizer_of, optimizers_of
+from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
 from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
@@ -64,15 +62,11 @@ class ModelArchive:
         custom: The custom classes and functions of the model, by the names under which Keras looks them up.
         digest: A digest of architecture, compile arguments, custom code and the adapted state of preprocessing layers, but
             not of the weights.
-        settings: Attributes that Keras does not save, by path, such as ``optimizer._exclude_from_weight_decay``.
-        tuning: Which parts are trained: low-rank factors (LoRA), frozen weights.
     """
 
     data: bytes
     custom: ByValue[dict[str, Any]]
     digest: str
-    settings: tuple[tuple[str, Any], ...] = ()
-    tuning: FineTuning = field(default_factory=FineTuning)
 
     @classmethod
     def pack(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> ModelArchive:
@@ -123,12 +117,11 @@ class ModelArchive:
 
     @classmethod
     def _made(cls, model: keras.Model, described: _Description) -> ModelArchive:
-        settings = _settings(model)  # before saving, during which Keras sets attributes that were None
         data, loaded = _saved_and_loaded(model, described)
         digest = _digest(data, described.fingerprint)
         if len(data) > FULL_BYTES:
             data = _emptied(data, loaded)
-        return cls(data, described.custom, digest, settings, FineTuning.of(model))
+        return cls(data, described.custom, digest)
 
     def unpack(self) -> keras.Model:
         """A new model, compiled if the packed one was. Set its weights with `ModelState.put` or `ModelWeights.put`."""
@@ -140,12 +133,7 @@ class ModelArchive:
             with zipfile.ZipFile(io.BytesIO(self.data)) as packed, zipfile.ZipFile(path, "w") as plain:
                 _copy(packed, plain)
             with without_random_values():
-                model = _load(path, self.custom.load(), safe_mode=False)
-        self.tuning.restore(model)
-        for attribute, value in self.settings:
-            owner, _, name = attribute.rpartition(".")
-            setattr(attrgetter(owner)(model) if owner else model, name, value)
-        return model
+                return _load(path, self.custom.load(), safe_mode=False, with_optimizers=False)
 
     def cached(self, variant: str | None = None) -> keras.Model:
         """The cached model of this process with this digest; unpacked if there is none.
@@ -211,8 +199,7 @@ def _saved_and_loaded(model: keras.Model, described: _Description) -> tuple[byte
     data = save_bytes(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Skipping variable loading")  # _verify raises an error instead
-        loaded = _read(data, described.objects, safe_mode=False)
-        FineTuning.of(model).restore(loaded)
+        loaded = _read(data, described.objects, safe_mode=False, with_optimizers=False)
     _verify(model, described.code, loaded)
     return data, loaded
 
@@ -231,6 +218,7 @@ def _uncompiled(model: keras.Model) -> keras.Model:
     bare.__dict__["get_compile_config"] = dict  # also where a class overrides it
     for name in ("_compile_config", "_compiled_trainable_state"):
         bare.__dict__.pop(name, None)
+    keep_trained(bare, trained(model))
     return bare
 
 
@@ -257,17 +245,16 @@ def save_bytes(model: keras.Model) -> bytes:
             warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
             if is_built(model):  # a model without call is not built for Keras
                 warnings.filterwarnings("ignore", message="You are saving a model that has not yet been built")
-            _config(model)  # raises a clear error for parts that cannot be saved
+            saved = _config(model)["unsaved"]  # raises a clear error for parts that cannot be saved
             with without_tensorflow():
                 model.save(path)
-        if saved := own_compile.save(model):
-            with zipfile.ZipFile(path, "a") as archive:
-                archive.writestr(_COMPILE, json.dumps(saved))
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(_UNSAVED, json.dumps(saved))
         return path.read_bytes()
 
 
-_COMPILE = "sparkkeras_compile.json"
-"""The file of an archive with what Keras does not save of a model that overrides ``compile`` or ``train_step``."""
+_UNSAVED = "sparkkeras_unsaved.json"
+"""The file of an archive with what Keras does not save."""
 
 
 def _check_dtypes(model: keras.Model) -> None:
@@ -320,34 +307,34 @@ def _config_in(data: bytes) -> Any:
     return None
 
 
-def _read(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+def _read(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool, with_optimizers: bool = True) -> keras.Model:
     with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
         path = Path(folder) / ("model.h5" if data.startswith(HDF5) else "model.keras")
         path.write_bytes(data)
-        return _load(path, custom_objects, safe_mode=safe_mode)
+        return _load(path, custom_objects, safe_mode=safe_mode, with_optimizers=with_optimizers)
 
 
 _OURS = {keras.saving.get_registered_name(Vote): Vote}
 """The layers of this package that saved models may contain."""
 
 
-def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
+def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, with_optimizers: bool) -> keras.Model:
     handled = sys.exception()
     try:
         with warnings.catch_warnings():
             # An optimizer that was saved before its first step has no variables to load.
             warnings.filterwarnings("ignore", message="Skipping variable loading.* optimizer has 2 variables")
             warnings.filterwarnings("ignore", message="`compile\\(\\)` was not called as part of model loading")
-            saved = _compile_saved(path)
-            if saved:  # its optimizers are built below, and then loaded
-                warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+            saved = _unsaved(path)
             objects = {**_OURS, **custom_objects}
-            model = keras.saving.load_model(path, objects, safe_mode=safe_mode)
-            if saved:
-                own_compile.restore(model, saved, objects, safe_mode=safe_mode)
-                if is_built(model) and saved.keys() & {"compile", "optimizers"}:
-                    model.built = True  # load_weights requires it also of a model without call
-                    model.load_weights(path)  # now also the variables of the restored optimizers
+            with warnings.catch_warnings():
+                if saved:  # the variables of optimizers that are restored are loaded below
+                    warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+                model = keras.saving.load_model(path, objects, safe_mode=safe_mode)
+            changed = unsaved.restore(model, saved, objects, safe_mode=safe_mode)
+            if changed and with_optimizers and is_built(model):
+                model.built = True  # load_weights requires it also of a model without call
+                model.load_weights(path, skip_mismatch=True)  # perhaps the optimizer was built for other weights
             return model
     except ModelError:
         raise
@@ -356,22 +343,22 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> 
         raise translated from translated.__cause__
 
 
-def _compile_saved(path: Path) -> own_compile.Saved:
+def _unsaved(path: Path) -> dict[str, Any]:
     if path.suffix != ".keras" or not zipfile.is_zipfile(path):
         return {}
     with zipfile.ZipFile(path) as archive:
-        return json.loads(archive.read(_COMPILE)) if _COMPILE in archive.namelist() else {}
+        return json.loads(archive.read(_UNSAVED)) if _UNSAVED in archive.namelist() else {}
 
 
 def _verify(model: keras.Model, code: Mapping[str, Any], loaded: keras.Model) -> None:
     custom_code.check_same_code(code, custom_code.code_of(loaded))
     _verify_weights(model, loaded)
-    lost = [name for name in optimizers_of(model) if name not in optimizers_of(loaded)] if model.compiled else []
-    if lost:
+    mine, other = (optimizers_of(each) if model.compiled else {} for each in (model, loaded))
+    if list(mine) != list(other):
         raise ModelError(
-            f"the model {model.name!r} has no {', '.join(lost)} after saving and loading. The class {type(model).__name__} "
-            "must set all optimizers in __init__ or compile, and compile_from_config must call compile with what "
-            "get_compile_config returns."
+            f"the optimizers of the model {model.name!r} are {', '.join(mine)}, but {', '.join(other) or 'none'} after "
+            f"saving and loading. The class {type(model).__name__} must set all optimizers in __init__ or compile, and "
+            "compile_from_config must call compile with what get_compile_config returns."
         )
     if (
         loaded.compiled
@@ -399,8 +386,8 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
             "a custom layer must create its weights in __init__ or build(), from the arguments that its "
             "get_config returns."
         )
-    layers = list(model._flatten_layers())
-    merged = {id(variable) for adapted in FineTuning.of(model).adapted for variable in layers[adapted.index].variables}
+    adapted = [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
+    merged = {id(variable) for layer in adapted for variable in layer.variables}
     for before, after in zip(mine, other, strict=True):
         if id(before) not in merged and not np.array_equal(
             _numpy(before), _numpy(after), equal_nan=_numpy(before).dtype.kind == "f"
@@ -464,7 +451,7 @@ def _config(model: keras.Model) -> Any:
         warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
         try:
             with without_tensorflow():
-                return keras.saving.serialize_keras_object(model) | {"own_compile": own_compile.compile_config(model)}
+                return keras.saving.serialize_keras_object(model) | {"unsaved": unsaved.collect(model)}
         except ModelError:
             raise
         except Exception as error:
@@ -507,10 +494,10 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     them.
     """
     config = json.loads(json.dumps(config, default=repr))
-    for part in ("compile_config", "own_compile"):
+    for part in ("compile_config", "unsaved"):
         _clear_learning_rates(config.get(part))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
-    digest.update(custom.payload + repr((_settings(model), FineTuning.of(model))).encode())
+    digest.update(custom.payload)
     for layer in model._flatten_layers():
         if hasattr(layer, "adapt"):
             for variable in layer.variables:
@@ -537,16 +524,6 @@ def _digest(data: bytes, fingerprint: str) -> str:
             if name.startswith("assets/"):
                 digest.update(name.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
-
-
-_UNDECAYED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-
-
-def _settings(model: keras.Model) -> tuple[tuple[str, Any], ...]:
-    """Settings that Keras does not save: weights without decay and, for uncompiled models, run_eagerly and jit_compile."""
-    undecayed = [(f"optimizer.{name}", getattr(optimizer_of(model), name, None) or None) for name in _UNDECAYED]
-    runs = [] if model.compiled else [("run_eagerly", model.run_eagerly or None), ("jit_compile", model._jit_compile)]
-    return tuple((name, value) for name, value in [*undecayed, *runs] if value is not None)
 
 
 def _strings(value: Any) -> set[str]:

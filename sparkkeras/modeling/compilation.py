@@ -13,7 +13,8 @@ import keras
 from sparkkeras.data.block import describe
 from sparkkeras.errors import ModelError, nearest_name
 from sparkkeras.modeling.load_errors import load_error
-from sparkkeras.modeling.optimizers import inner_optimizer, optimizers_of
+from sparkkeras.modeling.optimizers import has_several, inner_optimizer, optimizers_of, step_is_stateless
+from sparkkeras.modeling.serialization import deserialize, serialize
 from sparkkeras.modeling.state import is_built
 
 
@@ -96,16 +97,23 @@ def check_trainable(model: Any) -> None:
     """Reject a model that cannot be trained.
 
     Raises:
-        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, or an optimizer that was built for other
-            weights.
+        ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, an optimizer that was built for other
+            weights, or several optimizers with JAX.
     """
     check_compiled(model)
     if not model.weights:
         raise ModelError(f"the model {model.name!r} has no weights, so there is nothing to train.")
-    if not optimizers_of(model):
+    found = optimizers_of(model)
+    if not found:
         raise ModelError(
             f"the model {model.name!r} was compiled without an optimizer, so it cannot be trained: call "
             "model.compile(optimizer=..., loss=...)."
+        )
+    if has_several(model) and step_is_stateless():
+        raise ModelError(
+            f"the train_step of the model {model.name!r} may use the optimizers {', '.join(found)}, but with JAX, Keras "
+            "passes only the variables of model.optimizer to it. Apply model.optimizer to all weights, and remove other "
+            "optimizers from the model, or use TensorFlow or PyTorch (KERAS_BACKEND)."
         )
     if not optimizer_fits(model):
         if not inner_optimizer(model)._trainable_variables:
@@ -130,9 +138,12 @@ def needs_labels(models: Sequence[keras.Model]) -> bool:
 
 
 def optimizer_fits(model: keras.Model) -> bool:
-    """Whether the optimizer was built for the weights that are trainable now, or is not built yet."""
+    """Whether a single optimizer was built for the weights that are trainable now, or is not built yet.
+
+    Several optimizers fit: each may be for any weights.
+    """
     optimizer = inner_optimizer(model)
-    if optimizer is None or not optimizer.built:
+    if optimizer is None or not optimizer.built or has_several(model):
         return True
     return [id(each) for each in optimizer._trainable_variables] == [id(each) for each in model.trainable_variables]
 
@@ -158,8 +169,8 @@ def _advice(given: object) -> str:
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
     """The losses and metrics that a model was compiled with, in serialized form; ``None`` if it is not compiled."""
-    config = model.get_compile_config() if model.compiled else None
-    return None if config is None else {name: config.get(name) for name in _EVALUATION_ARGUMENTS}
+    given = compiled_with(model)
+    return serialize({name: given.get(name) for name in _EVALUATION_ARGUMENTS}) if model.compiled else None
 
 
 def compile_to_evaluate(
@@ -172,9 +183,7 @@ def compile_to_evaluate(
     """
     handled = sys.exception()
     try:
-        arguments = keras.saving.deserialize_keras_object(
-            dict(given or {}), custom_objects=dict(custom_objects), safe_mode=safe_mode
-        )
+        arguments = {} if given is None else deserialize(given, custom_objects, safe_mode=safe_mode)
     except Exception as error:
         translated = load_error(error, handled)
         raise translated from translated.__cause__

@@ -1,17 +1,18 @@
-"""The optimizers of a model: that of ``compile``, and those that a custom ``train_step`` applies itself, as in a GAN.
+"""The optimizers of a model, and the weights that they train: that of ``compile``, and those that a ``train_step`` applies.
 
-Keras builds the optimizer of ``compile`` for all trainable weights. For which weights others are, only the ``train_step``
-shows, so unbuilt ones are built by one step.
+Keras builds the optimizer of ``compile`` for all trainable weights. For which weights several optimizers are, as in a GAN,
+only the ``train_step`` shows, so unbuilt ones are built by one step.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+from sparkkeras.errors import ModelError
 
 
 def optimizer_of(model: keras.Model) -> Any:
@@ -20,8 +21,13 @@ def optimizer_of(model: keras.Model) -> Any:
 
 
 def inner_optimizer(model: keras.Model) -> Any:
+    """The compiled optimizer, or its `inner_of`."""
+    return inner_of(optimizer_of(model))
+
+
+def inner_of(optimizer: Any) -> Any:
     """The optimizer that updates the weights: the inner one of a ``LossScaleOptimizer`` (mixed precision)."""
-    return _inner(optimizer_of(model))
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def has_own_step(model: keras.Model) -> bool:
@@ -29,73 +35,147 @@ def has_own_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
+def step_is_stateless() -> bool:
+    """Whether ``train_step`` gets variables as arguments, those of ``model.optimizer`` only: so it is with JAX."""
+    return bool(keras.backend.backend() == "jax")
+
+
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """All optimizers that training uses, by where they are: the compiled one, then those in attributes of the model.
 
     Attributes count if the model has its own ``train_step``: Keras's applies ``model.optimizer`` only. They may hold lists
-    and dicts of optimizers. Attributes of nested models count too: a GAN may compile its discriminator by itself.
+    and dicts of optimizers. Attributes of nested models count too: a GAN may compile its discriminator by itself. With
+    these, the compiled optimizer counts only if it is used: Keras creates one if ``compile`` gets none.
     """
     compiled = optimizer_of(model)
-    found = {} if compiled is None else {"optimizer": compiled}
+    found: dict[str, Any] = {}
     if has_own_step(model):
-        nested = enumerate(model._flatten_layers(include_self=False))
-        owners = [
-            ("", model),
-            *((f"{layer.name}[{index}].", layer) for index, layer in nested if isinstance(layer, keras.Model)),
-        ]
-        seen = {id(compiled), id(_inner(compiled))}
-        for prefix, owner in owners:
-            for name in sorted(vars(owner)):
-                if name.startswith("_self_"):  # TensorFlow's lists of tracked objects
-                    continue
-                for path, optimizer in _optimizers_in(vars(owner)[name], prefix + name):
-                    if not {id(optimizer), id(_inner(optimizer))} & seen:
-                        seen |= {id(optimizer), id(_inner(optimizer))}
-                        found[path] = optimizer
+        seen = {id(compiled), id(inner_of(compiled))}
+        for path, optimizer in _optimizers_in(model, "", set()):
+            ids = {id(optimizer), id(inner_of(optimizer))}
+            if not ids & seen:
+                seen |= ids
+                found[path] = optimizer
+    if compiled is not None and (not found or _uses_compiled(model, found.values())):
+        found = {"optimizer": compiled, **found}
     return found
 
 
-def _inner(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)
+def has_several(model: keras.Model) -> bool:
+    """Whether training uses other optimizers than the compiled one."""
+    return any(path != "optimizer" for path in optimizers_of(model))
 
 
-def _optimizers_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _optimizers_in(value: Any, path: str, visited: set[int]) -> Iterator[tuple[str, Any]]:
+    """The optimizers in a layer's attributes, in its layers, and in containers, with their paths; some may occur twice."""
     if isinstance(value, keras.Optimizer):
         yield path, value
+    elif isinstance(value, keras.layers.Layer):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
+        members = {**vars(value), **vars(value).get("_modules", {})}  # PyTorch keeps layers apart from other attributes
+        for name in sorted(members, key=lambda name: (name.startswith("_"), name)):
+            # Private layers of Keras depend on what was called. All layers are in _layers, too.
+            private = name.startswith("_self_") or (name.startswith("_") and isinstance(members[name], keras.layers.Layer))
+            if not private:
+                yield from _optimizers_in(members[name], f"{path}.{name}" if path else name, visited)
     elif isinstance(value, (list, tuple, Mapping)):
-        members = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, member in members:
-            yield from _optimizers_in(member, f"{path}[{key!r}]")
+        for key, member in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _optimizers_in(member, f"{path}[{key!r}]", visited)
+
+
+def _uses_compiled(model: keras.Model, others: Iterable[Any]) -> bool:
+    """Whether training uses the compiled optimizer besides others."""
+    kept: bool | None = _kept(model, _USED)
+    compiled = optimizer_of(model)
+    has_steps = _count(compiled) > 0
+    if has_steps and kept is False:
+        raise ModelError(
+            f"the train_step of the model {model.name!r} uses model.optimizer besides other optimizers, but only they are "
+            "built. Build all of them in compile, for the weights that each trains: "
+            "optimizer.build(layer.trainable_variables)."
+        )
+    # With PyTorch, fit of Keras builds it in any case.
+    return bool(compiled.built and (has_steps or not any(map(_count, others)))) if kept is None else kept
+
+
+_USED = "_sparkkeras_uses_compiled"
+
+
+def keep_use(model: keras.Model, used: bool) -> None:
+    """Set whether training uses the compiled optimizer besides others, until the model is compiled again."""
+    _keep(model, _USED, used)
+
+
+def _keep(model: keras.Model, name: str, value: Any) -> None:
+    """Keep a value until the model is compiled again, out of sight of Keras, which tracks the attributes of models."""
+    vars(model)[name] = (getattr(model, "_compile_config", None), value)
+
+
+def _kept(model: keras.Model, name: str) -> Any:
+    compiled, value = vars(model).get(name, (None, None))
+    return value if compiled is getattr(model, "_compile_config", None) else None
+
+
+def _count(optimizer: Any) -> int:
+    return int(keras.ops.convert_to_numpy(inner_of(optimizer)._iterations))
+
+
+def iterations(model: keras.Model) -> list[int]:
+    """The number of iterations of each optimizer."""
+    return [_count(optimizer) for optimizer in optimizers_of(model).values()]
+
+
+def set_iterations(model: keras.Model, numbers: Sequence[int]) -> None:
+    """Set the number of iterations of each optimizer."""
+    for optimizer, number in zip(optimizers_of(model).values(), numbers, strict=True):
+        optimizer._iterations.assign(number)
+        inner_of(optimizer)._iterations.assign(number)
+
+
+def trained(model: keras.Model) -> tuple[bool, ...]:
+    """Whether training changes each weight, in the order of ``model.weights``: it is trainable, or an optimizer is for it.
+
+    The result stays the same until the model is compiled again, because the weights in vectors are in this order, and a
+    ``train_step`` may set ``trainable`` of layers, for instance to freeze the discriminator of a GAN in a part of the step.
+    """
+    weights = model.weights
+    kept: tuple[bool, ...] | None = _kept(model, _TRAINED)
+    if kept is None or len(kept) != len(weights):
+        found = {id(weight) for weight in model.trainable_weights}
+        for optimizer in optimizers_of(model).values():
+            if optimizer.built:
+                found.update(id(weight) for weight in inner_of(optimizer)._trainable_variables)
+        kept = tuple(id(weight) in found for weight in weights)
+        keep_trained(model, kept)
+    return kept
+
+
+_TRAINED = "_sparkkeras_trained"
+
+
+def keep_trained(model: keras.Model, flags: Sequence[bool]) -> None:
+    """Set what `trained` returns, until the model is compiled again."""
+    _keep(model, _TRAINED, tuple(flags))
 
 
 def unbuilt(model: keras.Model) -> list[str]:
-    """Where the optimizers are that are not built yet, other than the compiled one, which is built for all weights."""
-    compiled = optimizer_of(model)
-    return [path for path, each in optimizers_of(model).items() if each is not compiled and not each.built]
+    """Where the optimizers are that one step must build; a single compiled one is built for all trainable weights."""
+    found = optimizers_of(model) if has_several(model) else {}
+    return [path for path, optimizer in found.items() if not optimizer.built]
 
 
-def built_for(model: keras.Model) -> dict[str, list[int]]:
-    """The indices in ``model.weights`` of the weights that optimizers other than the compiled one were built for.
+def built_for(optimizer: Any, model: keras.Model) -> list[int] | None:
+    """The indices in ``model.weights`` of the weights that an optimizer was built for.
 
-    Without optimizers that are not built, or are built for variables that are not weights of the model.
+    ``None`` if it is not built, or built for other variables.
     """
+    if not optimizer.built:
+        return None
     indices = {id(weight): index for index, weight in enumerate(model.weights)}
-    compiled = optimizer_of(model)
-    found = {}
-    for path, optimizer in optimizers_of(model).items():
-        if optimizer is not compiled and optimizer.built:
-            trained = [id(variable) for variable in _inner(optimizer)._trainable_variables]
-            if indices.keys() >= set(trained):
-                found[path] = [indices[variable] for variable in trained]
-    return found
-
-
-def build(model: keras.Model, weights: Mapping[str, list[int]]) -> None:
-    """Build optimizers for the weights that `built_for` of another copy of the model returned."""
-    mine = optimizers_of(model)
-    for path, indices in weights.items():
-        if path in mine and not mine[path].built:
-            mine[path].build([model.weights[index] for index in indices])
+    found = [id(variable) for variable in inner_of(optimizer)._trainable_variables]
+    return [indices[each] for each in found] if indices.keys() >= set(found) else None
 
 
 def build_by_step(model: keras.Model, data: tuple[Any, ...]) -> None:
@@ -108,23 +188,33 @@ def build_by_step(model: keras.Model, data: tuple[Any, ...]) -> None:
         model: The model.
         data: A batch of rows, as ``train_step`` takes them. Their values do not matter.
     """
-    names = unbuilt(model)
-    if not names or "state" in inspect.signature(keras.Model.train_step).parameters:
+    if not unbuilt(model) or step_is_stateless():
         return
-    kept = [(variable, _copy(variable)) for variable in model.variables]
-    optimizers = optimizers_of(model)
-    for name in names:
-        _keep_initial_values(optimizers[name], kept)
-    compiled = optimizer_of(model)
-    if compiled is not None:
-        kept += [(variable, _copy(variable)) for variable in compiled.variables]
+    compiled, optimizers = optimizer_of(model), list(optimizers_of(model).values())
+    if compiled is not None and not any(each is compiled for each in optimizers):
+        optimizers.append(compiled)  # whether it is used, this step shows
+    before = None if compiled is None else _count(compiled)
+    variables = [*model.variables, *(variable for each in optimizers for variable in each.variables)]
+    kept = [(variable, _copy(variable)) for variable in variables]
+    frozen_or_not = [(layer, layer._trainable) for layer in model._flatten_layers()]
+    flags = [(weight, weight.trainable) for weight in model.weights]
+    new = [each for each in optimizers if not each.built]
+    for each in new:
+        _keep_initial_values(each, kept)
     try:
         model.train_step(data)
     finally:
-        for name in names:
-            vars(optimizers[name]).pop("build", None)
+        if compiled is not None:
+            keep_use(model, _count(compiled) != before)
+        for each in new:
+            vars(each).pop("build", None)
         for variable, value in kept:
             variable.assign(value)
+        for layer, trainable in frozen_or_not:
+            layer._trainable = trainable  # the property would set that of its layers and weights, too
+        for weight, trainable in flags:
+            weight.trainable = trainable
+        vars(model).pop(_TRAINED, None)
         model.reset_metrics()
 
 

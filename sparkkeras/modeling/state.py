@@ -11,7 +11,15 @@ import numpy as np
 
 from sparkkeras.modeling import backends
 from sparkkeras.modeling.locks import locks_state
-from sparkkeras.modeling.optimizers import inner_optimizer, optimizer_of, optimizers_of
+from sparkkeras.modeling.optimizers import (
+    has_several,
+    inner_of,
+    inner_optimizer,
+    optimizer_of,
+    optimizers_of,
+    set_iterations,
+    trained,
+)
 from sparkkeras.weights import Flat, Layout
 
 
@@ -63,21 +71,23 @@ def floatx() -> str:
 
 
 def weight_variables(model: keras.Model) -> list[Any]:
-    """The weights: trainable ones first, then non-trainable ones."""
-    return [*model.trainable_weights, *model.non_trainable_weights]
-
-
-def optimizer_variables(model: keras.Model) -> list[Any]:
-    """All variables of all optimizers, with iterations and learning rates. Builds the compiled one if necessary."""
-    optimizer = optimizer_of(model)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return [variable for each in optimizers_of(model).values() for variable in each.variables]
+    """The weights: those that training changes first (see `trained`), then the others."""
+    weights, flags = model.weights, trained(model)
+    return [weight for first in (True, False) for weight, flag in zip(weights, flags, strict=True) if flag == first]
 
 
 def trainable_size(model: keras.Model) -> int:
-    """The number of trainable values, which come first in the weight vector."""
-    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in model.trainable_weights)
+    """The number of values that training changes, which come first in the weight vector."""
+    flags = zip(model.weights, trained(model), strict=True)
+    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight, flag in flags if flag)
+
+
+def optimizer_variables(model: keras.Model) -> list[Any]:
+    """All variables of all optimizers, with iterations and learning rates. Builds the compiled one if it is the only one."""
+    optimizer = optimizer_of(model)
+    if optimizer is not None and not optimizer.built and not has_several(model):
+        optimizer.build(model.trainable_variables)
+    return [variable for each in optimizers_of(model).values() for variable in each.variables]
 
 
 @locks_state
@@ -92,43 +102,26 @@ def put_weights(weights: Flat, model: keras.Model) -> None:
     _put(weights, weight_variables(model))
 
 
-def advanced(state: ModelState, model: keras.Model, steps: int, learning_rate: float | None = None) -> ModelState:
+def advanced(state: ModelState, model: keras.Model, counts: Sequence[int], learning_rate: float | None = None) -> ModelState:
     """The state of a worker that takes over after another one. ``model`` is left in this state.
 
     Args:
         state: Current weights, and the optimizer variables from the start of training.
         model: A model with the same variable shapes and dtypes.
-        steps: The steps made since the start; the optimizers' iterations, and so their schedules, continue after them.
+        counts: The `iterations` that the other worker reached, after which schedules continue; empty if it made no step.
         learning_rate: The learning rate, if it was changed since the start.
     """
     state.put(model)
-    if steps:
-        set_iterations(model, [done + steps for done in iterations(model)])
-        for optimizer in _updating(model):
-            if getattr(optimizer, "use_ema", False):  # restart the moving averages from the current weights
+    if counts:
+        set_iterations(model, counts)
+        for optimizer in map(inner_of, optimizers_of(model).values()):
+            if optimizer.built and getattr(optimizer, "use_ema", False):  # restart averages from the current weights
                 averages = optimizer._model_variables_moving_average
                 for average, weight in zip(averages, optimizer._trainable_variables, strict=True):
                     average.assign(weight)
     if learning_rate is not None and has_settable_rate(model):
         model.optimizer.learning_rate = learning_rate
     return ModelState.take(model)
-
-
-def iterations(model: keras.Model) -> list[int]:
-    """The number of iterations of each optimizer."""
-    return [int(keras.ops.convert_to_numpy(optimizer._iterations)) for optimizer in _updating(model)]
-
-
-def set_iterations(model: keras.Model, numbers: Sequence[int]) -> None:
-    """Set the number of iterations of each optimizer."""
-    for optimizer, inner, number in zip(optimizers_of(model).values(), _updating(model), numbers, strict=True):
-        optimizer._iterations.assign(number)
-        inner._iterations.assign(number)
-
-
-def _updating(model: keras.Model) -> list[Any]:
-    """The optimizers that update weights: of a ``LossScaleOptimizer`` the inner one."""
-    return [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model).values()]
 
 
 def learning_rate(model: keras.Model) -> float:

@@ -1,0 +1,199 @@
+"""What Keras does not save of a model, in copies that were sent to workers or saved and loaded."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from sparkkeras.data.block import from_arrays
+from sparkkeras.errors import ModelError
+from sparkkeras.modeling import compilation, metrics
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import check_trainable, compile_arguments, compile_to_evaluate
+from sparkkeras.modeling.optimizers import built_for, inner_of, inner_optimizer, optimizers_of
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.training.persistence import pack, unpack
+from tests.models import Gan, gan
+
+several = pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
+ROW = from_arrays(np.zeros((1, 3), np.float32), None, None)
+
+
+def attention(outputs):
+    """A model with LoRA in a layer inside a layer, which Keras does not save."""
+    inputs = keras.Input((outputs,))
+    steps = layers.Dense(4)(layers.Reshape((outputs, 1))(inputs))
+    attended = layers.MultiHeadAttention(2, 2)
+    made = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(attended(steps, steps))))
+    attended.query_dense.enable_lora(2)
+    return made
+
+
+def frozen(inputs):
+    made = keras.Sequential([keras.Input((inputs,)), layers.Dense(4), layers.Dense(3)])
+    made.layers[0].kernel.trainable = False
+    return made
+
+
+def undecayed():
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def decays(model, name="bias"):
+    """Whether the optimizer decays weights of this name."""
+    (found,) = {inner_optimizer(model)._use_weight_decay(each) for each in model.trainable_weights if each.name == name}
+    return found
+
+
+@pytest.mark.parametrize("build", [frozen, attention])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fine_tuning_does_not_change_what_else_is_restored(build, scaled):
+    model = build(3)
+    optimizer = keras.optimizers.LossScaleOptimizer(undecayed()) if scaled else undecayed()
+    model.compile(optimizer, keras.losses.Huber(delta=5.0), metrics=[keras.metrics.TopKCategoricalAccuracy(k=2)])
+    state = ModelState.take(model)
+    for copy in (ModelArchive.pack(model).unpack(), unpack(pack(model, {}, {}), {}, True)[0]):
+        assert copy.loss._fn_kwargs == {"delta": 5.0}
+        assert [weight.trainable for weight in copy.weights] == [weight.trainable for weight in model.weights]
+        assert (decays(copy), decays(copy, "kernel")) == (False, True)
+        state.put(copy)
+        np.testing.assert_array_equal(ModelState.take(copy).weights.vector, state.weights.vector)
+
+
+@several
+@pytest.mark.parametrize("build", [frozen, attention])
+def test_fine_tuning_with_several_optimizers(build):
+    discriminator = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model = Gan(discriminator, build(2))
+    model.compile(undecayed(), undecayed(), keras.losses.BinaryFocalCrossentropy(gamma=np.float32(3.0), from_logits=True))
+    metrics.prepare(model, ROW)
+    state = ModelState.take(model)
+    for copy in (ModelArchive.pack(model).unpack(), unpack(pack(model, {}, {}), {}, True)[0]):
+        assert weights_of(copy) == weights_of(model)
+        assert copy.loss_function._fn_kwargs["gamma"] == 3.0
+        biases = [weight for weight in copy.trainable_weights if weight.name == "bias"]
+        assert not any(each._use_weight_decay(bias) for each in optimizers_of(copy).values() for bias in biases)
+        state.put(copy)
+
+
+def weights_of(model):
+    return {path: built_for(optimizer, model) for path, optimizer in optimizers_of(model).items()}
+
+
+def test_single_weights_that_are_excluded_from_decay():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.Dense(1)])
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[1].kernel])
+    model.compile(optimizer, "mse")
+    copy = ModelArchive.pack(model).unpack()
+    assert [copy.optimizer._use_weight_decay(layer.kernel) for layer in copy.layers] == [True, False]
+
+
+def test_mixed_precision_keeps_what_is_excluded_from_decay():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+        model.compile(undecayed(), "mse")  # Keras wraps the optimizer
+        copy = ModelArchive.pack(model).unpack()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert inner_of(copy.optimizer) is not copy.optimizer
+    assert (decays(copy), decays(copy, "kernel")) == (False, True)
+
+
+@pytest.mark.parametrize("alpha", [np.array([0.2, 0.8], np.float32), [0.2, 0.8], np.float32(0.5)], ids=str)
+def test_arguments_of_losses_may_be_numpy_values(alpha):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    model.compile("sgd", keras.losses.CategoricalFocalCrossentropy(alpha=alpha))
+    labels = np.eye(2, dtype=np.float32)
+    expected = float(model.loss(labels, labels * 0.4 + 0.3))
+    other = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    compile_to_evaluate(other, compile_arguments(model), {}, safe_mode=True)
+    for copy in (ModelArchive.pack(model).unpack(), other):
+        assert float(copy.loss(labels, labels * 0.4 + 0.3)) == pytest.approx(expected)
+
+
+def test_arguments_of_losses_that_cannot_be_saved():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    model.compile("sgd", keras.losses.Huber(delta=object()))
+    with pytest.raises(ModelError, match=r"arguments {.delta.: <object.*} of Huber cannot be saved"):
+        ModelArchive.pack(model)
+
+
+@keras.saving.register_keras_serializable("tests_of_unsaved")
+class OwnCompile(keras.Model):
+    """Sets private and shared attributes in ``compile``, and a dict whose keys are not strings."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.Dense(1)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compile(self, optimizer, adversarial):
+        super().compile(optimizer, adversarial)
+        self.chosen, self.steps = optimizer, {0: 1, (1, "a"): 2.5, 3: [optimizer]}
+        self._adversarial, self._losses_by_name = adversarial, {"adversarial": adversarial}
+
+    def train_step(self, *arguments):
+        return super().train_step(*arguments)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_attributes_that_compile_sets(policy):
+    model = OwnCompile(dtype=policy)
+    model.build((None, 3))
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.Huber(delta=0.3))
+    check_trainable(model)
+    copy = ModelArchive.pack(model).unpack()
+    assert list(optimizers_of(model)) == list(optimizers_of(copy)) == ["optimizer"]
+    assert copy.chosen is inner_optimizer(copy)
+    assert copy.steps[3][0] is copy.chosen
+    assert {key: copy.steps[key] for key in (0, (1, "a"))} == {0: 1, (1, "a"): 2.5}
+    assert copy._adversarial is copy._losses_by_name["adversarial"] is copy.loss
+    assert copy.loss._fn_kwargs == {"delta": 0.3}
+
+
+def test_a_private_attribute_that_cannot_be_saved():
+    class Opaque(OwnCompile):
+        def compile(self, *arguments):
+            super().compile(*arguments)
+            self._table = object()
+
+    model = Opaque()
+    model.build((None, 3))
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        ModelError, match=r"class Opaque .* overrides compile, which sets _table to a value that Keras cannot"
+    ):
+        ModelArchive.pack(model)
+
+
+@several
+def test_optimizers_that_were_built_for_other_weights_make_another_archive():
+    model = gan()
+
+    def packed(weights):
+        optimizers = keras.optimizers.Adam(), keras.optimizers.Adam()
+        optimizers[0].build(weights)
+        optimizers[1].build(model.generator.trainable_variables)
+        model.compile(*optimizers, keras.losses.BinaryCrossentropy(True))
+        return ModelArchive.pack(model)
+
+    first = packed(model.discriminator.trainable_variables)
+    second = packed(model.discriminator.layers[-1].trainable_variables)
+    assert weights_of(first.unpack())["d_optimizer"] == [0, 1, 2, 3]
+    assert weights_of(second.unpack())["d_optimizer"] == [2, 3]
+
+
+def test_several_optimizers_are_rejected_with_jax(monkeypatch):
+    monkeypatch.setattr(compilation, "step_is_stateless", lambda: True)
+    with pytest.raises(ModelError, match=r"optimizers d_optimizer, g_optimizer, but with JAX.* TensorFlow or PyTorch"):
+        check_trainable(gan())
