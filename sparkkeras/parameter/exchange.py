@@ -27,6 +27,8 @@ class ExchangePoint:
         seconds: The duration of the epoch so far; if the worker was replaced, of the last attempt's part of it.
         metrics: The metric state of the epoch so far.
         logs: This worker's logs at the end of the epoch; ``None`` before.
+        iterations: The number of iterations of each optimizer, with those before this run: a ``train_step`` may apply one
+            more often than another.
     """
 
     epoch: int
@@ -37,19 +39,22 @@ class ExchangePoint:
     seconds: float
     metrics: tuple[Array, ...] = ()
     logs: dict[str, Any] | None = None
+    iterations: tuple[int, ...] = ()
 
     def pack(self) -> dict[str, Any]:
         """The fields of a call. The metric state is not one of them: it travels in the body."""
         logs = None if self.logs is None else {name: _json_value(value) for name, value in self.logs.items()}
-        return {**{name: getattr(self, name) for name in (*_INTEGERS, *_FLOATS)}, "logs": logs}
+        numbers = {name: getattr(self, name) for name in (*_INTEGERS, *_FLOATS)}
+        return {**numbers, "logs": logs, "iterations": self.iterations}
 
     @classmethod
     def unpack(cls, field: Callable[[str, Callable[[Any], Any]], Any], metrics: tuple[Array, ...]) -> ExchangePoint:
         """The record from a call, given its method ``field``."""
         epoch, batch, steps, rows = (field(name, int) for name in _INTEGERS)
         learning_rate, seconds = (field(name, float) for name in _FLOATS)
+        iterations = field("iterations", lambda counts: tuple(map(int, counts)))
         logs = field("logs", lambda logs: None if logs is None else dict(logs))
-        return cls(epoch, batch, steps, rows, learning_rate, seconds, metrics, logs)
+        return cls(epoch, batch, steps, rows, learning_rate, seconds, metrics, logs, iterations)
 
 
 _INTEGERS, _FLOATS = ("epoch", "batch", "steps", "rows"), ("learning_rate", "seconds")

@@ -57,6 +57,7 @@ class EpochReport:
         steps: The number of applied optimizer steps.
         seconds: The duration of the epoch in seconds; if the worker was replaced, of the last attempt's part of it.
         learning_rate: The optimizer's learning rate at the end of the epoch.
+        iterations: The number of iterations of each optimizer at the end of the epoch.
         metrics: The state of the metrics over these rows.
         logs: The logs of this worker alone.
     """
@@ -67,6 +68,7 @@ class EpochReport:
     steps: int
     seconds: float
     learning_rate: float
+    iterations: tuple[int, ...]
     metrics: tuple[Array, ...]
     logs: dict[str, Any]
 
@@ -99,7 +101,7 @@ class ResumePoint:
         sequence: The number of applied pushes.
         epoch: The epoch to continue with.
         batch: The number of finished batches of that epoch.
-        steps: The optimizer steps of the partition in this run.
+        iterations: The number of iterations of each optimizer after the last applied push; empty before the first one.
         metrics: The metric state of that epoch so far; empty at its beginning.
         learning_rate: The last learning rate that the driver set, after the number of times that it set one; ``None`` if
             it set none.
@@ -109,7 +111,7 @@ class ResumePoint:
     sequence: int
     epoch: int
     batch: int
-    steps: int
+    iterations: tuple[int, ...]
     metrics: tuple[Array, ...]
     learning_rate: tuple[int, float] | None = None
 
@@ -148,6 +150,7 @@ class _Partition:
     rows: int = 0
     epoch_steps: int = 0
     epoch_rows: int = 0
+    iterations: tuple[int, ...] = ()
     metrics: tuple[Array, ...] = ()
     started: bool = False
     done: bool = False
@@ -247,7 +250,7 @@ class Ledger:
                 sequence=partition.sequence,
                 epoch=partition.epoch,
                 batch=partition.batch,
-                steps=partition.steps,
+                iterations=partition.iterations,
                 metrics=partition.metrics,
                 learning_rate=self._learning_rate,
             )
@@ -292,7 +295,7 @@ class Ledger:
             partition.rows += point.rows
             partition.epoch_steps += point.steps
             partition.epoch_rows += point.rows
-            partition.metrics = point.metrics
+            partition.iterations, partition.metrics = point.iterations, point.metrics
             if point.logs is not None:
                 self._reports.setdefault(point.epoch, {})[worker] = EpochReport(
                     worker,
@@ -301,6 +304,7 @@ class Ledger:
                     partition.epoch_steps,
                     point.seconds,
                     point.learning_rate,
+                    point.iterations,
                     point.metrics,
                     point.logs,
                 )

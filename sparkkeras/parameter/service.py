@@ -385,9 +385,9 @@ class ParameterClient(Client):
             time.sleep(delay)
         self._lease, self._sequence = int(reply["lease"]), int(reply["sequence"])
         metrics = self._payload_format.metrics.unpack(body) if len(body) else ()
-        names = ("lease", "sequence", "epoch", "batch", "steps")
-        rate = _rate(reply["learning_rate"])
-        return ResumePoint(**{name: int(reply[name]) for name in names}, metrics=metrics, learning_rate=rate)
+        numbers = {name: int(reply[name]) for name in ("lease", "sequence", "epoch", "batch")}
+        iterations, rate = tuple(map(int, reply["iterations"])), _rate(reply["learning_rate"])
+        return ResumePoint(**numbers, iterations=iterations, metrics=metrics, learning_rate=rate)
 
     @contextmanager
     def renewing(self, every: float) -> Iterator[None]:

@@ -40,6 +40,7 @@ from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
@@ -285,9 +286,9 @@ class _Run:
         self._exchange = WorkerExchange(task.plan, client, set_before)
         self.state = ModelState(self._exchange.begun, task.state.value.optimizer)
         self.rows = 0
-        if resumed.steps or rate is not None:
+        if resumed.iterations or rate is not None:
             model = self._trainer.prepared(rows, self._options)
-            self.state = model_state.advanced(self.state, model, resumed.steps, rate)
+            self.state = model_state.advanced(self.state, model, resumed.iterations, rate)
 
     def train(self) -> None:
         """Train from the progress of earlier attempts to the end."""
@@ -371,7 +372,7 @@ class _Training:
         self._payload_format = PayloadFormat.of(self._state.weights, metrics.take(job.model))
         self._service = ParameterService(self._store, self._ledger, self._payload_format)
         self._kept: dict[int, tuple[ParameterServerStats, State]] = {}
-        self._iterations, self._steps = model_state.iterations(job.model), Counter[int]()
+        self._iterations = tuple(iterations(job.model))
         self._pace = _Pace()
         self._warned = False
         self._epoch = epochs.start
@@ -470,10 +471,9 @@ class _Training:
                     "custom one: apply must change center in place (center += ..., not center = center + ...)."
                 )
             model_state.put_weights(snapshot.weights, model)
-        for report in end.reports:
-            self._steps[report.worker] += report.steps
-        steps = max(self._steps.values())
-        model_state.set_iterations(model, [before + steps for before in self._iterations])
+        counts = [self._iterations, *(report.iterations for report in end.reports)]
+        self._iterations = tuple(map(max, zip(*counts, strict=True)))
+        set_iterations(model, self._iterations)
         logs = epoch_logs(model, metrics.merge(report.metrics for report in end.reports), end.reports)
         add_histories(job, end.epoch, end.reports)
         stats, rule_state = self._kept.pop(end.epoch)

@@ -25,6 +25,7 @@ from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.optimizers import iterations
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
@@ -390,6 +391,7 @@ def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches
                 seconds=time.perf_counter() - started,
                 metrics=metrics.take(model),
                 logs=logs,
+                iterations=tuple(iterations(model)),
             )
             result = exchange(model_state.take_weights(model), point)
             self._exchanged = self._done

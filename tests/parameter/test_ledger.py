@@ -57,12 +57,12 @@ class Bench:
         assert not isinstance(resumed, str), resumed
         return resumed.lease
 
-    def push(self, worker, lease, sequence, *, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=False):
+    def push(self, worker, lease, sequence, *, epoch=0, batch=1, steps=1, rows=4, metrics=(), ended=False, iterations=()):
         """Push once; whether the push was to be applied."""
         logs = {"loss": float(worker)} if ended else None
         with self.ledger.pushing(worker, lease, sequence) as new:
             if new:
-                self.ledger.pushed(worker, ExchangePoint(epoch, batch, steps, rows, 0.25, 1.5, metrics, logs))
+                self.ledger.pushed(worker, ExchangePoint(epoch, batch, steps, rows, 0.25, 1.5, metrics, logs, iterations))
         return new
 
     def end(self, worker, lease, epoch, sequence=None):
@@ -101,7 +101,7 @@ def arrays(*numbers):
 
 def test_a_lease_has_the_point_to_start_from():
     resumed = Bench(3, epochs=range(4, 6)).ledger.lease(0, 7)
-    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps, resumed.metrics) == (0, 4, 0, 0, ())
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.iterations, resumed.metrics) == (0, 4, 0, (), ())
 
 
 def test_the_same_attempt_gets_the_same_lease_again():
@@ -318,15 +318,15 @@ def test_a_partition_without_batches_is_done_from_the_start():
 def test_a_new_attempt_receives_the_progress_of_the_partition():
     bench = Bench(3)
     lease = bench.take(0, 7)
-    bench.push(0, lease, 1, epoch=0, batch=2, steps=2, metrics=arrays(1, 2))
-    bench.push(0, lease, 2, epoch=0, batch=3, steps=1, metrics=arrays(3, 4), ended=True)
+    bench.push(0, lease, 1, epoch=0, batch=2, steps=2, metrics=arrays(1, 2), iterations=(7, 2))
+    bench.push(0, lease, 2, epoch=0, batch=3, steps=1, metrics=arrays(3, 4), ended=True, iterations=(8, 3))
     between = bench.ledger.lease(0, 7)
-    assert (between.sequence, between.epoch, between.batch, between.steps, between.metrics) == (2, 1, 0, 3, ())
-    bench.push(0, lease, 3, epoch=1, batch=2, steps=2, metrics=arrays(5, 6))
+    assert (between.sequence, between.epoch, between.batch, between.iterations, between.metrics) == (2, 1, 0, (8, 3), ())
+    bench.push(0, lease, 3, epoch=1, batch=2, steps=2, metrics=arrays(5, 6), iterations=(10, 5))
     bench.clock.advance()
     resumed = bench.ledger.lease(0, 8)
     assert resumed.lease > lease
-    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.steps) == (3, 1, 2, 5)
+    assert (resumed.sequence, resumed.epoch, resumed.batch, resumed.iterations) == (3, 1, 2, (10, 5))
     assert resumed.metrics == arrays(5, 6)
 
 
