@@ -9,16 +9,20 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import psutil
 import pytest
 
+from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.local_dataset import LocalDataset, LocalResults, LocalRunning, LocalStream
 from sparkkeras.errors import ConfigurationError, DivergenceError, DriverConnectionError
+from sparkkeras.modeling import metrics
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
@@ -28,6 +32,7 @@ from sparkkeras.training.job import Server, TrainValidationSplit, Validation
 from sparkkeras.training.worker_reports import mean_logs
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
+from tests.models import Gan, gan
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
@@ -373,6 +378,40 @@ def test_callbacks_get_the_largest_number_of_steps_of_a_worker(linear):
 
     train(linear, partitions(18, 7), epochs=2, frequency=2, callbacks=[Iterations()])
     assert seen == [5, 10]
+
+
+@keras.saving.register_keras_serializable("tests_of_parameter_server")
+class Uneven(Gan):
+    """Applies one optimizer twice as often as the other."""
+
+    def train_step(self, data):
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply([0 * weight for weight in weights], weights)
+        return super().train_step(data)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
+def test_each_optimizer_has_its_own_number_of_iterations(tmp_path):
+    mark, seen = tmp_path / "mark", []
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2 and not mark.exists():
+                mark.touch()
+                raise RuntimeError("on purpose")
+
+    class Iterations(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(iterations(self.model))
+
+    given = SimpleNamespace(model=gan(Uneven))
+    metrics.prepare(given.model, from_arrays(X[:1], None, None).spec.zeros())
+    set_iterations(given.model, [10, 20])
+    callbacks = ByValue.dump([Fail()], "callbacks")
+    blocks = [from_arrays(X[:12].copy(), None, None)]
+    _, stats, _ = train(given, Again(blocks), epochs=2, frequency=1, worker_callbacks=callbacks, callbacks=[Iterations()])
+    assert stats.takeovers == 1
+    assert [*seen, iterations(given.model)] == [[16, 23], [22, 26], [22, 26]]
 
 
 @pytest.mark.parametrize("own", [False, True])

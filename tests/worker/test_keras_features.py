@@ -24,7 +24,7 @@ from sparkkeras.modeling.state import ModelState, ModelWeights, has_call
 from sparkkeras.training.persistence import pack, unpack
 from sparkkeras.worker.batches import BatchOptions
 from sparkkeras.worker.predictor import Predictor
-from tests.models import Gan, gan
+from tests.models import Gan, differentiate, gan
 from tests.scripts import ROOT
 from tests.training.jobs import fit
 
@@ -192,10 +192,46 @@ def lora():
     return model(layers.Dense(4), before=lambda made: made.layers[0].enable_lora(2))
 
 
-def excluded_from_decay():
-    decaying = keras.optimizers.AdamW(0.02, weight_decay=0.5)
-    decaying.exclude_from_weight_decay(var_names=["bias"])
-    return model(optimizer=decaying)
+def decaying():
+    made = keras.optimizers.AdamW(0.02, weight_decay=0.5)
+    made.exclude_from_weight_decay(var_names=["bias"])
+    return made
+
+
+def attention_lora(inputs=3, outputs=1):
+    """LoRA in a layer inside a layer, which Keras does not save."""
+    rows = keras.Input((inputs,))
+    steps = layers.Dense(4)(layers.Reshape((inputs, 1))(rows))
+    attended = layers.MultiHeadAttention(2, 2)
+    made = keras.Model(rows, layers.Dense(outputs)(layers.Flatten()(attended(steps, steps))))
+    attended.query_dense.enable_lora(2)
+    return made
+
+
+def frozen_weight(inputs=3, outputs=1):
+    made = keras.Sequential([keras.Input((inputs,)), layers.Dense(4), layers.Dense(outputs)])
+    made.layers[0].kernel.trainable = False
+    return made
+
+
+def fine_tuned(build, optimizer="sgd", loss="mse"):
+    def made():
+        model = build()
+        model.compile(keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer(), loss)
+        return model
+
+    return made
+
+
+def gan_of(generator, optimizer):
+    """A GAN with a generator that is fine-tuned."""
+
+    def made():
+        model = Gan(keras.Sequential([keras.Input((3,)), layers.Dense(1)]), generator(2, 3))
+        model.compile(optimizer(), optimizer(), keras.losses.BinaryFocalCrossentropy(gamma=3.0, from_logits=True))
+        return model
+
+    return made
 
 
 def custom(name):
@@ -354,6 +390,32 @@ class ConfiguredGan(Gan):
         self.compile(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
 
+@custom("Wasserstein")
+class Wasserstein(Gan):
+    """Trains the discriminator five times as often as the generator."""
+
+    def train_step(self, data):
+        real = data[0] if isinstance(data, (tuple, list)) else data
+        weights = self.discriminator.trainable_weights
+        for _ in range(4):
+            _, gradients = differentiate(lambda: self.d_loss(real), weights)
+            self.d_optimizer.apply(gradients, weights)
+        return super().train_step(data)
+
+
+@custom("Freezing")
+class Freezing(Gan):
+    """Freezes the discriminator while the generator is trained, which is the classic way to write a GAN."""
+
+    def d_loss(self, real):
+        self.discriminator.trainable = True
+        return super().d_loss(real)
+
+    def g_loss(self, real):
+        self.discriminator.trainable = False
+        return super().g_loss(real)
+
+
 CASES = [
     *(
         Case(f"Optimizers: {name}", optimizer(name))
@@ -370,8 +432,9 @@ CASES = [
     Case("Gradient clipping: global_clipnorm", optimizer("SGD", global_clipnorm=0.1)),
     Case("Gradient clipping: clipvalue", optimizer("SGD", clipvalue=0.1)),
     Case("Weight decay", optimizer("SGD", weight_decay=0.1)),
-    Case("Weight decay: excluded weights", excluded_from_decay),
+    Case("Weight decay: excluded weights", lambda: model(optimizer=decaying())),
     Case("Loss scaling", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02)))),
+    Case("Loss scaling: excluded weights", lambda: model(optimizer=keras.optimizers.LossScaleOptimizer(decaying()))),
     Case("Mixed precision: mixed_float16", stack(lambda: layers.Dense(4)), policy="mixed_float16", atol=1e-3),
     Case("Mixed precision: mixed_bfloat16", stack(lambda: layers.Dense(4)), policy="mixed_bfloat16", atol=1e-2),
     Case("Dtype policies: bfloat16", stack(lambda: layers.Dense(4, dtype="bfloat16")), atol=1e-2),
@@ -414,6 +477,15 @@ CASES = [
         "tokens",
     ),
     Case("Low-rank adaptation (LoRA)", lora, saved=False),
+    Case("Low-rank adaptation (LoRA): loss", fine_tuned(attention_lora, "adam", keras.losses.Huber(0.1)), saved=False),
+    Case("Low-rank adaptation (LoRA): weight decay", fine_tuned(attention_lora, decaying), saved=False),
+    Case(
+        "Low-rank adaptation (LoRA): several optimizers",
+        gan_of(attention_lora, decaying),
+        "rows without labels",
+        backends=("tensorflow", "torch"),
+        saved=False,
+    ),
     Case("Preprocessing layers: Normalization", adapted_normalization),
     Case(
         "Preprocessing layers: CategoryEncoding",
@@ -453,7 +525,14 @@ CASES = [
     Case(
         "Frozen weights",
         stack(lambda: layers.Dense(4), layers.BatchNormalization, before=freeze_weights, optimizer="adam"),
-        saved=False,
+    ),
+    Case("Frozen weights: loss", fine_tuned(frozen_weight, loss=keras.losses.Huber(0.1))),
+    Case("Frozen weights: weight decay", fine_tuned(frozen_weight, decaying)),
+    Case(
+        "Frozen weights: several optimizers",
+        gan_of(frozen_weight, decaying),
+        "rows without labels",
+        backends=("tensorflow", "torch"),
     ),
     Case("Subclassed models", subclassed),
     Case("Custom training steps", lambda: subclassed(OwnTrainStep)),
@@ -463,6 +542,15 @@ CASES = [
         lambda: gan(ConfiguredGan),
         "rows without labels",
         backends=("tensorflow", "torch"),
+    ),
+    *(
+        Case(
+            f"Several optimizers: {name}",
+            lambda kind=kind: gan(kind),
+            "rows without labels",
+            backends=("tensorflow", "torch"),
+        )
+        for name, kind in (("five steps of one for each of the other", Wasserstein), ("train_step freezes layers", Freezing))
     ),
     Case("Custom evaluation steps", lambda: subclassed(OwnTestStep)),
     Case(
@@ -509,6 +597,13 @@ LONG = {
     "Several inputs and outputs: by position",
     "Preprocessing layers: Rescaling",
     "Custom metrics: function",
+    "Loss scaling: excluded weights",
+    "Low-rank adaptation (LoRA): loss",
+    "Low-rank adaptation (LoRA): weight decay",
+    "Frozen weights: loss",
+    "Frozen weights: weight decay",
+    "Frozen weights: several optimizers",
+    "Low-rank adaptation (LoRA): several optimizers",
     "jit_compile",
 }
 """The cases that run in `scripts/soak` only."""
