@@ -335,6 +335,7 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, wit
             if changed and with_optimizers and is_built(model):
                 model.built = True  # load_weights requires it also of a model without call
                 model.load_weights(path, skip_mismatch=True)  # perhaps the optimizer was built for other weights
+            unsaved.restart_lora(model)
             return model
     except ModelError:
         raise

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +97,15 @@ def _restore_training(model: keras.Model, lora: Sequence[Any], trainable: Sequen
         for weight, flag in zip(model.weights, trainable, strict=True):
             if weight.trainable != flag:
                 weight.trainable = flag
+
+
+def restart_lora(model: keras.Model) -> None:
+    """Give low-rank factors their initial values after loading weights: Keras sets both to zero, so no gradient flows."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            for weight in layer.trainable_weights:
+                if weight.name.startswith("lora_") and weight.name.endswith("_a"):
+                    weight.assign(keras.initializers.HeUniform()(weight.shape, weight.dtype))
 
 
 def _own_compile(model: keras.Model) -> Saved:
@@ -214,12 +225,18 @@ def _serialized(value: Any) -> Any:
 
 @functools.cache
 def _of_keras() -> frozenset[str]:
-    """The attributes that a model may have without code of its own."""
+    """The attributes that a model may have without code of its own: of new models, and those that Keras's methods assign."""
     inputs = keras.Input((1,))
     plain: list[Any] = [keras.Model(), keras.Sequential([inputs]), keras.Model(inputs, keras.layers.Dense(1)(inputs))]
-    for model in plain:
-        model.compile()
-    return frozenset({"history", "inputs", "outputs", "input_spec", *(name for model in plain for name in vars(model))})
+    members = [member for model in plain for kind in type(model).__mro__ for member in vars(kind).values()]
+    functions = [inspect.unwrap(member) for member in members if isinstance(member, types.FunctionType)]
+    return frozenset(
+        {
+            *("inputs", "outputs", "input_spec", "history"),
+            *(name for model in plain for name in vars(model)),
+            *(step.argval for each in functions for step in dis.get_instructions(each) if step.opname == "STORE_ATTR"),
+        }
+    )
 
 
 def _kinds() -> tuple[type, ...]:

@@ -176,6 +176,21 @@ def test_a_private_attribute_that_cannot_be_saved():
         ModelArchive.pack(model)
 
 
+def test_low_rank_factors_of_a_loaded_model_can_be_trained():
+    model = attention(3)
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 3), np.float32)
+    model.fit(x, y, verbose=0)
+    loaded = unpack(pack(model, {}, {}), {}, True)[0]
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+    before = [weight.numpy() for weight in loaded.trainable_weights]
+    loaded.fit(x, y, verbose=0)
+    changed = [
+        weight.name for weight, old in zip(loaded.trainable_weights, before, strict=True) if (weight.numpy() != old).any()
+    ]
+    assert "lora_kernel_b" in changed
+
+
 @several
 def test_optimizers_that_were_built_for_other_weights_make_another_archive():
     model = gan()
