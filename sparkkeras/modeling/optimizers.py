@@ -6,6 +6,7 @@ only the ``train_step`` shows, so unbuilt ones are built by one step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ def has_own_step(model: keras.Model) -> bool:
 
 
 def step_is_stateless() -> bool:
-    """Whether ``train_step`` gets variables as arguments, those of ``model.optimizer`` only: so it is with JAX."""
-    return bool(keras.backend.backend() == "jax")
+    """Whether ``train_step`` gets variables as arguments, as with JAX; of optimizers, only those of ``model.optimizer``."""
+    return "state" in inspect.signature(keras.Model.train_step).parameters
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
