@@ -332,8 +332,11 @@ def _load(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool, wit
                     warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
                 model = keras.saving.load_model(path, objects, safe_mode=safe_mode)
             changed = unsaved.restore(model, saved, objects, safe_mode=safe_mode)
+            if saved and is_built(model):
+                model.built = True  # load_weights and PyTorch's fit require it also of a model without call
             if changed and with_optimizers and is_built(model):
-                model.built = True  # load_weights requires it also of a model without call
+                if "optimizer" not in optimizers_of(model):  # PyTorch's fit builds it although no step uses it
+                    warnings.filterwarnings("ignore", message="A total of 1 objects could not be loaded")
                 model.load_weights(path, skip_mismatch=True)  # perhaps the optimizer was built for other weights
             unsaved.restart_lora(model)
             return model

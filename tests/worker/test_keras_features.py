@@ -407,9 +407,9 @@ class Wasserstein(Gan):
 class Freezing(Gan):
     """Freezes the discriminator while the generator is trained, which is the classic way to write a GAN."""
 
-    def d_loss(self, real):
+    def train_step(self, data):
         self.discriminator.trainable = True
-        return super().d_loss(real)
+        return super().train_step(data)
 
     def g_loss(self, real):
         self.discriminator.trainable = False
