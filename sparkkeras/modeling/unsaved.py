@@ -83,8 +83,9 @@ def restore(model: keras.Model, saved: Mapping[str, Any], custom_objects: Mappin
         changed = model.compiled and _restore_optimizers(model, saved.get("optimizers", {}))
     for name, value in saved.get("attributes", {}).items():
         setattr(model, name, value)
-    if len(model.weights) == len(saved.get("trainable", ())):
-        optimizers.keep_trained(model, saved.get("trained") or saved["trainable"])
+    flags = saved.get("trained") or saved.get("trainable", ())
+    if len(model.weights) == len(flags):
+        optimizers.keep_trained(model, flags)
     return "compile" in saved or changed
 
 
