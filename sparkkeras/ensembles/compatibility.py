@@ -102,8 +102,15 @@ def predicted(model: keras.Model, x: Any, batch_size: int) -> Any:
 
 
 def as_input(x: Any) -> Any:
-    """Features in a form that Keras accepts: several inputs as a list, since Keras interprets a tuple as (x, y)."""
-    return list(x) if isinstance(x, tuple) else x
+    """Features in a form that Keras accepts.
+
+    Several inputs become a list, since Keras interprets a tuple as (x, y), and strings a tensor, since Keras's data adapters
+    reject arrays of objects.
+    """
+    inputs = list(x) if isinstance(x, tuple) else x
+    return keras.tree.map_structure(
+        lambda array: keras.ops.convert_to_tensor(array) if array.dtype == object else array, inputs
+    )
 
 
 def as_one_model(

@@ -197,6 +197,30 @@ def test_multilabel_outputs_vote_for_each_label():
         ensemble.predict_classes(X)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
+@pytest.mark.parametrize("strings", [np.array, lambda rows: np.array(rows, object), list])
+def test_inputs_of_strings_and_numbers(strings):
+    def model(seed):
+        keras.utils.set_random_seed(seed)
+        text, size = keras.Input((1,), dtype="string", name="text"), keras.Input((1,), name="size")
+        hashed = keras.layers.Hashing(8, output_mode="one_hot")(text)
+        joined = keras.layers.Concatenate()([hashed, size])
+        made = keras.Model([text, size], keras.layers.Dense(1, "sigmoid")(joined))
+        made.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+        return made
+
+    import tensorflow as tf
+
+    rows, sizes, labels = ["good", "bad", "ü"], np.arange(3.0)[:, None], np.array([1, 0, 1])
+    members = [model(0), model(1)]
+    expected = np.mean([each.predict([tf.constant(rows)[:, None], sizes], verbose=0) for each in members], axis=0)
+    ensemble, x = EnsembleModel(members), {"text": strings(rows), "size": sizes}
+    np.testing.assert_allclose(ensemble.predict(x), expected, rtol=1e-5)
+    assert ensemble.predict_classes(x).tolist() == (expected[:, 0] > 0.5).tolist()
+    np.testing.assert_allclose(ensemble.evaluate(x, labels)[1], np.mean((expected[:, 0] > 0.5) == labels), rtol=1e-6)
+    assert greedy_ensemble(members, x, labels, size=2).models
+
+
 def test_greedy_selection_with_hard_voting_needs_models_of_one_kind():
     multiclass = unit("softmax", 4, loss="categorical_crossentropy")
     multilabel = unit(units=4, loss="binary_crossentropy")
