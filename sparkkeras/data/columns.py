@@ -20,7 +20,7 @@ from sparkkeras.data.column_values import BY_NAME, ColumnPart, ColumnValues, Ter
 from sparkkeras.data.numeric import is_encoded_image
 from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.data.sparse import SparseRows
-from sparkkeras.data.text import NotTextError, is_text_type, read_text, side_by_side
+from sparkkeras.data.text import NotTextError, Text, is_text_type, read_text, side_by_side
 from sparkkeras.errors import DataError, counted
 from sparkkeras.weights import Array
 
@@ -446,7 +446,7 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
     """Convert an array to a column: numbers for shape (rows,), (nested) lists for more axes.
 
     Args:
-        array: The values, shape (rows, ...). Sparse rows become vectors in Spark's representation.
+        array: The values, shape (rows, ...). Sparse rows become vectors in Spark's representation, `Text` becomes strings.
         good: A mask of the rows that are not null, shape (rows,); ``None``: all.
         missing: A mask of the values that are null, in the shape of the array; ``None``: none.
 
@@ -468,10 +468,9 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
             "can hold: make several DataFrames of its rows, and union them."
         )
     nulls = None if good is None or good.all() else ~good
-    array = array.astype(stored_as(array.dtype.name), copy=False)
     if array.ndim == 1:
-        return pa.array(array, mask=nulls if missing is None else missing if nulls is None else missing | nulls)
-    column = pa.array(np.ascontiguousarray(array).reshape(-1), mask=None if missing is None else missing.reshape(-1))
+        return _flat_column(array, nulls if missing is None else missing if nulls is None else missing | nulls)
+    column = _flat_column(array, missing)
     for axis in range(array.ndim - 1, 0, -1):
         count = int(np.prod(array.shape[:axis]))
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * array.shape[axis])
@@ -479,6 +478,18 @@ def to_column(array: Array, good: Array | None = None, missing: Array | None = N
         mask = pa.array(nulls) if outer and nulls is not None else None
         column = pa.ListArray.from_arrays(offsets, column, mask=mask)
     return column
+
+
+def _flat_column(array: Array, missing: Array | None) -> pa.Array:
+    """All values of an array, in C order, with nulls where they are missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    mask = None if missing is None else missing.reshape(-1)
+    if isinstance(array, Text):
+        return array.values if mask is None else pc.if_else(pa.array(mask), pa.scalar(None, pa.large_string()), array.values)
+    array = array.astype(stored_as(array.dtype.name), copy=False)
+    return pa.array(np.ascontiguousarray(array).reshape(-1), mask=mask)
 
 
 def _sparse_vectors(rows: SparseRows) -> pa.Array:

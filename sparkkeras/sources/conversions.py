@@ -13,6 +13,7 @@ from sparkkeras.data.columns import to_column
 from sparkkeras.data.numeric import NotNumbersError, filled, to_numbers
 from sparkkeras.data.one_hot import class_indices, encode_label
 from sparkkeras.data.schema import Schema
+from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.column_names import quoted
 from sparkkeras.sources.frame import ColumnMapping, Columns
@@ -45,8 +46,8 @@ def to_data_frame(
 
     Args:
         spark: A SparkSession (classic or Spark Connect) or a SparkContext.
-        x: Features, shape (samples, ...): an array, or a dict of arrays, which become one column each. Shape (samples,)
-            makes a column of numbers, more axes a column of (nested) arrays.
+        x: Features, shape (samples, ...): an array of numbers, booleans or strings, or a dict of arrays, which become one
+            column each. Shape (samples,) makes a column of numbers or strings, more axes a column of (nested) arrays.
         y: Labels, in the same forms; ``None``: no labels.
         sample_weight: A weight for each sample, shape (samples,).
         features: The name of the column for features.
@@ -56,7 +57,7 @@ def to_data_frame(
         vectors: Whether features of shape (samples, features) become Spark ML vectors instead of arrays.
 
     Raises:
-        DataError: The arrays differ in length, have no rows, or hold values that are not numbers.
+        DataError: The arrays differ in length, have no rows, or hold values that are neither numbers nor strings.
         ConfigurationError: Two columns would have the same name.
         ClusterError: The session was stopped.
 
@@ -83,6 +84,8 @@ def to_data_frame(
         raise DataError(f"arrays must have the same number of rows, and at least one; received {lengths}.")
     as_vectors = [name for name in _names(features, x) if arrays[name].ndim == 2] if vectors else []
     for name in as_vectors:
+        if isinstance(arrays[name], Text):
+            raise DataError(f"{name!r} holds strings, of which there are no vectors: leave vectors=True out.")
         arrays[name], missing[name] = filled(arrays[name], missing[name]), None
     columns = [to_column(array, _not_null(missing[name]), missing[name]) for name, array in arrays.items()]
     frame = session.createDataFrame(pa.table(columns, list(arrays)))
@@ -98,7 +101,7 @@ def from_data_frame(
     categorical: bool = False,
     nb_classes: int | None = None,
 ) -> tuple[Any, Any]:
-    """Collect the features and labels of a DataFrame into arrays on the driver.
+    """Collect the features and labels of a DataFrame into arrays on the driver; strings become an array of ``str`` objects.
 
     Args:
         frame: The DataFrame; its rows must fit into the driver's memory.
@@ -111,7 +114,7 @@ def from_data_frame(
         ``(x, y)``; ``y`` is ``None`` without labels.
 
     Raises:
-        DataError: A column is missing or holds nulls or values that are not numbers, there are no rows, or with
+        DataError: A column is missing, or holds nulls or values that are neither numbers nor strings, there are no rows, or with
             ``categorical`` a label is not a class index.
         ConfigurationError: ``categorical`` is set and there are several label columns.
     """
@@ -125,7 +128,7 @@ def from_data_frame(
     for leaf in found:
         if leaf.good is not None:
             raise DataError(f"{leaf.label} has a null in row {int(np.argmin(leaf.good))}: replace nulls, or drop such rows.")
-    form, arrays = selection.form, [leaf.values for leaf in found]
+    form, arrays = selection.form, [np.asarray(leaf.values) for leaf in found]
     x = form.x.build(arrays[form.span("x")])
     y = None if form.y is None else form.y.build(arrays[form.span("y")])
     if not categorical or y is None:
@@ -166,14 +169,14 @@ def _not_null(missing: Array | None) -> Array | None:
 
 
 def _array(name: str, given: Any) -> tuple[Array, Array | None]:
-    """The values and a mask of missing ones; see `to_numbers`."""
+    """The values and a mask of missing ones; see `to_numbers` and `to_text`."""
     try:
-        array, missing = to_numbers(given)
-    except NotNumbersError as error:
+        array, missing = to_text(given) if holds_text(given) else to_numbers(given)
+    except (NotNumbersError, NotTextError) as error:
         where = "" if error.row is None else f"row {error.row} of "
         raise DataError(f"{where}{name!r} {error}") from error
     if array.ndim == 0:
-        raise DataError(f"{name!r} is {describe(given)}; expected numbers or booleans with the rows on the first axis.")
+        raise DataError(f"{name!r} is {describe(given)}; expected an array with the rows on the first axis.")
     return array, missing
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
-from sparkkeras import DataError, SparkModel, register_keras_udf
+from sparkkeras import DataError, SparkModel, from_data_frame, register_keras_udf, to_data_frame
 from sparkkeras.ml import KerasEstimator
 
 WORDS = ["good", "bad", "😀"]
@@ -30,6 +30,10 @@ def model():
 def test_columns_of_text_and_numbers(spark):
     rows = [(text, float(size), int(label)) for text, size, label in zip(TEXT, SIZE, Y, strict=True)]
     frame = spark.createDataFrame(rows, "text string, size double, good int").repartition(2)
+    collected, _ = from_data_frame(frame, features="text", label=None)
+    assert type(collected) is np.ndarray
+    assert sorted(collected) == sorted(TEXT)
+    assert from_data_frame(to_data_frame(spark, collected), label=None)[0].tolist() == collected.tolist()
     spark_model = SparkModel(model(), seed=0)
     history = spark_model.fit(frame, epochs=6, batch_size=8, verbose=0, validation_split=0.2).history
     assert history["loss"][-1] < 0.6 * history["loss"][0]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from sparkkeras import to_data_frame
+from sparkkeras.errors import DataError
 
 
 class FakeSession:
@@ -46,3 +47,18 @@ def test_columns_without_missing_values_have_no_nulls():
     found = to_data_frame(FakeSession(), {"a": np.arange(3), "b": np.ones((3, 2), np.float32)}, [0, 1, 1])
     assert [each.null_count for each in found.columns] == [0, 0, 0]
     assert found["b"].to_pylist() == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan])
+def test_strings_become_columns_of_strings(missing):
+    assert column(np.array(["a", missing, "ü"], object)).to_pylist() == ["a", None, "ü"]
+    assert column(np.array([["a", missing], [missing, missing]], object)).to_pylist() == [["a", None], None]
+    assert column(np.array(["a", "bc"])).to_pylist() == ["a", "bc"]
+    assert column([["a", "b"], ["c", "d"]]).to_pylist() == [["a", "b"], ["c", "d"]]
+
+
+def test_values_that_are_no_strings_among_strings_are_reported():
+    with pytest.raises(DataError, match=r"row 1 of 'features' holds 3, of the type int; expected strings"):
+        column(np.array(["a", 3], object))
+    with pytest.raises(DataError, match="'features' holds strings, of which there are no vectors"):
+        to_data_frame(FakeSession(), np.array([["a"]]), vectors=True)
