@@ -32,10 +32,16 @@ class Terms:
         """The name of one column in messages."""
         return f"{name} of {self.function}" if self.function else f"column {name!r}"
 
+    def argument(self, name: str) -> str:
+        """The name of an argument of `SparkModel.fit` for columns, or of the param of Spark ML that stands for it."""
+        return _PARAMS.get(name, name) if self.spark_ml else name
+
     def columns(self, names: Sequence[str]) -> str:
         """The name of several columns in messages."""
         return f"the arguments of {self.function}" if self.function else f"the columns {', '.join(names)}"
 
+
+_PARAMS = {"features": "featuresCol", "label": "labelCol", "sample_weight": "weightCol"}
 
 BY_NAME = Terms()
 """The wording for the columns of a DataFrame, which have names."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.block import describe
+from sparkkeras.data.column_values import current_terms
 from sparkkeras.errors import ConfigurationError, DataError, known_names
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class ColumnFinder:
             return argument
         if names and all(_field(self._schema, name) is not None for name in names):
             return {name: name for name in names} if len(names) > 1 else names[0]
-        kind = "inputs" if argument == "features" else "outputs"
+        kind, shown = "inputs" if argument == "features" else "outputs", current_terms.get().argument(argument)
         raise ConfigurationError(
-            f"{argument}= is missing: there is no column {argument!r}, and no columns with the names of the model's {kind} "
+            f"{shown}= is missing: there is no column {argument!r}, and no columns with the names of the model's {kind} "
             f"({', '.join(names) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
         )
 

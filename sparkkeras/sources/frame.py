@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from sparkkeras.data.block import Block, Form, Structure, describe
-from sparkkeras.data.column_values import ColumnValues
+from sparkkeras.data.column_values import ColumnValues, current_terms
 from sparkkeras.data.columns import Leaf, Loader, label_loaders, sparse_width
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -218,37 +218,39 @@ def _match_columns(
     Returns:
         The structure of the arrays, and a leaf for each of them.
     """
-    names = [spec.name for spec in specs]
+    names, shown = [spec.name for spec in specs], current_terms.get().argument(argument)
+    if shown != argument and given == argument != "sample_weight" and len(specs) > 1:
+        given = None  # the default of a param of Spark ML, which is a name
     kind = "input" if argument == "features" else "output"
     if given is None:
         given = finder.default(argument, names)
     if isinstance(given, Mapping):
         partial = argument == "label"  # outputs without a loss need no labels
         if not given or (len(specs) > 1 and not partial and set(given) != set(names)):
-            raise ConfigurationError(f"{argument} has the keys {sorted(given)}, but the model's {kind}s are {names}.")
+            raise ConfigurationError(f"{shown} has the keys {sorted(given)}, but the model's {kind}s are {names}.")
         by_name = dict(zip(names, specs, strict=True))
         leaves = []
         for key, columns in given.items():
             if names and key not in by_name:
-                raise ConfigurationError(f"{argument}: the model has no {kind} {key!r}. {known_names(key, names)}")
-            leaves.append(_leaf(f"{argument}[{key!r}]", columns, by_name.get(key)))
+                raise ConfigurationError(f"{shown}: the model has no {kind} {key!r}. {known_names(key, names)}")
+            leaves.append(_leaf(f"{shown}[{key!r}]", columns, by_name.get(key)))
         if len(specs) == 1:  # Keras expects the array itself
             return Structure(), leaves
         return Structure(len(leaves), tuple(given), bare=False), leaves
     if isinstance(given, str) or len(specs) < 2:
         if len(specs) > 1 and argument != "sample_weight":
             raise ConfigurationError(
-                f"{argument}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
+                f"{shown}={given!r}: the model has {len(specs)} {kind}s: pass {{name: column}} for {names}."
             )
-        return Structure(), [_leaf(argument, given, specs[0] if len(specs) == 1 else None)]
-    columns = column_names(argument, given)
+        return Structure(), [_leaf(shown, given, specs[0] if len(specs) == 1 else None)]
+    columns = column_names(shown, given)
     if len(columns) != len(specs):
         raise ConfigurationError(
-            f"{argument}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
+            f"{shown}={list(columns)!r}: the model has {len(specs)} {kind}s: pass one column for each, or "
             f"{{name: column(s)}} for {names}."
         )
     return Structure(len(columns), bare=False), [
-        _leaf(argument, column, spec) for column, spec in zip(columns, specs, strict=True)
+        _leaf(shown, column, spec) for column, spec in zip(columns, specs, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import types
 
 from sparkkeras import ConfigurationError, DataError
 from sparkkeras.data.block import Structure
+from sparkkeras.data.column_values import SPARK_ML, worded_for
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import InputSpec, Schema
@@ -151,6 +152,16 @@ def test_weights_are_one_column_or_one_for_each_output(spark):
 def test_invalid_names_of_columns_raise_an_error(spark, schema, named, message):
     with pytest.raises(ConfigurationError, match=message):
         select(frame(spark, "a int, b int, c int"), schema, **named)
+
+
+def test_the_default_of_a_param_of_spark_ml_means_the_names_of_several_inputs(spark):
+    given = frame(spark, "features int, user array<int>, item int, click int, price int")
+    with worded_for(SPARK_ML):
+        assert select(given, TWO, True, features="features", label="label").names == ["user", "item", "click", "price"]
+        with pytest.raises(ConfigurationError, match=r"^featuresCol= is missing: .*names of the model's inputs"):
+            select(frame(spark, "a int"), TWO, features="features")
+        with pytest.raises(ConfigurationError, match=r"^featuresCol='a': the model has 2 inputs"):
+            select(given, TWO, features="a")
 
 
 # Names
