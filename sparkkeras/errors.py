@@ -83,6 +83,10 @@ class StorageError(SparkKerasError, OSError):
     """A path cannot be read or written."""
 
 
+READER_NOTE = "Raised by the reader of worker "
+"""The beginning of the note on exceptions that a user's function raises while it reads batches on a worker."""
+
+
 def known_names(given: object, known: Iterable[object]) -> str:
     """The end of an error message about an unknown name or value: the known ones, and the closest match if there is one."""
     names = sorted(known, key=str)

@@ -16,7 +16,7 @@ from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
-from sparkkeras.errors import ConfigurationError, ModelError, known_names
+from sparkkeras.errors import ConfigurationError, ModelError, known_names, warn
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.locks import training
@@ -36,7 +36,7 @@ from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns, check_row_count
+from sparkkeras.sources.source import NamedColumns, check_row_count, is_batch_function
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.cluster import missing_settings
 from sparkkeras.spark.job_errors import interruptible
@@ -294,7 +294,8 @@ class SparkModel:
             sample_weight: For arrays, weights of 0 or more, shape (samples,). For a DataFrame, the column of weights.
             initial_epoch: The epoch at which training starts.
             steps_per_epoch: The maximum number of batches of each worker per epoch; workers with fewer batches end earlier.
-                ``None``: all rows.
+                ``None``: all rows. Required if ``data`` is a function whose batches have no end, such as those of
+                ``dataset.repeat()`` or of a generator with ``while True``.
             features: The columns of a DataFrame to use as model inputs: one column (numbers, arrays, vectors, bytes of raw
                 tensors), a list of columns to concatenate, or for several inputs ``{input name: column(s)}`` or a list with
                 a column for each. ``None``: the column ``features``, or columns with the names of the inputs.
@@ -327,6 +328,11 @@ class SparkModel:
         """
         check_trainable(self.model)
         rule = make_rule(self._given_rule, self.mode)
+        if batch_size is not None and is_batch_function(data):
+            warn(
+                f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "
+                "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
+            )
         check_optimizer(rule, self.model.optimizer)
         request = check_fit(
             [self.model],

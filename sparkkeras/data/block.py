@@ -307,8 +307,9 @@ def changed(before: BlockSpec, after: BlockSpec) -> str:
         )
     for label, one, two in zip(before.form.labels, before.leaves, after.leaves, strict=True):
         if one != two:
+            dtypes = ("", "") if one.dtype == two.dtype else (f", {one.dtype}", f", {two.dtype}")
             return (
-                f"{label} changes from shape {one.shape}, {one.dtype} to shape {two.shape}, {two.dtype}: every row must "
+                f"{label} changes from shape {one.shape}{dtypes[0]} to shape {two.shape}{dtypes[1]}: every row must "
                 "have the same shape and dtype. "
                 + (
                     "Convert it, for instance with float() or numpy.asarray(..., dtype)."

@@ -132,6 +132,11 @@ NO_RDD = (
 """The error message for lazy predictions on Spark Connect."""
 
 
+def limited(source: Source) -> Source:
+    """The source, of whose batches only a limited number is read in each epoch, so that they may have no end."""
+    return replace(source, may_be_endless=True) if isinstance(source, BatchSource) else source
+
+
 def lazy_dataset(source: Source, slices: int | None = None) -> SparkDataset:
     """Make a dataset for lazy predictions; see `LazySource`.
 
@@ -401,6 +406,7 @@ class BatchSource:
     reader: Reader
     make: ByValue[MakeBatches]
     environment: Environment
+    may_be_endless: bool = False
     block: None = field(default=None, init=False)
     form: None = field(default=None, init=False)
     on_cluster: bool = field(default=True, init=False)
@@ -438,7 +444,7 @@ class BatchSource:
         return ReaderDataset.of(cluster, self._read(slices or cluster.slots))
 
     def _read(self, num_workers: int) -> BatchReader:
-        return BatchReader(self.make, num_workers, self.reader)
+        return BatchReader(self.make, num_workers, self.reader, self.may_be_endless)
 
 
 @dataclass(frozen=True)

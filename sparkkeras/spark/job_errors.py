@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras import errors
-from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError
+from sparkkeras.errors import READER_NOTE, ClusterError, SparkKerasError, WorkerError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -61,7 +61,32 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             traceback,
         )
     raised = _package_error(traceback)
-    return raised or WorkerError(f"a task failed on a worker. Its traceback:\n\n{traceback}", traceback)
+    return raised or task_failed(traceback)
+
+
+def task_failed(traceback: str) -> WorkerError:
+    """The error for a task that failed with this traceback. Its first line names the exception that was raised."""
+    lines = traceback.rpartition(_TRACEBACK)[2].splitlines()
+    ending = [line for line in lines if line and not line.startswith(" ")] or ["an unknown error"]
+    where = next((line for line in ending[1:] if line.startswith(READER_NOTE)), "")
+    first = ending[0] if len(ending[0]) <= 300 else f"{ending[0][:297]}..."
+    found = f"{first.rstrip('.')}.{f' {where}' if where else ''}"
+    shortened = _without_frames_of(_OURS, traceback)
+    return WorkerError(f"a task failed on a worker: {found} The traceback:\n\n{shortened}", traceback)
+
+
+_OURS = re.compile(r'^  File ".*/sparkkeras/')
+
+
+def _without_frames_of(package: re.Pattern[str], traceback: str) -> str:
+    """A traceback without the frames of a package, unless it has no others."""
+    kept, skipping = [], False
+    for line in traceback.splitlines():
+        if not line.startswith("    "):
+            skipping = bool(package.match(line))
+        if not skipping:
+            kept.append(line)
+    return "\n".join(kept) if any(line.startswith("  File ") for line in kept) else traceback
 
 
 def worker_traceback(text: str) -> str:

@@ -9,6 +9,7 @@ trainable weights from their mean.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import DivergenceError
+from sparkkeras.errors import DivergenceError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
@@ -148,6 +149,8 @@ class AveragingStrategy:
                 reports = [report for mean in means for report in mean.reports]
                 logs = epoch_logs(model, metrics.merge(mean.metrics for mean in means), reports)
                 add_histories(job, epoch, reports)
+                if epoch == job.initial_epoch:
+                    _warn_of_steps(job, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
@@ -227,6 +230,19 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     job.rule_state.update(state)
     vector[:trainable] = center
     return ModelState(Flat(vector, mean.weights.integer_variables), mean.optimizer)
+
+
+def _warn_of_steps(job: Job, reports: Sequence[Report]) -> None:
+    """Warn if no worker has as many batches as ``steps_per_epoch``, as Keras does."""
+    steps: Counter[int] = Counter()
+    for report in reports:
+        steps[report.worker] += report.steps
+    most = max(steps.values(), default=0)
+    if job.steps_per_epoch is not None and most < job.steps_per_epoch and not job.model.stop_training:
+        warn(
+            f"steps_per_epoch={job.steps_per_epoch}, but no worker has more than {counted(most, 'batch')}, after which its "
+            "data ended: each epoch is shorter. Repeat the data, or set a smaller steps_per_epoch."
+        )
 
 
 def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.sources.source import NamedColumns, Source, as_sources, check_row_count, split_by_column
+from sparkkeras.sources.source import NamedColumns, Source, as_sources, check_row_count, limited, split_by_column
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
@@ -166,6 +166,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
             _check_arrays(models, rows, batches)
     return FitRequest(
         source=source,
+    if steps_per_epoch is not None:
+        source = limited(source)
         held_out=held_out,
         options=options,
         validation_options=validation_options,

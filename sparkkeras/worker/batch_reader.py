@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from sparkkeras.data.block import Block, concatenate_alike, describe
+from sparkkeras.data.block import Block, BlockSpec, changed, concatenate_alike, describe
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sparse import with_sparse_rows
-from sparkkeras.errors import DataError
+from sparkkeras.errors import READER_NOTE, DataError, SparkKerasError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.worker.generators import with_own_generators
 
@@ -35,11 +35,13 @@ class BatchReader:
             sample_weight)``.
         num_workers: The number of workers.
         reader: Checks the batches, and converts them to blocks.
+        may_be_endless: Whether not all batches are read, so that there may be infinitely many.
     """
 
     make: ByValue[MakeBatches]
     num_workers: int
     reader: Reader
+    may_be_endless: bool = False
 
     @property
     def workers(self) -> tuple[WorkerBatches, ...]:
@@ -58,11 +60,11 @@ class BatchReader:
         return with_own_generators(self._read(worker, epoch), (seed, worker, epoch))
 
     def _read(self, worker: int, epoch: int) -> Generator[Block, None, None]:
-        make = self.make.load()
-        made = make(worker, self.num_workers, **epoch_argument(make, epoch))
-        with closing(_batches(made)) as batches:
+        first: BlockSpec | None = None
+        with closing(_made(self, worker, epoch)) as batches:
             for number, batch in enumerate(batches):
                 x, y, sample_weight = _unpacked(batch)
+                where = f"batch {number} of the reader of worker {worker}"
                 try:
                     if self.reader.labelled and y is None and not self.reader.labels_optional:
                         raise DataError(
@@ -70,9 +72,23 @@ class BatchReader:
                         )
                     block = self.reader.read_arrays(with_sparse_rows(x), with_sparse_rows(y), sample_weight)
                 except DataError as error:
-                    raise DataError(f"batch {number} of the reader of worker {worker}: {error}") from error
+                    raise DataError(f"{where}: {error}{_ROWS if self._is_row(x) else ''}") from error
+                first = first or block.spec
+                if block.spec != first and not self.reader.schema.transformed:
+                    raise DataError(f"{where}: {changed(first, block.spec)}")
                 if block.rows:
                     yield block.dense()
+
+    def _is_row(self, x: Any) -> bool:
+        """Whether features have the shape of a single row of the model's input."""
+        inputs = self.reader.schema.inputs
+        return len(inputs) == 1 and hasattr(x, "shape") and tuple(x.shape) == inputs[0].shape
+
+
+_ROWS = (
+    " x has the shape of a single row: yield batches, with the rows on the first axis, such as those of "
+    "dataset.batch(batch_size)."
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,36 @@ def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:
         return {"epoch": epoch} if "epoch" in inspect.signature(make).parameters else {}
     except ValueError:  # a builtin
         return {}
+
+
+def _made(read: BatchReader, worker: int, epoch: int) -> Generator[Any, None, None]:
+    """The batches of a worker. Exceptions of the user's function get a note that says where they were raised."""
+    number = 0
+    try:
+        make = read.make.load()
+        made = make(worker, read.num_workers, **epoch_argument(make, epoch))
+        if not read.may_be_endless and _is_endless(made):
+            raise DataError(
+                f"make({worker}, {read.num_workers}) returned {describe(made)} without end: set steps_per_epoch= in fit, or "
+                "limit it, for instance with dataset.take(n). Validation, evaluate and predict read all batches."
+            )
+        with closing(_batches(made)) as batches:
+            for number, batch in enumerate(batches, 1):  # noqa: B007 - the next batch, where an exception is raised
+                yield batch
+    except SparkKerasError:
+        raise
+    except Exception as error:
+        error.add_note(f"{READER_NOTE}{worker}, in batch {number}.")
+        raise
+
+
+def _is_endless(made: Any) -> bool:
+    """Whether a dataset is known to have infinitely many batches."""
+    import keras
+
+    if hasattr(made, "as_numpy_iterator"):
+        return int(made.cardinality()) == -1  # tf.data.INFINITE_CARDINALITY
+    return isinstance(made, keras.utils.PyDataset) and made.num_batches is None
 
 
 def _batches(made: Any) -> Generator[Any, None, None]:

@@ -271,9 +271,9 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
     source.pieces, source.error = pieces, None
     try:
         yield source.dataset
-    except Exception as error:
-        if source.error is not None:  # TensorFlow wraps it in an error of its own
-            raise source.error from error
+    except Exception:
+        if source.error is not None:  # TensorFlow wraps it in an error of its own, which says nothing more
+            raise source.error from None
         raise
     finally:
         source.pieces, source.error = iter(()), None

@@ -100,7 +100,7 @@ def test_a_handle_is_small(tmp_path):
     [
         (
             from_arrays(np.ones((2, 4), np.float32), np.ones(2, np.int64), None),
-            r"partition 5, from row 3: x changes from shape \(3,\), float32 to shape \(4,\), float32: every row must",
+            r"partition 5, from row 3: x changes from shape \(3,\) to shape \(4,\): every row must",
         ),
         (
             from_arrays(np.ones((2, 3), np.float32), np.ones(2, np.float32), None),

@@ -179,12 +179,17 @@ def test_windows_restart_in_each_epoch(linear):
     assert [done for _, done in rounds] == pytest.approx([0.6, 1.0, 0.6, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (99, "epoch", [18 + 7])]
-)
+@pytest.mark.parametrize(("steps", "frequency", "seen"), [(2, "epoch", [8 + 7]), (3, 2, [8 + 7, 4]), (5, "epoch", [18 + 7])])
 def test_steps_per_epoch_limits_an_epoch(linear, steps, frequency, seen):
     _, rounds = fit(linear, partitions(18, 7), frequency=frequency, steps_per_epoch=steps)
     assert [rows for rows, _ in rounds] == seen
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 2])
+def test_too_few_batches_for_an_epoch_are_warned_of(linear, frequency):
+    with pytest.warns(UserWarning, match="steps_per_epoch=99, but no worker has more than 5 batches"):
+        _, rounds = fit(linear, partitions(18, 7), frequency=frequency, steps_per_epoch=99)
+    assert sum(count for count, _ in rounds) == 18 + 7
 
 
 def test_rows_that_a_source_no_longer_returns_are_not_counted(linear):

@@ -128,12 +128,41 @@ def test_batches_without_rows_are_omitted():
         (pd.DataFrame(X), r"returned a .*DataFrame.* Yield pieces of it, as arrays"),
         (keras.ops.convert_to_tensor(X), r"an iterable of batches .* Yield arrays batch by batch"),
         ([(X, Y), X], r"batch 1 of the reader of worker 0: labels are missing, the batch is an array .*: yield \(x, y\)"),
+        (
+            [(X, Y), (X[:, :2], Y)],
+            r"batch 1 of the reader of worker 0: x changes from shape \(3,\) to shape \(2,\): every row",
+        ),
+        (zip(X, Y, strict=True), r"batch 0 .*x has 3 rows, y has 1 row\. x has the shape of a single row: yield batches"),
         ([(np.where(X == 5, np.nan, X), Y)], "NaN"),
     ],
 )
 def test_what_is_not_a_batch_is_reported(made, message):
     with pytest.raises(DataError, match=message):
         batches(lambda worker, n: made)
+
+
+class Endless(Numbered):
+    @property
+    def num_batches(self):
+        return None
+
+
+@pytest.mark.parametrize("make", [lambda *_: Endless(), lambda *worker: tf_dataset(*worker).repeat()])
+def test_batches_without_end_need_a_limit(make):
+    with pytest.raises(DataError, match=r"make\(0, 1\) returned .* without end: set steps_per_epoch=.*take"):
+        batches(make)
+    limited = BatchReader(_Function(make), 1, Reader(SCHEMA), may_be_endless=True)
+    assert next(limited.blocks(0)).rows == 4
+
+
+def test_an_exception_of_the_function_says_where_it_was_raised():
+    def fails(worker, num_workers):
+        yield X, Y
+        raise ValueError("bad record")
+
+    with pytest.raises(ValueError, match="bad record") as raised:
+        batches(fails, worker=2, num_workers=4)
+    assert raised.value.__notes__ == ["Raised by the reader of worker 2, in batch 1."]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="uses tensors of TensorFlow")

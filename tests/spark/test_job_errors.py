@@ -1,0 +1,35 @@
+"""A task that failed: the first line of the error names the user's exception."""
+
+from sparkkeras.spark.job_errors import translated
+
+FAILED = """An error occurred while calling o1.collect: PythonException: Traceback (most recent call last):
+  File "/lib/pyspark/worker.py", line 1, in main
+    process()
+  File "/venv/sparkkeras/worker/trainer.py", line 2, in fit
+    model.fit(
+    ^^^^^^^^^^
+  File "/home/me/job.py", line 3, in read
+    raise ValueError("bad record")
+ValueError: bad record 17
+in file a.bin
+Raised by the reader of worker 1, in batch 3.
+
+	at org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+def test_the_first_line_names_the_exception_and_the_batch():
+    error = translated(RuntimeError(FAILED))
+    first, _, others = str(error).partition("\n")
+    assert first == (
+        "a task failed on a worker: ValueError: bad record 17. Raised by the reader of worker 1, in batch 3. The traceback:"
+    )
+    assert "in file a.bin" in others
+    assert "/home/me/job.py" in others
+    assert "trainer.py" not in others
+    assert "trainer.py" in error.worker_traceback
+
+
+def test_frames_of_the_package_remain_if_there_are_no_others():
+    inside = FAILED.replace("/home/me/job.py", "/venv/sparkkeras/data/block.py")
+    assert "trainer.py" in str(translated(RuntimeError(inside)))
