@@ -19,6 +19,7 @@ from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
 from sparkkeras.errors import ConfigurationError, ModelError, known_names, warn
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_trainable
+from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
@@ -327,12 +328,12 @@ class SparkModel:
             WorkerError: A task failed repeatedly; the message contains its traceback.
         """
         check_trainable(self.model)
-        rule = make_rule(self._given_rule, self.mode)
         if batch_size is not None and is_batch_function(data):
             warn(
                 f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "
                 "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
+        rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         request = check_fit(
             [self.model],
@@ -467,7 +468,7 @@ class SparkModel:
                 labels are ignored. Or a function as in `fit`, whose batches are ``x`` or tuples that begin with it; the
                 predictions are in the order of the workers.
             batch_size: Rows in each batch; ``None``: that of the SparkModel, but at least 1024 for a DataFrame without a
-                loader.
+                loader. For a model with stateful layers, its fixed batch size.
             collect: ``False`` returns a lazy RDD with one prediction per row. Predictions for a DataFrame are always lazy.
             keyed: Whether the rows of an RDD are ``(key, x)`` with any keys that can be pickled. The result is then
                 ``(key, prediction)`` pairs: a list, or a lazy RDD with ``collect=False``. For several outputs, a
@@ -500,7 +501,10 @@ class SparkModel:
                 self.model,
                 features=features,
                 output_col=output_col,
-                batch_size=self._batch_size(batch_size, self.batch_size if loader else max(self.batch_size, BATCH_SIZE)),
+                batch_size=self._batch_size(
+                    batch_size,
+                    fixed_batch_size(self.model) or (self.batch_size if loader else max(self.batch_size, BATCH_SIZE)),
+                ),
                 transform=transform,
                 loader=loader,
                 custom_objects=self.custom_objects,
@@ -510,7 +514,7 @@ class SparkModel:
             self.model,
             data,
             NamedColumns(features, loader=loader),
-            batch_size=self._batch_size(batch_size),
+            batch_size=self._batch_size(batch_size, fixed_batch_size(self.model)),
             transform=transform,
             on_invalid=on_invalid,
             keyed=keyed,

@@ -22,6 +22,7 @@ from sparkkeras.modeling.backends import compiles_operations, read
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
+from sparkkeras.modeling.own_methods import hint
 from sparkkeras.modeling.schema import graph_of
 from sparkkeras.modeling.state import has_call
 from sparkkeras.weights import Array
@@ -48,7 +49,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
     x, y, weight = (_tensors(side) for side in (rows.x, rows.y, rows.sample_weight))
     own_step = has_own_step(model)
     if unbuilt(model):
-        _build_optimizers(model, (x, y, weight))
+        _build_optimizers(model, (x, y, weight), sample)
     if not has_call(model):
         return
     try:
@@ -68,17 +69,19 @@ def prepare(model: keras.Model, sample: Block) -> None:
         model.reset_metrics()
 
 
-def _build_optimizers(model: keras.Model, batch: tuple[Any, ...]) -> None:
+def _build_optimizers(model: keras.Model, batch: tuple[Any, ...], sample: Block) -> None:
     names = ", ".join(unbuilt(model))
     try:
         build_by_step(model, keras.utils.pack_x_y_sample_weight(*batch))
     except Exception as error:
         if unbuilt(model):
             reason = f"{type(error).__name__}: {error}".rstrip(".")
+            advice = hint(model, sample.spec, error) or "Correct it, or the data if it has the wrong shape"
             raise ModelError(
-                f"the train_step of the model {model.name!r} failed on one row of zeros, with which it is called once to "
-                f"build its optimizers ({names}): {reason}. Correct it, or build each optimizer in compile, for the weights "
-                "that it trains: optimizer.build(layer.trainable_variables)."
+                f"the train_step of the model {model.name!r} failed on one row of zeros in the shape of the data "
+                f"({_shapes(sample)}), with which it is called once to build its optimizers ({names}): {reason}. "
+                f"{advice.rstrip('.')}. Or build each optimizer in compile, for the weights that it trains: "
+                "optimizer.build(layer.trainable_variables)."
             ) from error
 
 
@@ -157,6 +160,12 @@ def _reports_itself(model: keras.Model) -> bool:
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
+def has_own_names(model: keras.Model) -> bool:
+    """Whether the model overrides a method that decides which metrics are in the logs, and its metrics exist already."""
+    compiled = model._compile_metrics
+    return _reports_itself(model) and (compiled is None or compiled.built)
+
+
 def with_names(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.Model | None:
     """A model whose `log_names` are known and equal to those of ``model``; ``None`` if they cannot be known before training.
 
@@ -230,12 +239,21 @@ def _symbolic(value: Any) -> Any:
 
 
 def _misfit(sample: Block, error: Exception) -> str:
-    shapes = ", ".join(
-        f"{label} has rows of shape {array.shape[1:]}, {array.dtype}"
-        for label, array in zip(sample.form.labels, sample.arrays, strict=True)
-    )
     reason = _STYLES.sub("", str(error)).partition("\n\nArguments received by")[0].rstrip(". \n")
-    return f"the data does not fit the model, its loss or its metrics: {reason}. The data: {shapes}."
+    if "Table not initialized" in reason:
+        return (
+            "a TextVectorization, StringLookup or IntegerLookup layer of the model has no vocabulary: call its adapt(...) "
+            f"on the training data before fit, or pass vocabulary= ({reason})."
+        )
+    return f"the data does not fit the model, its loss or its metrics: {reason}. The data: {_shapes(sample)}."
+
+
+def _shapes(sample: Block) -> str:
+    """The shapes and dtypes of rows, for messages."""
+    return ", ".join(
+        f"{label} has rows of shape {leaf.shape}, {leaf.dtype}"
+        for label, leaf in zip(sample.form.labels, sample.spec.leaves, strict=True)
+    )
 
 
 _STYLES = re.compile(r"\x1b\[\d+m")

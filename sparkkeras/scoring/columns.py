@@ -24,7 +24,9 @@ from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
 from sparkkeras.modeling.outputs import Output, outputs_of
+from sparkkeras.modeling.own_methods import check_can_predict
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
@@ -77,8 +79,12 @@ class Scorer:
         custom_objects: Mapping[str, Any] | None = None,
         on_invalid: InvalidPolicy = "allow",
     ) -> Scorer:
-        """Create a scorer for a built model, compiled or not."""
+        """Create a scorer for a built model, compiled or not. The default batch size is its fixed one, if it has one."""
         check_built(model)
+        check_can_predict(model)
+        if batch_size == BATCH_SIZE:
+            batch_size = fixed_batch_size(model) or batch_size
+        check_batch_size(model, "batch_size", batch_size)
         arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
         return cls(

@@ -22,8 +22,10 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_compiled, needs_labels
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.fixed_batch import check_batch_size
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelWeights
 from sparkkeras.sources.source import NamedColumns, Source, as_keyed_source, as_source, lazy_dataset
@@ -173,9 +175,11 @@ def check_evaluate(
         DataError: The data does not fit the model or its loss.
     """
     check_compiled(model)
+    check_can_evaluate(model)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     size = arguments.integer("batch_size", batch_size)
+    check_batch_size(model, "batch_size", size)
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
     source = as_source(data, reader, y, sample_weight, columns)
@@ -208,7 +212,9 @@ def check_predict(
         ConfigurationError: An argument is out of range, or does not fit another one.
         DataError: The data does not fit the model.
     """
+    check_can_predict(model)
     size = arguments.integer("batch_size", batch_size)
+    check_batch_size(model, "batch_size", size)
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)

@@ -77,7 +77,9 @@ def check_monitors(
     validates: bool,
     workers_validate: bool,
 ) -> None:
-    """Check that callbacks monitor metrics that training reports; models whose metric names are not known yet are skipped.
+    """Check that callbacks monitor metrics that training reports.
+
+    For models whose metric names are not known yet, only check that Keras can infer whether to minimize or maximize them.
 
     Args:
         models: The models to train.
@@ -97,6 +99,9 @@ def check_monitors(
         named = metrics.with_names(model, custom_objects)
         names = None if named is None else metrics.log_names(named)
         if named is None or names is None:
+            if metrics.has_own_names(model):
+                for argument, several in (("callbacks", callbacks), ("worker_callbacks", worker_callbacks)):
+                    check_directions(argument, several, model)
             continue
         check_names("callbacks", callbacks, names, validates)
         if workers_validate:
@@ -115,7 +120,7 @@ def check_directions(argument: str, callbacks: Sequence[keras.callbacks.Callback
 
     Args:
         argument: The name of the argument that the callbacks were passed as.
-        callbacks: The callbacks; each monitors a metric that training reports.
+        callbacks: The callbacks.
         model: A model whose metrics have names.
 
     Raises:

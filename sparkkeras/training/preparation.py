@@ -22,7 +22,9 @@ from sparkkeras.errors import ConfigurationError
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, warn_of_shuffle
 from sparkkeras.modeling.labels import check_class_weight, check_label_structure
+from sparkkeras.modeling.own_methods import check_can_train
 from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
@@ -31,6 +33,7 @@ from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.sources.source import NamedColumns, Source, as_sources, check_row_count, limited, split_by_column
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
+from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, FitOptions, Transform
 
 
@@ -150,9 +153,19 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
+    validates = bool(validation_split) or validation_data is not None or validation_col is not None
+    for each in models:
+        check_can_train(each, validates)
+        device.check_supported(each)
+        check_batch_size(each, "batch_size", options.batch_size)
+        if validates:
+            check_batch_size(each, "validation_batch_size", validation_size)
+        warn_of_shuffle(each, options.shuffle)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
+    if steps_per_epoch is not None:
+        source = limited(source)
     if validation_split:
         check_row_count(source, "validation_split", "pass a second function as validation_data=.")
     if validation_col is not None:
@@ -166,8 +179,6 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
             _check_arrays(models, rows, batches)
     return FitRequest(
         source=source,
-    if steps_per_epoch is not None:
-        source = limited(source)
         held_out=held_out,
         options=options,
         validation_options=validation_options,
@@ -218,6 +229,9 @@ def prepare_fit(
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
         split = TrainValidationSplit.split(stored.handles, request.validation_split)
+        for model in models:
+            check_partitions(model, split.train, "training", request.steps_per_epoch)
+            check_partitions(model, split.validate, "validation")
         validation = None
         if request.validation_split:
             spans = split.validation_spans

@@ -21,7 +21,7 @@ import numpy as np
 from sparkkeras.data.block import Block, BlockSpec, changed, concatenate
 from sparkkeras.data.sizes import EPOCH_BYTES
 from sparkkeras.data.text import Text
-from sparkkeras.errors import ClusterError, DataError
+from sparkkeras.errors import ClusterError, DataError, ModelError
 from sparkkeras.modeling import garbage_collection
 
 AUTO_STEPS_PER_EXECUTION = 32
@@ -218,6 +218,30 @@ def _silenced() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+def check_supported(model: Any) -> None:
+    """Reject a model that Keras's current backend cannot train.
+
+    Raises:
+        ModelError: The backend is PyTorch, and the model has ``steps_per_execution`` or stateful recurrent layers.
+    """
+    import keras
+
+    from sparkkeras.modeling.fixed_batch import fixed_batch_size  # it imports Keras
+
+    if keras.backend.backend() != "torch":
+        return
+    if model.steps_per_execution > 1:
+        raise ModelError(
+            f"the model {model.name!r} was compiled with steps_per_execution={model.steps_per_execution}; with the backend "
+            "'torch', Keras supports only 1: call model.compile(...) without it."
+        )
+    if fixed_batch_size(model) is not None:
+        raise ModelError(
+            f"the model {model.name!r} has stateful recurrent layers, which Keras cannot train with the backend 'torch', "
+            "since it computes gradients through the states of earlier batches: use stateful=False or another backend."
+        )
 
 
 def steps_per_execution(model: Any, chosen: int, single: bool, every: int | None = None) -> int:

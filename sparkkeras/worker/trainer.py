@@ -23,9 +23,11 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.fixed_batch import whole_batches
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.own_methods import explained_errors
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
@@ -170,6 +172,7 @@ class LocalTrainer:
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(held_out) as validation_batches,
                 _streaming(),
+                explained_errors(model, epoch.spec),
             ):
                 history = model.fit(
                     batches,
@@ -207,10 +210,12 @@ class LocalTrainer:
             DataError: Features or labels do not fit the model.
         """
         ranges: tuple[LabelRange, ...] = ()
+        sizes: list[int] = []
 
         def noted(piece: Block) -> Block:
             nonlocal ranges
             ranges = union(ranges, self._check(piece))
+            sizes.append(piece.rows)
             return device.overwritable(piece)
 
         pieces = map(noted, pieces_of(blocks, options))
@@ -222,7 +227,11 @@ class LocalTrainer:
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
         size = None if options.in_batches else options.batch_size
-        with device.feed(first.spec, size, chain([first], pieces)) as batches, _streaming():
+        with (
+            device.feed(first.spec, size, chain([first], pieces)) as batches,
+            _streaming(),
+            whole_batches(model, sizes),
+        ):
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 

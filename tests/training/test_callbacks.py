@@ -77,7 +77,12 @@ def test_monitors_that_may_exist_are_accepted(callbacks):
 
 
 def test_without_known_names_every_monitor_is_accepted():
-    check_monitors([custom_step()], {}, [EarlyStopping("anything")], [], False, False)
+    check_monitors([custom_step()], {}, [EarlyStopping("anything", mode="min")], [], False, False)
+
+
+def test_a_direction_that_keras_cannot_infer_is_reported_without_known_names():
+    with pytest.raises(ConfigurationError, match=r"EarlyStopping\(monitor='anything'.*Set mode=\"max\" or mode=\"min\""):
+        SparkModel(custom_step()).fit(X, Y, callbacks=EarlyStopping("anything"))
 
 
 def two_outputs():

@@ -1,0 +1,97 @@
+"""Models whose class overrides Keras's methods are checked on the driver; usual mistakes in ``train_step`` are explained."""
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import SparkModel
+from sparkkeras.data.block import from_arrays
+from sparkkeras.errors import ModelError
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict, check_can_train, explained_errors
+from sparkkeras.scoring.columns import Scorer
+from tests.models import Gan, gan, regression
+
+X = np.ones((8, 3), np.float32)
+WITH_STATE = keras.backend.backend() == "jax"
+pytestmark = pytest.mark.skipif(WITH_STATE, reason="the GAN is written for the other backends")
+
+
+class Evaluated(Gan):
+    def test_step(self, data):
+        return {}
+
+
+def test_a_model_without_call_predicts_and_evaluates_only_with_its_own_steps():
+    model = gan()
+    for attempt in (SparkModel(model).predict, lambda _: Scorer.of(model)):
+        with pytest.raises(ModelError, match=r"has no call.*such as SparkModel\(model.generator\), or implement Gan.call"):
+            attempt(X)
+    for attempt in (SparkModel(model).evaluate, lambda x: SparkModel(model).fit(x, validation_split=0.5)):
+        with pytest.raises(ModelError, match="neither a call nor its own test_step.*implement Gan.test_step"):
+            attempt(X)
+    check_can_evaluate(gan(Evaluated))
+    for check in (check_can_predict, check_can_evaluate, lambda model: check_can_train(model, True)):
+        check(regression())
+
+
+class Foreign(keras.Sequential):
+    """Has a ``train_step`` for JAX."""
+
+    def train_step(self, state, data):
+        return {}, state
+
+
+def test_a_step_for_another_backend_is_reported():
+    model = Foreign([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ModelError, match=r"Foreign.train_step\(self, state, data\) cannot be called as train_step\(data\)"):
+        check_can_train(model, False)
+
+
+class Unpacks(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        return {"loss": keras.ops.sum(x) + keras.ops.sum(y)}
+
+
+class ReturnsNothing(keras.Sequential):
+    def train_step(self, data):
+        pass
+
+
+class Fails(keras.Sequential):
+    def train_step(self, data):
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "error", "words"),
+    [
+        (Unpacks, None, ModelError, "The data has no labels, so train_step.data. receives the features alone"),
+        (ReturnsNothing, X[:, :1], ModelError, "ReturnsNothing.train_step must return a dict of metrics"),
+        (Fails, None, ValueError, "mine"),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_usual_mistakes_in_train_step_are_explained(kind, labels, error, words, steps):
+    if steps > 1 and keras.backend.backend() == "torch":
+        pytest.skip("Keras supports one step only")
+    model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=steps)
+    with pytest.raises(error, match=words), explained_errors(model, from_arrays(X, labels, None).spec):
+        model.fit(X, labels, batch_size=2, verbose=0)
+
+
+def test_data_of_the_wrong_shape_for_a_gan_is_named():
+    with pytest.raises(ModelError, match=r"shape of the data \(x has rows of shape \(2,\), float32\).*or the data if"):
+        metrics.prepare(gan(), from_arrays(X[:, :2], None, None))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
+def test_a_layer_without_a_vocabulary_is_named():
+    text = keras.Input((1,), dtype="string")
+    words = keras.layers.TextVectorization(output_mode="multi_hot", max_tokens=4)(text)
+    model = keras.Model(text, keras.layers.Dense(1)(words))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"has no vocabulary: call its adapt\(...\)"):
+        SparkModel(model).fit(np.array([["a"]]), np.zeros((1, 1)))
