@@ -231,7 +231,7 @@ class Leaf:
         if self.fits:
             does = "does" if len(self.columns) == 1 else "do"
             raise DataError(
-                f"{self.label} {does} not fit the model's input {self.input.name!r}: it expects rows of shape "
+                f"{self.label} {does} not fit the model's {self.input.title}: it expects rows of shape "
                 f"{self.input.shape}, received rows of shape {shape}. {self.terms.fit}"
             )
         return values

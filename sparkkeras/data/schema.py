@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,6 +35,11 @@ class InputSpec:
     floating: bool = False
     indices: int | None = None
     text: bool = False
+
+    @property
+    def title(self) -> str:
+        """The input in messages, without a name that Keras made up (``keras_tensor_87``)."""
+        return "input" if re.fullmatch(r"keras_tensor(_\d+)?", self.name) else f"input {self.name!r}"
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether rows of this shape fit. As in Keras, a trailing axis of size 1 is optional."""
@@ -118,12 +124,12 @@ class Schema:
         for label, spec, leaf in zip(labels, specs, leaves, strict=True):
             if spec.text != leaf.is_text:
                 raise DataError(
-                    f"{label} does not fit the model's input {spec.name!r}: "
+                    f"{label} does not fit the model's {spec.title}: "
                     + (f"it expects strings, received {leaf.dtype}. {TO_STRINGS}" if spec.text else _NO_STRINGS)
                 )
             if spec.shape is not None and not spec.takes(leaf.shape):
                 raise DataError(
-                    f"{label} does not fit the model's input {spec.name!r}: it expects rows of shape {spec.shape}, "
+                    f"{label} does not fit the model's {spec.title}: it expects rows of shape {spec.shape}, "
                     f"received rows of shape {leaf.shape}. "
                     + (_SINGLE_SAMPLE if leaf.shape == spec.shape[1:] else "")
                     + ("Reshape the data, or use transform= to reshape it." if has_transform else "Reshape the data.")

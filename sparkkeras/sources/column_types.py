@@ -43,7 +43,7 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
     if spec is None or spec.shape is None:
         return
     if leaf.loader is not None:
-        _check_loaded_shape(leaf, leaf.loader, spec.name, spec.shape)
+        _check_loaded_shape(leaf, leaf.loader, spec.title, spec.shape)
         return
     widths = [_width(*finder.type_of(name)) for name in leaf.columns]
     if None in widths or None in spec.shape:
@@ -52,12 +52,12 @@ def check_types(leaf: Leaf, finder: ColumnFinder) -> None:
     if width != math.prod(size or 0 for size in spec.shape):
         raise DataError(
             f"{leaf.label} {'has' if len(leaf.columns) == 1 else 'have'} {counted(width, 'value')} per row, but the model's "
-            f"input {spec.name!r} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
+            f"{spec.title} expects rows of shape {spec.shape}. Choose other columns, or change the model's input."
         )
 
 
-def _check_loaded_shape(leaf: Leaf, loader: Loader, name: str, expected: tuple[int | None, ...]) -> None:
-    """Raise `ConfigurationError` if a loader's arrays cannot fit the model's input ``name``."""
+def _check_loaded_shape(leaf: Leaf, loader: Loader, title: str, expected: tuple[int | None, ...]) -> None:
+    """Raise `ConfigurationError` if a loader's arrays cannot fit the input with this title."""
     fits = any(
         len(shape) == len(expected)
         and all(size is None or wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True))
@@ -67,7 +67,7 @@ def _check_loaded_shape(leaf: Leaf, loader: Loader, name: str, expected: tuple[i
         preprocesses = getattr(loader, "preprocessing", None) is not None
         preprocessing = ", or change its preprocessing, which determines the shape too" if preprocesses else ""
         raise ConfigurationError(
-            f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's input {name!r} expects "
+            f"the loader of {leaf.label} returns arrays of shape {loader.shape}, but the model's {title} expects "
             f"{expected}: set the arguments of the loader accordingly{preprocessing}."
         )
 
@@ -101,7 +101,7 @@ def _check_type(name: str, kind: DataType, leaf: Leaf) -> None:
     if leaf.needs_text:
         assert leaf.input is not None
         raise DataError(
-            f"{leaf.terms.column(name)} has the type {kind.simpleString()}, but the model's input {leaf.input.name!r} takes "
+            f"{leaf.terms.column(name)} has the type {kind.simpleString()}, but the model's {leaf.input.title} takes "
             f"strings: expected a string, or an array of strings. {_as_string(name, inner, leaf)}"
         )
     if isinstance(inner, (types.NumericType, types.BooleanType)) or (_is_vector(kind) and inner is kind):
