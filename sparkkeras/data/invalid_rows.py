@@ -185,6 +185,9 @@ class InvalidRows:
     def _other_remedies(self, takes_nan: bool) -> str:
         if not self.has_argument:
             return ""
+        if self.policy == "allow":
+            nulls = "" if self.labelled else "; in a DataFrame, such rows get null as their prediction"
+            return f', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be{nulls}'
         drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
         allow = 'on_invalid="allow" replaces them by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))

@@ -133,6 +133,8 @@ def remedy(value: Any) -> str:
     """Advice on converting data of other libraries to arrays, to append to a message; empty for unknown types."""
     if type(value).__module__.startswith("scipy.sparse") and hasattr(value, "toarray"):
         return " Convert sparse matrices with .toarray(), or use a DataFrame with a column of sparse vectors."
+    if isinstance(value, type):
+        return f" Call the class in a function: lambda worker, num_workers: {value.__name__}(worker, num_workers)."
     batches = isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
     if batches or hasattr(value, "as_numpy_iterator"):  # a tf.data.Dataset
         return (

@@ -178,6 +178,11 @@ class Reader:
             )
         x, y, weight = sides
         schema = self.schema
+        if not self.labelled and self._is_keyed(row):
+            raise DataError(
+                f"row 0 of partition {partition} is {describe(row)}, of which only the second one fits the model: if the "
+                "rows are pairs (key, x), pass keyed=True."
+            )
         try:
             return Form(
                 Structure.of(x, schema.expected_x),
@@ -218,6 +223,14 @@ class Reader:
         if row is None or shape is None or len(shape) != len(row) + 1:
             return False
         return self.schema.inputs[0].takes(shape[1:])
+
+    def _is_keyed(self, row: Any) -> bool:
+        """Whether a row looks like a key with the features of the model's only input."""
+        if not isinstance(row, (tuple, list)) or len(row) != 2 or len(self.schema.inputs) != 1 or self.schema.transformed:
+            return False
+        key, x = map(_shape, row)
+        spec = self.schema.inputs[0]
+        return key == () and bool(x) and spec.takes(x) and not spec.text
 
     def _is_features(self, row: tuple[Any, ...]) -> bool:
         """Whether all of a tuple is features, and not a pair or triple that begins with features."""
@@ -284,7 +297,9 @@ class Reader:
         """Make a validated block of arrays and their masks of missing values, which `InvalidRows` handles."""
         arrays = self._as_the_model_takes_them(form, [array for array, _ in found])
         floating = self._floating(form) if self.schema.inputs else range(form.x.count)
-        integers = [index for index in range(form.x.count) if index not in floating]
+        specs = dict(enumerate(self.schema.specs_of(form)))
+        indices = [index for index, spec in specs.items() if spec is not None and spec.indices is not None]
+        integers = [index for index in range(form.x.count) if index not in floating or index in indices]
         incomplete = self._invalid.fill_missing(arrays, [missing for _, missing in found], form, integers, place, first)
         arrays = [self._in_floatx(array) for array in arrays]
         block = Block(form, tuple(arrays))

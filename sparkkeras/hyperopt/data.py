@@ -5,7 +5,9 @@ Only this module distinguishes kinds of data: arrays, data on Spark, and functio
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -122,8 +124,23 @@ def reader_of(data: Any) -> ByValue[Callable[[], Any]] | None:
 
     Raises:
         CustomObjectError: The function cannot be sent to workers.
+        ConfigurationError: It cannot be called without arguments.
     """
+    if callable(data):
+        with suppress(ValueError):  # builtins have no signature
+            _check_signature(inspect.signature(data), data)
     return ByValue.dump(data, "data") if callable(data) else None
+
+
+def _check_signature(signature: inspect.Signature, function: Any) -> None:
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigurationError(
+            f"data is {describe(function)}, which cannot be called without arguments ({error}). A search takes arrays, a "
+            f"DataFrame, an RDD, or a function without arguments that returns all data: {EXPECTED}. Each trial trains on "
+            "all of it, so a function make(worker, num_workers), as for SparkModel.fit, cannot be used."
+        ) from error
 
 
 def local(data: Any, collect: Callable[[Any], Any]) -> Any:

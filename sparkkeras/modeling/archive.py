@@ -461,7 +461,7 @@ def _config(model: keras.Model) -> Any:
         except Exception as error:
             raise ModelError(
                 f"the model {model.name!r} cannot be saved, which is required to send it to workers: {error} Losses and "
-                "metrics must be functions defined with def, or Keras objects with a get_config."
+                "metrics must be functions defined with def (not functools.partial), or Keras objects with a get_config."
             ) from error
 
 

@@ -54,7 +54,7 @@ def check_label_structure(model: keras.Model, structure: Structure | None) -> li
         return []
     with_loss = [index for index, loss in enumerate(losses) if loss is not None]
     custom = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _USE_LABELS)
-    if structure.names is not None and len(outputs) > 1 and not custom:
+    if structure.names is not None and not custom and (len(outputs) > 1 or structure.names != tuple(names)):
         _check_names(structure.names, [spec.name for spec in schema_of(model).outputs], losses)
     if structure.count == len(outputs):
         return list(range(len(outputs)))

@@ -53,7 +53,9 @@ class ArgumentsToBlocks:
         elif self.loader is not None:
             expected, accepted = "one argument, for its loader", count == 1
         elif wanted is not None:
-            expected = f"{counted(wanted, 'number')}, or arrays or vectors that hold as many in all"
+            expected = f"{counted(wanted, 'string')}, or arrays that hold as many in all"
+            if not specs[0].text:
+                expected = f"{counted(wanted, 'number')}, or arrays or vectors that hold as many in all"
             accepted = 1 <= count <= wanted
         else:
             expected, accepted = "at least one argument", count > 0
@@ -69,14 +71,12 @@ class ArgumentsToBlocks:
 
     @property
     def _terms(self) -> Terms:
-        wanted = self._values_wanted
+        wanted, kind = self._values_wanted, "string" if any(spec.text for spec in self.reader.schema.inputs) else "number"
         if len(self.reader.schema.inputs) > 1:
             fit = "Pass one array or vector for each input, of the size of the input."
         else:
             fit = (
-                f"Pass arguments that hold {counted(wanted, 'number')} in all."
-                if wanted
-                else "Pass arguments of another size."
+                f"Pass arguments that hold {counted(wanted, kind)} in all." if wanted else "Pass arguments of another size."
             )
         return Terms(
             give=self.give,

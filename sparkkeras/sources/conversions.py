@@ -114,8 +114,8 @@ def from_data_frame(
         ``(x, y)``; ``y`` is ``None`` without labels.
 
     Raises:
-        DataError: A column is missing, or holds nulls or values that are neither numbers nor strings, there are no rows, or with
-            ``categorical`` a label is not a class index.
+        DataError: A column is missing, or holds nulls or values that are neither numbers nor strings, there are no rows, or
+            with ``categorical`` a label is not a class index.
         ConfigurationError: ``categorical`` is set and there are several label columns.
     """
     nb_classes = optional_integer("nb_classes", nb_classes)

@@ -108,7 +108,11 @@ class ColumnMapping:
         for each in self.loader.values() if isinstance(self.loader, Mapping) else [self.loader]:
             complete = all(hasattr(each, attribute) for attribute in ("shape", "on_error", "check"))
             if not complete or not callable(each) or isinstance(each, type):
-                raise ConfigurationError(f"loader is {describe(each)}; expected a loader, such as image_loader(size).")
+                call = f" Call the class: loader={each.__name__}(...)." if isinstance(each, type) else ""
+                raise ConfigurationError(
+                    f"loader is {describe(each)}; expected a loader, such as image_loader(size) or PadSequences(maxlen)."
+                    f"{call}"
+                )
         if isinstance(self.loader, Mapping):
             names = [spec.name for spec in (*schema.inputs, *schema.outputs)]
             for name in self.loader:

@@ -49,6 +49,29 @@ def error_of(rows, **given):
 # Rows
 
 
+def test_forgotten_keys_are_recognized():
+    reader = Reader(ONE, labelled=False)
+    for key in ("k0", 5):
+        message = error_of([(key, np.array(ROW))], reader=reader)
+        assert message.startswith("row 0 of partition 2 is a tuple of 2 values, of which only the second one fits the model")
+        assert "pass keyed=True" in message
+    assert read([(np.array(ROW), 5)], reader=reader).rows == 1
+
+
+def test_nulls_that_cannot_be_nan_are_reported():
+    text = Schema((InputSpec("text", (1,), text=True),))
+    tokens = Schema((InputSpec("tokens", (3,), floating=True, indices=9),))
+    for schema, row in ((text, "a"), (tokens, ROW)):
+        message = error_of([row, None], reader=Reader(schema, labelled=False, on_invalid="allow"))
+        assert "which strings and integers cannot be; in a DataFrame, such rows get null as their prediction" in message
+
+
+def test_names_of_inputs_that_keras_made_up_are_left_out():
+    schema = Schema((InputSpec("keras_tensor_87", (3,)),))
+    with pytest.raises(DataError, match="^x does not fit the model's input: it expects rows of shape"):
+        schema.check_features(from_arrays(np.ones((2, 2)), None, None).spec)
+
+
 def test_pairs_of_lists_become_arrays():
     block = read([(ROW, 1), ([4.0, 5.0, 6.0], 0)])
     assert block.form == Form(Structure(), Structure())

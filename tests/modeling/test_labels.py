@@ -210,6 +210,12 @@ def test_labels_by_name_are_those_of_the_outputs_with_a_loss(two):
     check(two, {"kind": np.array([0, 1])}, {"kind": own_loss})
 
 
+def test_labels_by_another_name_for_a_single_output(one):
+    check(one, {one.output_names[0]: np.array([0, 1])}, "mse")
+    with pytest.raises(DataError, match="labels are for the output 'zz', which the model lacks. Known: "):
+        check(one, {"zz": np.array([0, 1])}, "mse")
+
+
 def test_one_array_of_labels_for_several_outputs(two, three):
     expected = r"the model has 2 outputs \(kind, size\), but the labels are 1 array: pass y as a tuple or a dict of 2"
     with pytest.raises(DataError, match=expected):

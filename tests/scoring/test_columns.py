@@ -17,6 +17,8 @@ from sparkkeras.data.block import Form, Structure
 from sparkkeras.data.columns import Leaf
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
+from sparkkeras.data.reader import Reader
+from sparkkeras.data.schema import InputSpec, Schema
 from sparkkeras.modeling.outputs import Output, outputs_of
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks, OverColumns
 from sparkkeras.scoring.columns import Scorer, ScoreTask, _column_names
@@ -307,6 +309,11 @@ def test_a_single_input_accepts_several_arguments_and_several_inputs_one_each():
         score(two_by_two(), (pa.array([1.0]),))
     with pytest.raises(DataError, match=r"arguments of the function .*rows of shape \(3,\), received rows of shape \(2,\)"):
         score(model, (pa.array([1.0]), pa.array([2.0])))
+
+
+def test_a_function_of_text_takes_strings():
+    read = ArgumentsToBlocks(Reader(Schema((InputSpec("text", (1,), text=True),)), False), function="f()")
+    assert read.argument_count_error(2) == "f() takes 1 string, or arrays that hold as many in all; it received 2 arguments."
 
 
 NULL, NAN = pa.array([1.0, None]), pa.array([1.0, np.nan])

@@ -344,7 +344,7 @@ def test_a_loader_checks_the_type_of_its_column(spark):
         (
             ONE,
             {"features": "a", "loader": Texts},
-            "loader is .*; expected a loader, such as image_loader",
+            r"loader is the class Texts; expected a loader, such as image_loader.*Call the class: loader=Texts\(...\)",
         ),
     ],
 )

@@ -52,6 +52,14 @@ def test_batches_have_no_lazy_predictions_on_spark_connect(monkeypatch):
         lazy_dataset(as_source(lambda worker, num_workers: [], Reader(Schema())))
 
 
+def test_the_error_for_a_class_suggests_a_function_that_calls_it():
+    class Batches(keras.utils.PyDataset):
+        pass
+
+    with pytest.raises(DataError, match="data is the class Batches.*lambda worker, num_workers: Batches.worker"):
+        as_source(Batches, Reader(Schema()))
+
+
 def test_a_function_takes_the_worker_and_the_number_of_workers():
     def make(path):
         return path
