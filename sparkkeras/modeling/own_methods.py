@@ -83,9 +83,9 @@ def explained_errors(model: keras.Model, spec: BlockSpec) -> Iterator[None]:
     except Exception as error:
         advice = hint(model, spec, error) if has_own_step(model) else ""
         if advice:
-            reason = str(error).strip().splitlines()[0][:200].rstrip(".") if str(error).strip() else "no message"
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
             raise ModelError(
-                f"the train_step of the model {model.name!r} failed ({type(error).__name__}: {reason}). {advice}"
+                f"the train_step of the model {model.name!r} failed. {advice} The error: {type(error).__name__}: {reason}."
             ) from error
         raise
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ class WorkerBatches:
 
     def open(self) -> Block | None:
         """Read all batches into memory, as one block; ``None`` if there are none."""
-        return concatenate_alike(self.blocks())
+        return concatenate_alike(replace(self.read, may_be_endless=False).blocks(self.worker))
 
 
 def epoch_argument(make: MakeBatches, epoch: int) -> dict[str, int]:
@@ -128,7 +128,7 @@ def _made(read: BatchReader, worker: int, epoch: int) -> Generator[Any, None, No
         made = make(worker, read.num_workers, **epoch_argument(make, epoch))
         if not read.may_be_endless and _is_endless(made):
             raise DataError(
-                f"make({worker}, {read.num_workers}) returned {describe(made)} without end: set steps_per_epoch= in fit, or "
+                f"make({worker}, {read.num_workers}) returned a dataset without end: set steps_per_epoch= in fit, or "
                 "limit it, for instance with dataset.take(n). Validation, evaluate and predict read all batches."
             )
         with closing(_batches(made)) as batches:
