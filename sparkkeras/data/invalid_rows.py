@@ -77,7 +77,14 @@ class InvalidRows:
         return complete
 
     def fill_missing(
-        self, arrays: list[Array], masks: Sequence[Array | None], form: Form, integers: Sequence[int], place: str, first: int
+        self,
+        arrays: list[Array],
+        masks: Sequence[Array | None],
+        form: Form,
+        integers: Sequence[int],
+        indices: Sequence[int],
+        place: str,
+        first: int,
     ) -> Array | None:
         """Find the rows with missing values (``None``) in arrays, or replace these by NaN with ``"allow"``.
 
@@ -86,6 +93,7 @@ class InvalidRows:
             masks: The mask of missing values of each array; ``None``: none are missing.
             form: The form of the rows.
             integers: The indices of the arrays for inputs that take integers, which cannot be NaN.
+            indices: The indices of the arrays for inputs of an ``Embedding``, which has no index for NaN.
             place: What contains the rows, for messages.
             first: The index of the first of these rows in ``place``, for messages.
 
@@ -108,7 +116,7 @@ class InvalidRows:
             if self.policy != "drop":
                 raise DataError(
                     f"{form.labels[index]} of row {first + int(np.argmax(rows))} of {place} has missing values (None or "
-                    f"NA): replace them or drop the row{self._other_remedies(takes_nan)}."
+                    f"NA): replace them or drop the row{self._other_remedies(takes_nan and index not in indices)}."
                 )
             incomplete = rows if incomplete is None else incomplete | rows
         return incomplete
@@ -185,9 +193,11 @@ class InvalidRows:
     def _other_remedies(self, takes_nan: bool) -> str:
         if not self.has_argument:
             return ""
-        if self.policy == "allow":
-            nulls = "" if self.labelled else "; in a DataFrame, such rows get null as their prediction"
-            return f', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be{nulls}'
+        if self.policy == "allow" and not self.labelled:
+            return (
+                ', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be; in a '
+                "DataFrame, such rows get null as their prediction"
+            )
         drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
         allow = 'on_invalid="allow" replaces them by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))

@@ -230,7 +230,7 @@ class Reader:
             return False
         key, x = map(_shape, row)
         spec = self.schema.inputs[0]
-        return key == () and bool(x) and spec.takes(x) and not spec.text
+        return key == () and x is not None and x != () and spec.takes(x) and not spec.text
 
     def _is_features(self, row: tuple[Any, ...]) -> bool:
         """Whether all of a tuple is features, and not a pair or triple that begins with features."""
@@ -297,10 +297,11 @@ class Reader:
         """Make a validated block of arrays and their masks of missing values, which `InvalidRows` handles."""
         arrays = self._as_the_model_takes_them(form, [array for array, _ in found])
         floating = self._floating(form) if self.schema.inputs else range(form.x.count)
-        specs = dict(enumerate(self.schema.specs_of(form)))
-        indices = [index for index, spec in specs.items() if spec is not None and spec.indices is not None]
-        integers = [index for index in range(form.x.count) if index not in floating or index in indices]
-        incomplete = self._invalid.fill_missing(arrays, [missing for _, missing in found], form, integers, place, first)
+        integers = [index for index in range(form.x.count) if index not in floating]
+        specs = self.schema.specs_of(form)
+        indices = [index for index, spec in enumerate(specs) if spec is not None and spec.indices is not None]
+        masks = [missing for _, missing in found]
+        incomplete = self._invalid.fill_missing(arrays, masks, form, integers, indices, place, first)
         arrays = [self._in_floatx(array) for array in arrays]
         block = Block(form, tuple(arrays))
         if incomplete is not None:

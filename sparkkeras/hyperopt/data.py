@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -127,12 +126,15 @@ def reader_of(data: Any) -> ByValue[Callable[[], Any]] | None:
         ConfigurationError: It cannot be called without arguments.
     """
     if callable(data):
-        with suppress(ValueError):  # builtins have no signature
-            _check_signature(inspect.signature(data), data)
+        _check_signature(data)
     return ByValue.dump(data, "data") if callable(data) else None
 
 
-def _check_signature(signature: inspect.Signature, function: Any) -> None:
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin
+        return
     try:
         signature.bind()
     except TypeError as error:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import keras
 
-from sparkkeras.data.files import UNKNOWN_ROWS
 from sparkkeras.errors import ConfigurationError, DataError, counted, warn
 
 
@@ -33,12 +32,12 @@ def check_batch_size(model: keras.Model, argument: str, batch_size: int) -> None
         )
 
 
-def check_partitions(model: keras.Model, rows: Sequence[int], purpose: str, max_batches: int | None = None) -> None:
+def check_partitions(model: keras.Model, rows: Sequence[int | None], purpose: str, max_batches: int | None = None) -> None:
     """Check that each partition consists of whole batches, for a model with a fixed batch size.
 
     Args:
         model: The model.
-        rows: The number of rows of each partition.
+        rows: The number of rows of each partition; ``None`` if it is unknown.
         purpose: What the rows are for, in messages.
         max_batches: The largest number of batches of a partition that are used; ``None``: all.
 
@@ -49,7 +48,7 @@ def check_partitions(model: keras.Model, rows: Sequence[int], purpose: str, max_
     if fixed is None:
         return
     for partition, count in enumerate(rows):
-        if count != UNKNOWN_ROWS and count % fixed and (max_batches is None or count // fixed < max_batches):
+        if count is not None and count % fixed and (max_batches is None or count // fixed < max_batches):
             steps = " or steps_per_epoch=" if purpose == "training" else ""
             raise ConfigurationError(
                 f"the model {model.name!r} has stateful layers, and its inputs a fixed batch size of {fixed}, but partition "

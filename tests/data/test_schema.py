@@ -60,10 +60,16 @@ def test_forgotten_keys_are_recognized():
 
 def test_nulls_that_cannot_be_nan_are_reported():
     text = Schema((InputSpec("text", (1,), text=True),))
-    tokens = Schema((InputSpec("tokens", (3,), floating=True, indices=9),))
-    for schema, row in ((text, "a"), (tokens, ROW)):
+    tokens = Schema((InputSpec("tokens", (3,)),))
+    for schema, row in ((text, "a"), (tokens, [1, 2, 3])):
         message = error_of([row, None], reader=Reader(schema, labelled=False, on_invalid="allow"))
         assert "which strings and integers cannot be; in a DataFrame, such rows get null as their prediction" in message
+
+
+def test_nan_is_not_suggested_for_the_indices_of_an_embedding():
+    tokens = Schema((InputSpec("tokens", (3,), floating=True, indices=9),))
+    assert error_of([ROW, None], reader=Reader(tokens, labelled=False)).endswith("replace them or drop the row.")
+    assert "replaces them by NaN" in error_of([ROW, None], reader=Reader(ONE, labelled=False))
 
 
 def test_names_of_inputs_that_keras_made_up_are_left_out():

@@ -90,8 +90,8 @@ def test_data_of_the_wrong_shape_for_a_gan_is_named():
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
 def test_a_layer_without_a_vocabulary_is_named():
     text = keras.Input((1,), dtype="string")
-    words = keras.layers.TextVectorization(output_mode="multi_hot", max_tokens=4)(text)
-    model = keras.Model(text, keras.layers.Dense(1)(words))
+    words = keras.layers.TextVectorization(output_sequence_length=2)(text)
+    model = keras.Model(text, keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Embedding(4, 2)(words))))
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"has no vocabulary: call its adapt\(...\)"):
         SparkModel(model).fit(np.array([["a"]]), np.zeros((1, 1)))
