@@ -41,7 +41,8 @@ def keras_udf(
 
     Args:
         model: A built model, compiled or not. The function keeps a copy: later changes of the model do not affect it.
-        batch_size: The number of rows in each call of the model.
+        batch_size: The number of rows in each call of the model. For a model with stateful layers, the default is its fixed
+            batch size.
         transform: ``transform(x, None) -> x``, which the workers apply to each batch.
         loader: A loader that converts a column into an input, such as `image_loader`, or ``{input name: loader}``.
         custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
