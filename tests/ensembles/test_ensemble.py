@@ -712,7 +712,7 @@ def test_greedy_selection_applies_sample_weights():
         ({"y_val": None}, DataError, "labels are missing"),
         ({"y_val": np.zeros(3)}, DataError, "same number of rows"),
         ({"x_val": X[:0], "y_val": np.zeros(0)}, DataError, "has no rows"),
-        ({"x_val": X[:, :2]}, DataError, r"does not fit the model's input .*\. Reshape the data\.$"),
+        ({"x_val": X[:, :2]}, DataError, r"does not fit the model's input.*\. Reshape the data\.$"),
         ({"sample_weight": np.zeros(40)}, DataError, "sample_weight is 0 for all samples"),
         ({"sample_weight": np.full(40, -1.0)}, DataError, "sample_weight .*holds negative sample weights"),
         ({"x_val": X * np.nan}, DataError, "holds NaN .* Fix the data, or drop such rows.$"),

@@ -14,7 +14,7 @@ from tests.models import Gan, gan, regression
 
 X = np.ones((8, 3), np.float32)
 WITH_STATE = keras.backend.backend() == "jax"
-pytestmark = pytest.mark.skipif(WITH_STATE, reason="the GAN is written for the other backends")
+without_jax = pytest.mark.skipif(WITH_STATE, reason="the models are written for the other backends")
 
 
 class Evaluated(Gan):
@@ -22,6 +22,7 @@ class Evaluated(Gan):
         return {}
 
 
+@without_jax
 def test_a_model_without_call_predicts_and_evaluates_only_with_its_own_steps():
     model = gan()
     for attempt in (SparkModel(model).predict, lambda _: Scorer.of(model)):
@@ -35,17 +36,22 @@ def test_a_model_without_call_predicts_and_evaluates_only_with_its_own_steps():
         check(regression())
 
 
-class Foreign(keras.Sequential):
-    """Has a ``train_step`` for JAX."""
-
+class ForJax(keras.Sequential):
     def train_step(self, state, data):
         return {}, state
 
 
+class ForOthers(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+
 def test_a_step_for_another_backend_is_reported():
-    model = Foreign([keras.Input((3,)), keras.layers.Dense(1)])
-    with pytest.raises(ModelError, match=r"Foreign.train_step\(self, state, data\) cannot be called as train_step\(data\)"):
-        check_can_train(model, False)
+    kind, words = ForJax, r"ForJax.train_step\(self, state, data\) cannot be called as train_step\(data\)"
+    if WITH_STATE:
+        kind, words = ForOthers, r"ForOthers.train_step\(self, data\) cannot be called as train_step\(state, data\)"
+    with pytest.raises(ModelError, match=words):
+        check_can_train(kind([keras.Input((3,)), keras.layers.Dense(1)]), False)
 
 
 class Unpacks(keras.Sequential):
@@ -73,6 +79,7 @@ class Fails(keras.Sequential):
     ],
 )
 @pytest.mark.parametrize("steps", [1, 2])
+@without_jax
 def test_usual_mistakes_in_train_step_are_explained(kind, labels, error, words, steps):
     if steps > 1 and keras.backend.backend() == "torch":
         pytest.skip("Keras supports one step only")
@@ -82,6 +89,7 @@ def test_usual_mistakes_in_train_step_are_explained(kind, labels, error, words, 
         model.fit(X, labels, batch_size=2, verbose=0)
 
 
+@without_jax
 def test_data_of_the_wrong_shape_for_a_gan_is_named():
     with pytest.raises(ModelError, match=r"shape of the data \(x has rows of shape \(2,\), float32\).*or the data if"):
         metrics.prepare(gan(), from_arrays(X[:, :2], None, None))
