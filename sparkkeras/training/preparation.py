@@ -229,9 +229,7 @@ def prepare_fit(
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
         split = TrainValidationSplit.split(stored.handles, request.validation_split)
-        for model in models:
-            check_partitions(model, split.train, "training", request.steps_per_epoch)
-            check_partitions(model, split.validate, "validation")
+        held_out_rows: Sequence[int] = split.validate
         validation = None
         if request.validation_split:
             spans = split.validation_spans
@@ -241,6 +239,10 @@ def prepare_fit(
             rows = stack.enter_context(stack.enter_context(held_out).stored())
             _check_stored(models, request.held_out, rows, request.validation_options)
             validation = Validation(rows, request.validation_options, request.validation_freq)
+            held_out_rows = [handle.rows for handle in rows.handles]
+        if not workers_validate:  # the members of ensembles train on rows of several partitions
+            check_partitions(models[0], split.train, "training", request.steps_per_epoch)
+            check_partitions(models[0], held_out_rows, "validation")
         yield (
             Job(
                 model=models[0],
