@@ -22,7 +22,8 @@ def check_can_predict(model: keras.Model) -> None:
         ModelError: The model cannot predict.
     """
     if not has_call(model) and type(model).predict_step is keras.Model.predict_step:
-        parts = [name for name, value in vars(model).items() if isinstance(value, keras.Model) and not name.startswith("_")]
+        attributes = vars(model) | vars(model).get("_modules", {})  # PyTorch keeps layers in a dict of its own
+        parts = [name for name, value in attributes.items() if isinstance(value, keras.Model) and not name.startswith("_")]
         one = f" Predict with a part of it, such as SparkModel(model.{parts[-1]}), or" if parts else " To predict,"
         raise ModelError(f"the model {model.name!r} has no call, so it cannot predict.{one} implement {_kind(model)}.call.")
     _check_signature(model, "predict_step")

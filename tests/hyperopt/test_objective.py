@@ -216,7 +216,7 @@ def classifier(params):
         ),
         (
             {"data": {"x": X[:, :1], "y": DATA["y"]}},
-            "x does not fit the model.s input .*shape .2,., received .*.1,.. Reshape the data.$",
+            "x does not fit the model.s input.*shape .2,., received .*.1,.. Reshape the data.$",
         ),
         ({"build": classifier, "data": {"x": X, "y": np.arange(8) % 4}}, "labels must be .*from 0 to 2, but .*from 0 to 3"),
     ],
