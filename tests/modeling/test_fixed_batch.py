@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
-from sparkkeras.data.files import UNKNOWN_ROWS
+
 from sparkkeras.modeling.fixed_batch import (
     check_partitions,
     check_whole_batches,
@@ -55,7 +55,7 @@ def test_partitions_of_incomplete_batches_are_reported(model):
     with pytest.raises(ConfigurationError, match=r"partition 1 has 20 rows for training, so its last batch has only 4"):
         check_partitions(model, (16, 20), "training")
     check_partitions(model, (16, 20), "training", max_batches=2)
-    check_partitions(model, (UNKNOWN_ROWS,), "training")
+    check_partitions(model, (None,), "training")
     check_partitions(regression(), (1, 2), "training")
     with pytest.raises(DataError, match="there are 20 rows, which leaves a batch of 4"):
         check_whole_batches(model, 20)

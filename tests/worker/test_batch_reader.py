@@ -154,7 +154,7 @@ def test_batches_without_end_need_a_limit(make):
     limited = BatchReader(_Function(make), 1, Reader(SCHEMA), may_be_endless=True)
     assert next(limited.blocks(0)).rows == 4
     with pytest.raises(DataError, match="without end"):
-        WorkerBatches(limited, 0, None).open()
+        WorkerBatches(limited, 0).open()
 
 
 def test_an_exception_of_the_function_says_where_it_was_raised():
