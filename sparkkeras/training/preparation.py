@@ -229,7 +229,7 @@ def prepare_fit(
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names
         split = TrainValidationSplit.split(stored.handles, request.validation_split)
-        held_out_rows: Sequence[int] = split.validate
+        held_out_rows: Sequence[int | None] = split.validate
         validation = None
         if request.validation_split:
             spans = split.validation_spans

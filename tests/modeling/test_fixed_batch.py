@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
-
 from sparkkeras.modeling.fixed_batch import (
     check_partitions,
     check_whole_batches,
