@@ -51,6 +51,9 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return ClusterError("the Spark job was cancelled, for instance by SparkContext.cancelAllJobs or in Spark's UI.")
         if _WORKER_DIED.search(text):
             return WorkerError(_worker_died(text, None if context is None else context.master))
+        raised_alone = _PYTHON_EXCEPTION.search(text)
+        if raised_alone:
+            return WorkerError(f"a task failed on a worker: {_until_java(text, raised_alone.start(1))}")
         first = next(iter(text.strip().splitlines()), repr(error))
         return WorkerError(f"Spark could not finish the job: {first}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
@@ -135,6 +138,9 @@ def _worker_died(text: str, master: str | None) -> str:
         f"solutions: {'; '.join(help_)}.{retries} Spark's message: {lost}"
     )
 
+
+_PYTHON_EXCEPTION = re.compile(r"\borg\.apache\.spark\.api\.python\.PythonException: (\S)")
+"""The exception of a task in a message of PySpark before 4.2, which may lack the traceback."""
 
 _WORKER_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Container killed")
 

@@ -33,3 +33,11 @@ def test_the_first_line_names_the_exception_and_the_batch():
 def test_frames_of_the_package_remain_if_there_are_no_others():
     inside = FAILED.replace("/home/me/job.py", "/venv/sparkkeras/data/block.py")
     assert "trainer.py" in str(translated(RuntimeError(inside)))
+
+
+def test_an_exception_without_a_traceback_is_named():
+    message = (
+        "An error occurred while calling z:collectAndServe.\n: org.apache.spark.SparkException: Job aborted due to stage "
+        "failure: Task 0 failed: org.apache.spark.api.python.PythonException: ValueError: bad record 17\n\n\tat org.apache"
+    )
+    assert str(translated(RuntimeError(message))) == "a task failed on a worker: ValueError: bad record 17"
