@@ -5,8 +5,11 @@ Functions import Keras, Spark and sparkkeras locally, since each benchmark runs 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import data
@@ -32,15 +35,29 @@ def synchronous(effort: Effort) -> Samples:
     return _epochs(effort, {"keras": 1, "equal": AUTO_STEPS_PER_EXECUTION})
 
 
-@benchmark(
-    Metric("JAX: MLP epoch begin -> end, 60,000 rows, against Keras", "large", "keras_large"),
-    Metric("JAX: MLP epoch begin -> end, 8,000 rows, against Keras", "small", "keras_small"),
-    Metric("JAX: epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, None, "seconds"),
-    backend="jax",
-)
-def synchronous_jax(effort: Effort) -> Samples:
-    """The same with JAX, which runs one step per call in both Keras and sparkkeras."""
-    return _epochs(effort, {"keras": 1})
+def _missing(module: str) -> str | None:
+    return None if find_spec(module) else f"{module} is not installed"
+
+
+def _epochs_on(name: str, backend: str, large: float, small: float) -> Callable[[Effort], Samples]:
+    """Epochs of the same model on another backend, against Keras as compiled."""
+    metrics = (
+        Metric(f"{name}: MLP epoch begin -> end, 60,000 rows, against Keras as compiled", "large", "keras_large", large),
+        Metric(f"{name}: MLP epoch begin -> end, 8,000 rows, against Keras as compiled", "small", "keras_small", small),
+        Metric(
+            f"{name}: epoch begin -> end less the slowest worker's fit, 8,000 rows", "added_small", None, None, "seconds"
+        ),
+    )
+
+    def measure(effort: Effort) -> Samples:
+        return _epochs(effort, {"keras": 1})
+
+    measure.__name__ = f"synchronous_{backend}"
+    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+
+
+synchronous_jax = _epochs_on("JAX", "jax", 0.65, 1.3)
+synchronous_torch = _epochs_on("PyTorch", "torch", 0.65, 0.8)
 
 
 def _epochs(effort: Effort, baselines: dict[str, int]) -> Samples:
@@ -81,32 +98,42 @@ def cnn(effort: Effort) -> Samples:
         return alternate(effort.turns, keras=lambda: keras.epochs(epochs), ours=lambda: ours.epochs(epochs))
 
 
-@benchmark(
-    Metric("predict call -> array, 60,000 rows, batch 1024, against Keras", "predict", "keras_predict", 1.0),
-    Metric("evaluate call -> metrics, 60,000 rows, batch 1024, against Keras", "evaluate", "keras_evaluate"),
-)
-def predict(effort: Effort) -> Samples:
-    """Inference on arrays of the driver, after warm-up."""
-    from contestants import WORKERS, spark
+def _inference_on(prefix: str, name: str, backend: str) -> Callable[[Effort], Samples]:
+    """Inference on arrays of the driver, after warm-up, with a backend."""
+    metrics = (
+        Metric(f"{prefix}predict call -> array, 60,000 rows, batch 1024, against Keras", "predict", "keras_predict", 1.0),
+        Metric(f"{prefix}evaluate call -> metrics, 60,000 rows, batch 1024, against Keras", "evaluate", "keras_evaluate"),
+    )
 
-    from sparkkeras import SparkModel
+    def measure(effort: Effort) -> Samples:
+        from contestants import WORKERS, spark
 
-    x, y = data.vectors(effort.rows(LARGE))
-    model = _seeded(data.mlp)
-    options = {"batch_size": PREDICT_BATCH_SIZE, "verbose": 0}
-    with spark():
-        spark_model = SparkModel(model, num_workers=WORKERS, batch_size=PREDICT_BATCH_SIZE)
-        calls = {
-            "keras_predict": lambda: model.predict(x, **options),
-            "predict": lambda: spark_model.predict(x),
-            "keras_evaluate": lambda: model.evaluate(x, y, **options),
-            "evaluate": lambda: spark_model.evaluate(x, y),
-        }
-        for call in calls.values():
-            timed(call, max(1, effort.warmup // 3))
-        return alternate(
-            effort.turns, **{name: lambda call=call: timed(call, effort.epochs) for name, call in calls.items()}
-        )
+        from sparkkeras import SparkModel
+
+        x, y = data.vectors(effort.rows(LARGE))
+        model = _seeded(data.mlp)
+        options = {"batch_size": PREDICT_BATCH_SIZE, "verbose": 0}
+        with spark():
+            spark_model = SparkModel(model, num_workers=WORKERS, batch_size=PREDICT_BATCH_SIZE)
+            calls = {
+                "keras_predict": lambda: model.predict(x, **options),
+                "predict": lambda: spark_model.predict(x),
+                "keras_evaluate": lambda: model.evaluate(x, y, **options),
+                "evaluate": lambda: spark_model.evaluate(x, y),
+            }
+            for call in calls.values():
+                timed(call, max(1, effort.warmup // 3))
+            return alternate(
+                effort.turns, **{name: lambda call=call: timed(call, effort.epochs) for name, call in calls.items()}
+            )
+
+    measure.__name__ = name
+    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+
+
+predict = _inference_on("", "predict", "tensorflow")
+predict_jax = _inference_on("JAX: ", "predict_jax", "jax")
+predict_torch = _inference_on("PyTorch: ", "predict_torch", "torch")
 
 
 @benchmark(Metric("Handle.open -> last shuffled piece, 30,000 x 784, against np.copy", "ours", "copy", 2.0))
