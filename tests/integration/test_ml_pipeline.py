@@ -104,7 +104,7 @@ def trained(spark, tmp_path_factory):
     """For each task the fitted pipeline and its predictions; and the folder with saved pipelines and rows."""
     folder = tmp_path_factory.mktemp("pipelines")
     made = {}
-    for name in TASKS:
+    for name in TASKS if keras.backend.backend() == "tensorflow" else ["multiclass"]:  # the core
         data, stages = MAKERS[name]()
         data.insert(0, "id", range(len(data)))
         frame = spark.createDataFrame(data).repartition(2, "id").cache()
