@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkkeras.data.block import from_arrays
 from sparkkeras.modeling import archive as models
 from sparkkeras.modeling import garbage_collection
 from sparkkeras.worker import device
@@ -140,6 +141,20 @@ def test_pytorch_works_in_forks_of_a_worker_that_has_used_it():
     environment = {**os.environ, **device.worker_environment(2), "SPARKKERAS_WORKER": "1"}
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "12\n"  # one thread before, two in the fork
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends have one pipeline")
+@pytest.mark.parametrize("epoch_bytes", [1, 1 << 20])
+def test_batches_from_memory_and_from_a_generator_are_the_same(monkeypatch, epoch_bytes):
+    monkeypatch.setattr(device, "EPOCH_BYTES", epoch_bytes)
+    rows = from_arrays(np.arange(22.0, dtype=np.float32).reshape(11, 2), np.arange(11), None)
+    pieces = (device.overwritable(rows[start : start + 3]) for start in range(0, 11, 3))  # not of whole batches
+    with device.feed(rows.spec, 4, pieces) as batches:
+        found = list(batches.as_numpy_iterator())
+        assert str(batches.element_spec[0].shape) == "(None, 2)"
+    assert [len(x) for x, _ in found] == [4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in found]), rows.x)
+    np.testing.assert_array_equal(np.concatenate([y for _, y in found]), rows.y)
 
 
 @pytest.mark.core
