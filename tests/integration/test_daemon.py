@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyspark
 import pytest
 
@@ -47,6 +49,16 @@ def run(sc, function):
         return sc.parallelize(range(2), 2).map(together).collect()
 
 
+def replace_workers(sc):
+    """End all training workers: those of the next `run` are new. A task may have left more than two."""
+    started = time.time()
+    old = True
+    while old:
+        with pytest.raises(Exception, match="crashed"):
+            run(sc, lambda _: os._exit(1))
+        old = min(psutil.Process(each).create_time() for each in run(sc, lambda _: os.getpid())) < started
+
+
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
@@ -63,16 +75,14 @@ def test_the_driver_may_ship_another_version_of_this_package(sc):
 
         return [name for name in sys.modules if name.startswith("sparkkeras.")]
 
-    with pytest.raises(Exception, match="crashed"):
-        run(sc, lambda _: os._exit(1))  # the next workers are new
+    replace_workers(sc)
     assert run(sc, ours) == [[], []]
 
 
 @needs_proc
 def test_a_lost_worker_is_replaced_by_a_fork_of_the_same_daemon(sc):
     before = run(sc, looks)
-    with pytest.raises(Exception, match="crashed"):
-        run(sc, lambda _: os._exit(1))
+    replace_workers(sc)
     after = run(sc, looks)
     assert {each[3] for each in before}.isdisjoint(each[3] for each in after)
     assert {each[2] for each in before} == {each[2] for each in after}
@@ -84,11 +94,9 @@ def test_every_fork_can_use_the_backend(sc):
     import keras  # not in the module, which other workers import
 
     initialized = keras.backend.backend() != "torch"  # on CPUs PyTorch has no state that a fork could not use
-    with pytest.raises(Exception, match="crashed"):
-        run(sc, lambda _: os._exit(1))
+    replace_workers(sc)
     assert [each[:2] for each in run(sc, used)] == [(True, not initialized)] * 2
-    with pytest.raises(Exception, match="crashed"):
-        run(sc, lambda _: os._exit(1))
+    replace_workers(sc)
     assert [each[:2] for each in run(sc, used)] == [(True, not initialized)] * 2
 
 

@@ -3,6 +3,7 @@
 import datetime
 import io
 import itertools
+import os
 import re
 import warnings
 
@@ -382,7 +383,7 @@ def test_spark_reports_a_data_error_without_a_traceback(monkeypatch):
     except DataError as error:
         handle_worker_exception(error, stream)
     finally:
-        monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
+        del os.environ["SPARK_HIDE_TRACEBACK"]  # monkeypatch would set it again after the test
     report = stream.getvalue()[8:].decode()
     assert report == "sparkkeras.errors.DataError: too short\n"
     found = translated(RuntimeError(f"An exception was thrown from the Python worker:\n{report}\n\nJVM stacktrace:\n\tat x"))
