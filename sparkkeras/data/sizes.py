@@ -2,6 +2,9 @@
 
 MIB = 1024 * 1024
 
+INLINE_BYTES = 64 * 1024
+"""Values and results of up to this size travel with the task; larger ones through a broadcast or a file."""
+
 BLOCK_BYTES = 4 * MIB
 """Rows are gathered from an RDD, and copied from files to a model, in blocks of about this size."""
 

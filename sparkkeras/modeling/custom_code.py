@@ -114,7 +114,12 @@ def is_own(module: object) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or module.__name__.split(".")[0] in _BY_NAME:
         return False
-    return not file.startswith(_installed_folders())
+    return not _is_installed(file)
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    return file.startswith(_installed_folders())
 
 
 @functools.cache

@@ -24,9 +24,10 @@ from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import PIECE_BYTES
+from sparkkeras.data.values import Pickled
 from sparkkeras.errors import ClusterError
 from sparkkeras.sources.arrays import even_slices
-from sparkkeras.sources.connect_values import Pickled, StoredShared, remove_files, write_files
+from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
 from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, repaired

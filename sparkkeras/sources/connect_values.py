@@ -8,9 +8,8 @@ written there.
 
 from __future__ import annotations
 
-import pickle
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sparkkeras.data import files
 from sparkkeras.data.dataset import FilesMissing
 from sparkkeras.data.sizes import CHUNK_BYTES
+from sparkkeras.data.values import Pickled, read_files
 from sparkkeras.spark.connect import RESULT, RemoteCluster
 
 if TYPE_CHECKING:
@@ -25,69 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Pickled:
-    """A value as bytes, without a copy of its arrays.
-
-    Attributes:
-        kind: The value's class.
-        parts: The pickle, then the memory of each array.
-    """
-
-    kind: str
-    parts: tuple[memoryview, ...]
-
-    @classmethod
-    def of(cls, value: object) -> Pickled:
-        """Pickle a value, which must not be changed while the result is in use."""
-        arrays: list[pickle.PickleBuffer] = []
-        head = pickle.dumps(value, 5, buffer_callback=arrays.append)
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return cls(kind, (memoryview(head), *(array.raw() for array in arrays)))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The size of each part in bytes."""
-        return tuple(part.nbytes for part in self.parts)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all parts in bytes."""
-        return sum(self.sizes)
-
-    def between(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop`` of the concatenated parts."""
-        found = []
-        for part in self.parts:
-            found.append(part[max(0, start) : max(0, stop)])
-            start, stop = start - part.nbytes, stop - part.nbytes
-        return b"".join(found)
-
-
-def read_files(paths: Sequence[Path], sizes: Sequence[int]) -> Any:
-    """Read a value from files that contain its parts one after the other.
-
-    Args:
-        paths: The files, in order.
-        sizes: The size of each part in bytes.
-
-    Raises:
-        FileNotFoundError: A file does not exist, or is incomplete.
-    """
-    parts = [bytearray(size) for size in sizes]
-    wanted = [memoryview(part) for part in parts if part]
-    for path in paths:
-        with path.open("rb") as file:
-            while wanted and (count := file.readinto(wanted[0])):
-                wanted[0] = wanted[0][count:]
-                if not wanted[0]:
-                    del wanted[0]
-    if wanted:
-        raise FileNotFoundError(f"{paths[-1]} and the files before it have fewer than the value's {sum(sizes)} bytes")
-    head, *arrays = parts
-    return pickle.loads(head, buffers=arrays)
 
 
 @dataclass(frozen=True)

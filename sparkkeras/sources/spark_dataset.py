@@ -30,6 +30,7 @@ from sparkkeras.data.dataset import (
     joined,
 )
 from sparkkeras.data.files import Handle, one_block
+from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
@@ -49,6 +50,7 @@ from sparkkeras.sources.tasks import (
     Store,
     StoreAndRun,
     Sweep,
+    ThroughFiles,
     by_index,
     repaired,
     without_problems,
@@ -272,9 +274,14 @@ class SparkResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
-        rdd = self.source.map(self.cluster, ReportsProblems(self.call), training=True)
-        found = without_problems(self.cluster.collect(rdd))
-        return repaired(found, self.from_source)
+        with self.cluster.shared_folder() as folder:
+            call: Call = ReportsProblems(self.call)
+            if self.cluster.is_local:
+                call = ThroughFiles(call, folder)
+            rdd = self.source.map(self.cluster, call, training=True)
+            found = without_problems(self.cluster.collect(rdd))
+            results = [item.value if isinstance(item, ValueFile) else item for item in found]
+        return repaired(results, self.from_source)
 
     def reduce(self, merging: Merging[R]) -> list[R]:
         """Merge the results on the workers, in one shuffle in which each task receives some pieces of all results."""

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,10 +22,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkkeras.data.dataset import DriverAddress, Shared
 from sparkkeras.data.local_dataset import LocalRunning, LocalShared
+from sparkkeras.data.sizes import INLINE_BYTES
+from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import ClusterError, warn
 from sparkkeras.spark import probe
 from sparkkeras.spark.job_errors import interruptible, quietly, translated
@@ -40,7 +44,6 @@ _environment_lock = threading.RLock()
 _log = logging.getLogger(__name__)
 
 _DEFAULT_RESULT_SIZE = "1g"
-_INLINE_BYTES = 64 * 1024
 _PROBED_SLOTS = 64
 _LOOKS = 20
 _LOOK_SECONDS = 0.05
@@ -148,12 +151,35 @@ class Cluster:
 
     @contextmanager
     def share(self, value: R) -> Iterator[Shared[R]]:
-        """Broadcast a value; the broadcast is destroyed at the end of the ``with`` block."""
-        broadcast = self.context.broadcast(value)
+        """Make a value available to tasks until the end of the ``with`` block.
+
+        Small values travel with the tasks. Others are written to a file if the workers share the driver's disk, which takes
+        half as long as a broadcast, or else broadcast.
+
+        Raises:
+            PicklingError: The value cannot be pickled.
+        """
+        pickled = Pickled.of(value)
+        if pickled.nbytes <= INLINE_BYTES:
+            yield LocalShared(value)
+        elif self.is_local:
+            with self.shared_folder() as folder:
+                yield ValueFile.write(pickled, folder)
+        else:
+            broadcast = self.context.broadcast(value)
+            try:
+                yield broadcast
+            finally:
+                quietly(broadcast.destroy)
+
+    @contextmanager
+    def shared_folder(self) -> Iterator[Path]:
+        """The path of a folder for files of driver and workers on this machine; it is removed with its files in the end."""
+        folder = Path(self.context._temp_dir) / f"values-{uuid.uuid4().hex}"
         try:
-            yield broadcast
+            yield folder
         finally:
-            quietly(broadcast.destroy)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, value: R) -> Shared[R]:
         """Make a value available to tasks until the SparkContext stops: small values in the closure, others as a broadcast.
@@ -162,7 +188,7 @@ class Cluster:
         for each.
         """
         payload = pickle.dumps(value, 5)
-        if len(payload) <= _INLINE_BYTES:
+        if len(payload) <= INLINE_BYTES:
             return LocalShared(value)
         digest = hashlib.sha256(payload).digest()
         with _kept_lock:

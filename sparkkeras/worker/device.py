@@ -176,7 +176,8 @@ def is_uninitialized() -> bool:
         return not getattr(xla_bridge, "_backends", {})
     import torch
 
-    return not torch.cuda.is_initialized()
+    cuda: Any = torch.cuda
+    return not cuda.is_initialized()
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import all_labels, common_spec
 
 ROWS, PARTS = 23, 3
+LARGE = 100_000
+"""The length of a vector that does not travel with a task; see `sparkkeras.data.sizes.INLINE_BYTES`."""
 
 
 def numbered_block():
@@ -36,6 +38,18 @@ class Noise:
     def __call__(self, context, blocks):
         labels = [label for block in blocks for label in block.y.tolist()]
         yield np.random.default_rng(labels).normal(size=10).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Yields a shared vector, times the number of the partition."""
+
+    vector: object
+
+    def __call__(self, context, blocks):
+        for _ in blocks:
+            pass
+        yield self.vector.value * context.worker
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,13 @@ class DatasetConformance:
             assert max(sizes) - min(sizes) <= 2
             assert [leaf.shape for leaf in common_spec(stored.handles).leaves] == [(4,), ()]
             assert [(found.low, found.high, found.whole) for found in all_labels(stored.handles)] == [(0, ROWS - 1, True)]
+
+    def test_large_values_and_results_are_exact(self, dataset):
+        vector = np.random.default_rng(0).normal(size=LARGE).astype(np.float32)
+        with dataset.share(vector) as shared:
+            results = dataset.run(Scaled(shared)).collect()
+        np.testing.assert_array_equal(results, [vector * part for part in range(PARTS)])
+        assert all(result.flags.writeable for result in results)
 
     def test_merging_on_the_workers_gives_bit_identical_results(self, dataset):
         with dataset.stored() as stored:

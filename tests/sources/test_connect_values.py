@@ -9,8 +9,9 @@ import pytest
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import FilesMissing
+from sparkkeras.data.values import Pickled
 from sparkkeras.sources import connect_values
-from sparkkeras.sources.connect_values import Pickled, StoredShared, _Remove, _Write
+from sparkkeras.sources.connect_values import StoredShared, _Remove, _Write
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,10 @@ Datasets on Spark Connect are in `tests.connect.test_datasets`.
 """
 
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparkkeras import to_data_frame
@@ -12,9 +15,10 @@ from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
+from sparkkeras.errors import WorkerError
 from sparkkeras.sources.arrays import even_slices, rows_of
 from sparkkeras.sources.source import as_source, lazy_dataset
-from tests.sources.conformance import PARTS, DatasetConformance, numbered_block
+from tests.sources.conformance import LARGE, PARTS, DatasetConformance, Scaled, numbered_block
 
 READER = Reader(Schema())
 
@@ -72,3 +76,28 @@ class Count:
 def test_lazy_results_are_computed_on_use(spark):
     source = as_source(spark.sparkContext.parallelize(list(rows_of(numbered_block())), PARTS), READER)
     assert sum(lazy_dataset(source).run(Count()).lazy().map(lambda count: 2 * count).collect()) == 2 * numbered_block().rows
+
+
+def test_large_values_pass_through_files_that_are_removed(spark):
+    def files():
+        return set(Path(spark.sparkContext._temp_dir).rglob("values-*/*"))
+
+    with arrays_on_disk(spark, numbered_block()) as dataset:
+        before = files()
+        with dataset.share(np.ones(LARGE)) as shared:
+            assert [path.stat().st_size > 8 * LARGE for path in files() - before] == [True]
+            with pytest.raises(WorkerError, match="broken"):
+                dataset.run(Broken(shared)).collect()
+            assert len(files() - before) == 1
+            assert len(dataset.run(Scaled(shared)).collect()) == PARTS
+        assert files() == before
+
+
+@dataclass(frozen=True)
+class Broken(Scaled):
+    """Yields a large result and fails in the last partition."""
+
+    def __call__(self, context, blocks):
+        yield from super().__call__(context, blocks)
+        if context.worker == PARTS - 1:
+            raise RuntimeError("broken")
