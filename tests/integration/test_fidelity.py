@@ -8,6 +8,7 @@ import pytest
 
 from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.worker.device import worker_environment
 from tests.models import classifier, regression
 
 
@@ -131,7 +132,10 @@ def test_a_rule_restarts_when_other_weights_are_trainable(sc, arrays):
 
 
 def test_concurrent_fits_restore_the_environment(sc, arrays, monkeypatch):
-    monkeypatch.setattr(sc, "environment", {})  # other tests have already added variables to it
+    # Other tests have already added the variables of workers; without them, training uses the same workers as before.
+    added = worker_environment(1).keys() | {"SPARKKERAS_WORKER"}
+    before = {name: value for name, value in sc.environment.items() if name not in added}
+    monkeypatch.setattr(sc, "environment", dict(before))
     failures = []
 
     def fit():
@@ -146,7 +150,7 @@ def test_concurrent_fits_restore_the_environment(sc, arrays, monkeypatch):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert sc.environment == {}
+    assert sc.environment == before
 
 
 def test_large_closures_leave_no_files(sc, arrays):
