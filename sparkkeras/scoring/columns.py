@@ -6,6 +6,7 @@ other columns stay in the JVM. A worker process loads the model once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,15 +83,16 @@ class Scorer:
         """Create a scorer for a built model, compiled or not. The default batch size is its fixed one, if it has one."""
         check_built(model)
         check_can_predict(model)
+        fixed = fixed_batch_size(model)
         if batch_size == BATCH_SIZE:
-            batch_size = fixed_batch_size(model) or batch_size
+            batch_size = fixed or batch_size
         check_batch_size(model, "batch_size", batch_size)
         arguments.function("transform", transform)
         by_value = None if transform is None else ByValue.dump(transform, "transform")
         return cls(
             ModelArchive.pack_to_predict(model, custom_objects),
             ModelWeights.take(model),
-            BatchOptions(batch_size, by_value, input_names(model), to_predict=True),
+            BatchOptions(batch_size, by_value, input_names(model), to_predict=True, across_blocks=fixed is not None),
             schema_of(model),
             outputs_of(model),
             on_invalid,
@@ -135,21 +137,26 @@ class ScoreTask:
         """Yield the column of predictions, in parts."""
         schema = self.read.reader.schema
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, schema, context)
-        first = 0
-        for batch in batches:
-            columns = batch if isinstance(batch, tuple) else (batch,)
-            for block, good in self.read.blocks(columns, f"partition {context.worker}", first):
-                yield self._column(predictor, block, good)
-                first += block.rows
+        valid = deque[Array]()  # the valid rows of each block that has been read
 
-    def _column(self, predictor: Predictor, block: Block, good: Array | None) -> pa.Array:
-        """The predictions for a block, with null for rows that are not ``good`` (``None``: all rows are good)."""
-        valid = block if good is None else block[np.flatnonzero(good)]
-        good = np.ones(block.rows, bool) if good is None else good
-        if valid.rows:
-            predicted = keras.tree.flatten(predictor.predict(valid))
-        else:
+        def blocks() -> Iterator[Block]:
+            first = 0
+            for batch in batches:
+                columns = batch if isinstance(batch, tuple) else (batch,)
+                for block, good in self.read.blocks(columns, f"partition {context.worker}", first):
+                    first += block.rows
+                    valid.append(np.ones(block.rows, bool) if good is None else good)
+                    yield block if good is None else block[np.flatnonzero(good)]
+
+        for predicted in predictor.of_each(blocks()):
+            yield self._column(predicted, valid.popleft())
+
+    def _column(self, predictions: Any, good: Array) -> pa.Array:
+        """The predictions for the rows of a block that are ``good``, ``None`` if there are none, and null for the others."""
+        if predictions is None:
             predicted = [np.zeros((0,) * (1 + output.rank), output.dtype) for output in self.outputs]
+        else:
+            predicted = keras.tree.flatten(predictions)
         columns = [output.column(_spread(leaf, good), good) for output, leaf in zip(self.outputs, predicted, strict=True)]
         if len(columns) == 1:
             return columns[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_compiled, needs_labels
 from sparkkeras.modeling.custom_code import ByValue
-from sparkkeras.modeling.fixed_batch import check_batch_size
+from sparkkeras.modeling.fixed_batch import check_batch_size, fixed_batch_size
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.own_methods import check_can_evaluate, check_can_predict
@@ -88,10 +89,23 @@ class PredictTask:
         """Yield the predictions."""
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
         if self.keyed:
-            with_keys = ((keys, predictor.predict(block)) for keys, block in blocks)
+            with_keys = _keyed(predictor, blocks)
             return (pair for part in with_keys for pair in _pairs(*part)) if self.rows else with_keys
         parts = predictor.in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
+
+
+def _keyed(predictor: Predictor, blocks: Iterator[tuple[list[Any], Block]]) -> Iterator[tuple[list[Any], Any]]:
+    """Yield the keys of each block with its predictions."""
+    unpredicted = deque[list[Any]]()
+
+    def features() -> Iterator[Block]:
+        for keys, block in blocks:
+            unpredicted.append(keys)
+            yield block
+
+    for predicted in predictor.of_each(features()):
+        yield unpredicted.popleft(), predicted
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,8 @@ def check_evaluate(
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
     source = as_source(data, reader, y, sample_weight, columns)
-    options = BatchOptions(size, by_value, input_names(model), in_batches=source.in_batches)
+    stateful = fixed_batch_size(model) is not None
+    options = BatchOptions(size, by_value, input_names(model), in_batches=source.in_batches, across_blocks=stateful)
     if source.block is not None:
         if not source.block.rows:
             raise no_rows("data to evaluate or validate on")
@@ -218,7 +233,14 @@ def check_predict(
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
-    options = BatchOptions(size, by_value, input_names(model), to_predict=True, in_batches=source.in_batches)
+    options = BatchOptions(
+        size,
+        by_value,
+        input_names(model),
+        to_predict=True,
+        in_batches=source.in_batches,
+        across_blocks=fixed_batch_size(model) is not None,
+    )
     if source.block is not None:
         schema_of(model).check_features(transformed_spec_on_driver(source.block, options))
     return source, options

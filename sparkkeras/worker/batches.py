@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkkeras.data.block import Block, BlockSpec, Form, Structure
+from sparkkeras.data.block import Block, BlockSpec, Form, Structure, concatenate_alike
 from sparkkeras.data.dataset import BlockStream
 from sparkkeras.data.order import RowOrder
 from sparkkeras.data.sizes import BLOCK_BYTES
@@ -32,6 +32,7 @@ class BatchOptions:
         input_names: The keys of the inputs, for a model that takes a dict; ``None`` for other models.
         to_predict: Whether the rows are to be predicted, so that ``transform`` may return ``x`` alone.
         in_batches: Whether the blocks to evaluate or predict are batches already, which keep their sizes.
+        across_blocks: Whether a batch may have rows of several blocks: a model with a fixed batch size takes no smaller one.
     """
 
     batch_size: int
@@ -39,6 +40,7 @@ class BatchOptions:
     input_names: tuple[str, ...] | None = None
     to_predict: bool = False
     in_batches: bool = False
+    across_blocks: bool = False
 
     def of(self, block: Block) -> BatchOptions:
         """The options for a block to evaluate or predict."""
@@ -214,10 +216,32 @@ class _StreamedEpoch:
 
 def pieces_of(blocks: Iterator[Block], options: BatchOptions) -> Iterator[Block]:
     """The rows of blocks in pieces of some batches each, after the transform."""
+    if options.across_blocks and not options.in_batches:
+        blocks = _in_whole_batches(blocks, options.batch_size)
     for block in blocks:
         of_block = options.of(block)
         for piece in block.pieces(BLOCK_BYTES, of_block.batch_size):
             yield transformed(piece, of_block)
+
+
+def _in_whole_batches(blocks: Iterator[Block], batch_size: int) -> Iterator[Block]:
+    """The rows of blocks in blocks of whole batches; only the last one may have further rows."""
+    rest: Block | None = None
+    for block in blocks:
+        taken = 0
+        if rest is not None:
+            taken = min(batch_size - rest.rows, block.rows)
+            rest = concatenate_alike((rest, block[:taken]))
+            if rest is not None and rest.rows == batch_size:
+                yield rest
+                rest = None
+        whole = taken + (block.rows - taken) // batch_size * batch_size
+        if whole > taken:
+            yield block[taken:whole]
+        if whole < block.rows:
+            rest = block[whole:]
+    if rest is not None:
+        yield rest
 
 
 def transformed(piece: Block, options: BatchOptions) -> Block:

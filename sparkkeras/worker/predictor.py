@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,14 +48,14 @@ class Predictor:
         self._model: Any = None
         self._spec: BlockSpec | None = None
 
-    def batches(self, block: Block) -> Iterator[Any]:
-        """Yield what ``keras.Model.predict_on_batch`` returns for each batch of a block, in the order of the rows.
+    def batches(self, blocks: Iterable[Block]) -> Iterator[Any]:
+        """Yield what ``keras.Model.predict_on_batch`` returns for each batch of blocks, in the order of the rows.
 
         Raises:
             DataError: Features do not fit the model, or differ in shape from those of earlier blocks.
         """
-        size = self._options.of(block).batch_size
-        for piece in pieces_of(iter((block,)), self._options):
+        for piece in pieces_of(iter(blocks), self._options):
+            size = self._options.of(piece).batch_size
             self._prepare(piece.spec)
             check_whole_batches(self._model, piece.rows)
             for batch in piece.batches(size):
@@ -65,19 +66,46 @@ class Predictor:
 
     def predict(self, block: Block) -> Any:
         """What ``keras.Model.predict`` returns for a block that has rows."""
-        return join_predictions(list(self.batches(block)))
+        return join_predictions(list(self.batches((block,))))
+
+    def of_each(self, blocks: Iterable[Block]) -> Iterator[Any]:
+        """Yield what ``keras.Model.predict`` returns for each block; ``None`` for a block without rows.
+
+        Where batches may have rows of several blocks, it reads ahead until the last batch of a block is complete.
+        """
+        if not self._options.across_blocks:
+            yield from (self.predict(block) if block.rows else None for block in blocks)
+            return
+        unpredicted = deque[int]()  # the rows of each block that has been read
+
+        def noted() -> Iterator[Block]:
+            for block in blocks:
+                unpredicted.append(block.rows)
+                yield block
+
+        held: list[Any] = []
+        ready = 0  # the rows of ``held``
+        for predicted in self.batches(noted()):
+            held.append(predicted)
+            ready += len(_leaves(predicted)[0])
+            while unpredicted and unpredicted[0] <= ready:
+                rows = unpredicted.popleft()
+                joined = join_predictions(held)
+                yield _mapped(lambda array, rows=rows: array[:rows], joined) if rows else None
+                held = [_mapped(lambda array, rows=rows: array[rows:], joined)]
+                ready -= rows
+        yield from (None for _ in unpredicted)
 
     def in_parts(self, blocks: Iterable[Block]) -> Iterator[Any]:
         """Yield the predictions for all rows of blocks, in order, joined to arrays of about `HELD_BYTES`."""
         done: list[Any] = []
         size = 0
-        for block in blocks:
-            for predicted in self.batches(block):
-                done.append(predicted)
-                size += _nbytes(predicted)
-                if size >= HELD_BYTES:
-                    yield join_predictions(done)
-                    done, size = [], 0
+        for predicted in self.batches(blocks):
+            done.append(predicted)
+            size += _nbytes(predicted)
+            if size >= HELD_BYTES:
+                yield join_predictions(done)
+                done, size = [], 0
         if done:
             yield join_predictions(done)
 
@@ -104,9 +132,13 @@ def _mapped(function: Any, *structures: Any) -> Any:
 
 
 def _nbytes(predicted: Any) -> int:
+    return sum(int(array.nbytes) for array in _leaves(predicted))
+
+
+def _leaves(predicted: Any) -> list[Any]:
     import keras
 
-    return sum(int(array.nbytes) for array in keras.tree.flatten(predicted))
+    return list(keras.tree.flatten(predicted))
 
 
 @contextmanager

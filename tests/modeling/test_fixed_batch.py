@@ -1,10 +1,18 @@
 """Models with stateful recurrent layers take whole batches of their fixed size."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.local_dataset import LocalShared
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.fixed_batch import (
     check_partitions,
     check_whole_batches,
@@ -12,8 +20,13 @@ from sparkkeras.modeling.fixed_batch import (
     warn_of_shuffle,
     whole_batches,
 )
-from sparkkeras.scoring.columns import Scorer
+from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.scoring.column_functions import ArgumentsToBlocks
+from sparkkeras.scoring.columns import Scorer, ScoreTask
+from sparkkeras.scoring.inference import PredictTask, check_evaluate, check_predict
+from sparkkeras.sources.source import NamedColumns
 from sparkkeras.worker import device
+from sparkkeras.worker.trainer import LocalTrainer
 from tests.models import regression
 
 X, Y = np.ones((16, 5, 2), np.float32), np.ones((16, 1), np.float32)
@@ -77,3 +90,58 @@ def test_what_pytorch_cannot_train_is_reported(model, monkeypatch):
     with pytest.raises(ModelError, match="steps_per_execution=4; with the backend 'torch', Keras supports only 1"):
         device.check_supported(regression(steps_per_execution=4))
     device.check_supported(regression())
+
+
+# Blocks of any size
+
+ROWS = np.random.default_rng(0).normal(size=(32, 5, 2)).astype(np.float32)
+
+
+def predicted(model, rows):
+    """What Keras predicts for rows; the states start from zero."""
+    model.layers[0].reset_state()
+    return model.predict(rows, batch_size=8, verbose=0)
+
+
+def in_blocks(x, y, sizes):
+    ends = np.cumsum(sizes)
+    return [from_arrays(x[i - n : i], None if y is None else y[i - n : i], None) for i, n in zip(ends, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (3, 0, 4, 17, 0, 8, 0)])
+def test_batches_to_predict_may_have_rows_of_several_blocks(model, sizes):
+    """What reads rows chooses the size of blocks, such as Spark for Arrow batches."""
+    source, options = check_predict(model, ROWS, NamedColumns(), batch_size=8, transform=None, on_invalid="error")
+    archive, state = ModelArchive.pack_to_predict(model), ModelWeights.take(model)
+    task = PredictTask(LocalShared(archive), LocalShared(state), LocalShared(options), source.reader.schema)
+    blocks = in_blocks(ROWS, None, sizes)
+    expected = predicted(model, ROWS)
+    assert np.allclose(np.concatenate(list(task(TaskContext(0), iter(blocks)))), expected, atol=1e-6)
+    found = list(replace(task, keyed=True)(TaskContext(0), zip("abcdefg", blocks, strict=False)))
+    assert [(key, 0 if part is None else len(part)) for key, part in found] == list(zip("abcdefg", sizes, strict=False))
+    assert np.allclose(np.concatenate([part for _, part in found if part is not None]), expected, atol=1e-6)
+    with pytest.raises(DataError, match="which leaves a batch of 3"):
+        list(task(TaskContext(0), iter(in_blocks(ROWS, None, (10, 1)))))
+
+
+def test_columns_are_predicted_in_batches_of_several_arrow_batches(model):
+    """Rows with nulls are not passed to the model."""
+    scorer = Scorer.of(model)
+    shared = map(LocalShared, (scorer.archive, scorer.state, scorer.options))
+    task = ScoreTask(*shared, ArgumentsToBlocks(scorer.reader), scorer.outputs)
+    column = pa.array([None, *ROWS[:13].tolist(), None, *ROWS[13:].tolist(), None], pa.list_(pa.list_(pa.float32())))
+    found = list(task(TaskContext(0), iter([column[:1], column[1:5], column[5:34], column[34:]])))
+    assert [len(part) for part in found] == [1, 4, 29, 1]
+    found = pa.concat_arrays(found)
+    assert np.allclose(found.drop_null(), predicted(model, ROWS)[:, 0], atol=1e-6)
+    assert np.flatnonzero(found.is_null()).tolist() == [0, 14, 34]
+
+
+def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
+    labels = np.arange(32, dtype=np.float32).reshape(-1, 1)
+    settings = {"batch_size": 8, "transform": None, "on_invalid": "error", "verbose": 0}
+    _, options = check_evaluate(model, ROWS, labels, None, NamedColumns(), **settings)
+    trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelWeights.take(model)
+    found, _, _ = trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5, 11))), options)
+    loss = float(np.mean((predicted(model, ROWS) - labels) ** 2))
+    assert metrics.results(model, found)["loss"] == pytest.approx(loss, rel=1e-5)

@@ -300,4 +300,4 @@ def test_evaluation_and_prediction_keep_the_batches():
     found, _, _ = LocalTrainer(archive, TaskContext(0)).evaluate(state, iter((rows[:5], rows[5:])), options)
     assert metrics.results(model, found)["batch_rows"] == 6
     predictor = Predictor(archive, state, options, SCHEMA, TaskContext(0))
-    assert [len(predicted) for predicted in predictor.batches(from_arrays(X, None, None))] == [12]
+    assert [len(predicted) for predicted in predictor.batches([from_arrays(X, None, None)])] == [12]
