@@ -193,12 +193,11 @@ class InvalidRows:
     def _other_remedies(self, takes_nan: bool) -> str:
         if not self.has_argument:
             return ""
-        if self.policy == "allow" and not self.labelled:
-            return (
-                ', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be; in a '
-                "DataFrame, such rows get null as their prediction"
-            )
         drop = 'on_invalid="drop" drops such rows' if self.labelled else ""
+        if self.policy == "allow":
+            return ', since on_invalid="allow" replaces missing numbers by NaN, which strings and integers cannot be; ' + (
+                drop or "in a DataFrame, such rows get null as their prediction"
+            )
         allow = 'on_invalid="allow" replaces them by NaN' if takes_nan else ""
         given = ", and ".join(filter(None, (drop, allow)))
         return f"; {given}" if given else ""

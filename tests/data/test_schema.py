@@ -660,8 +660,8 @@ def test_none_cannot_become_nan_in_an_integer_input():
     schema = Schema((InputSpec("ids", (2,)),), (InputSpec("out", (1,)),))
     message = error_of_arrays([[1, None], [2, 3]], [0, 1], None, reader=Reader(schema, on_invalid="allow"))
     assert message == (
-        'x of row 0 of the arrays has missing values (None or NA): replace them or drop the row; on_invalid="drop" '
-        "drops such rows."
+        'x of row 0 of the arrays has missing values (None or NA): replace them or drop the row, since on_invalid="allow" '
+        'replaces missing numbers by NaN, which strings and integers cannot be; on_invalid="drop" drops such rows.'
     )
 
 

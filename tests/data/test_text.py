@@ -101,6 +101,11 @@ def test_other_values_for_an_input_of_strings_raise_an_error(value, message):
         reader().read_arrays(value, np.zeros(len(value)), None)
 
 
+def test_a_missing_string_cannot_become_nan():
+    with pytest.raises(DataError, match=r'row 1 .* by NaN, which strings and integers cannot be; on_invalid="drop" drops'):
+        reader(on_invalid="allow").read_arrays(np.array(["a", None], object), np.zeros(2), None)
+
+
 def test_rows_without_a_string_are_dropped():
     rows = np.array(["a", None, float("nan"), "b"], object)
     assert words(reader(on_invalid="drop").read_arrays(rows, np.arange(4.0), None)) == ["a", "b"]
