@@ -11,11 +11,17 @@ from sparkkeras.weights import Array
 
 @dataclass(frozen=True)
 class LabelRange:
-    """The smallest and the largest value of an array of labels, and whether all values are integers."""
+    """The range of an array of labels.
+
+    Attributes:
+        low: The smallest value.
+        high: The largest value.
+        all_integers: Whether all values are integers, also if their dtype is a floating-point one.
+    """
 
     low: float
     high: float
-    whole: bool
+    all_integers: bool
 
     @classmethod
     def of(cls, labels: Array) -> LabelRange:
@@ -25,7 +31,7 @@ class LabelRange:
 
     def union(self, other: LabelRange) -> LabelRange:
         """The smallest range that contains both."""
-        return LabelRange(min(self.low, other.low), max(self.high, other.high), self.whole and other.whole)
+        return LabelRange(min(self.low, other.low), max(self.high, other.high), self.all_integers and other.all_integers)
 
 
 def label_ranges(block: Block) -> tuple[LabelRange, ...]:

@@ -139,8 +139,8 @@ class PadSequences(RowLoader):
             return values, present
         if values.dtype.kind == "f":
             values[missing] = np.nan
-        lacking: Array = np.any(missing.reshape(len(values), -1), axis=1)
-        return values, ~lacking
+        incomplete: Array = np.any(missing.reshape(len(values), -1), axis=1)
+        return values, ~incomplete
 
     def load_rows(self, rows: Any, first: int = 0) -> tuple[Array, Array | None]:
         """Pad the sequences in the rows of an RDD or in a list; see `RowLoader.load_rows`."""
@@ -198,11 +198,11 @@ class PadSequences(RowLoader):
         values[place] = steps[chosen]
         if missing is None and present.all():
             return values, None
-        lacking = np.zeros(values.shape, bool)
-        lacking[~present] = True
+        mask = np.zeros(values.shape, bool)
+        mask[~present] = True
         if missing is not None:
-            lacking[place] = missing[chosen].reshape(len(chosen), *(missing.shape[1:] or (1,) * len(self.step_shape)))
-        return values, lacking
+            mask[place] = missing[chosen].reshape(len(chosen), *(missing.shape[1:] or (1,) * len(self.step_shape)))
+        return values, mask
 
 
 def _joined(rows: Sequence[Any]) -> Any:

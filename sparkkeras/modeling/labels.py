@@ -168,7 +168,7 @@ def _check(label: str, loss: Any, leaf: LeafSpec, found: LabelRange, output: tup
             + f"class indices{f' ({label}.argmax(-1))' if one_hot else ''}."
         )
     if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None and classes:
-        if not found.whole or found.low < 0 or found.high >= classes:
+        if not found.all_integers or found.low < 0 or found.high >= classes:
             advice = "Renumber the labels, or add units to the model's last layer."
             if classes == 1:
                 advice = "For labels 0 and 1, use a sigmoid with binary_crossentropy; for classes, one unit for each class."

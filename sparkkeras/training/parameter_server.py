@@ -558,8 +558,8 @@ class _Training:
         parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
         training = self._job.split.workers
         rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
-        for turn, worker in enumerate(training):
-            rows[worker] = tuple(parts[turn :: len(training)])
+        for offset, worker in enumerate(training):
+            rows[worker] = tuple(parts[offset :: len(training)])
         return ValidationPlan(validation.options, None, tuple(rows))
 
 

@@ -577,7 +577,7 @@ def test_a_single_input_accepts_any_name():
 )
 def test_the_range_of_labels(labels, expected):
     found = LabelRange.of(labels)
-    assert (found.low, found.high, found.whole) == expected
+    assert (found.low, found.high, found.all_integers) == expected
     assert isinstance(found.low, float)
 
 

@@ -87,7 +87,9 @@ class DatasetConformance:
             assert (sum(sizes), stored.num_partitions) == (ROWS, PARTS)
             assert max(sizes) - min(sizes) <= 2
             assert [leaf.shape for leaf in common_spec(stored.handles).leaves] == [(4,), ()]
-            assert [(found.low, found.high, found.whole) for found in all_labels(stored.handles)] == [(0, ROWS - 1, True)]
+            assert [(found.low, found.high, found.all_integers) for found in all_labels(stored.handles)] == [
+                (0, ROWS - 1, True)
+            ]
 
     def test_large_values_and_results_are_exact(self, dataset):
         vector = np.random.default_rng(0).normal(size=LARGE).astype(np.float32)

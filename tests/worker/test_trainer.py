@@ -516,7 +516,7 @@ def test_weighted_evaluation_works_as_in_keras(linear):
 
 def test_evaluation_returns_the_ranges_of_labels(linear):
     _, _, (found,) = linear.evaluate([ROWS[:5], ROWS[5:]], BatchOptions(BATCH))
-    assert (found.low, found.high, found.whole) == (float(Y.min()), float(Y.max()), False)
+    assert (found.low, found.high, found.all_integers) == (float(Y.min()), float(Y.max()), False)
 
 
 def test_evaluation_without_rows(linear):
