@@ -136,11 +136,9 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     initial_epoch = arguments.integer("initial_epoch", initial_epoch, low=0)
     validation_freq = arguments.integer("validation_freq", validation_freq)
     steps_per_epoch = arguments.optional_integer("steps_per_epoch", steps_per_epoch)
-    arguments.fraction("validation_split", validation_split)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
-    if bool(validation_split) + (validation_data is not None) + (validation_col is not None) > 1:
-        raise ConfigurationError("pass only one of validation_split, validation_data and validation_col.")
+    validates = _check_validation(validation_split, validation_data, validation_col)
     on_driver = check_callbacks(callbacks, model)
     on_workers = as_callbacks("worker_callbacks", worker_callbacks)
     options = FitOptions(
@@ -153,14 +151,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
-    validates = bool(validation_split) or validation_data is not None or validation_col is not None
-    for each in models:
-        check_can_train(each, validates)
-        device.check_supported(each)
-        check_batch_size(each, "batch_size", options.batch_size)
-        if validates:
-            check_batch_size(each, "validation_batch_size", validation_size)
-        warn_of_shuffle(each, options.shuffle)
+    _check_models(models, options, validation_size if validates else None)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
@@ -172,11 +163,9 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         source, held_out = split_by_column(source, validation_col)
     in_batches = held_out is not None and held_out.in_batches
     validation_options = BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches)
-    for rows, batches in ((source, options), (held_out, validation_options)):
-        if rows is not None:
-            if rows.form is not None and transform is None:
-                check_label_structure(model, rows.form.y)
-            _check_arrays(models, rows, batches)
+    _check_source(models, source, options)
+    if held_out is not None:
+        _check_source(models, held_out, validation_options)
     return FitRequest(
         source=source,
         held_out=held_out,
@@ -263,24 +252,54 @@ def prepare_fit(
         )
 
 
-def _check_arrays(models: Sequence[keras.Model], source: Source, options: BatchOptions) -> None:
-    """Check labelled arrays against the models and their losses; other data is checked when it is stored.
+def _check_validation(validation_split: float, validation_data: Any, validation_col: str | None) -> bool:
+    """Check the arguments that say which rows to validate on; returns whether there are such rows.
+
+    Raises:
+        ConfigurationError: More than one of them is set, or ``validation_split`` is out of range.
+    """
+    arguments.fraction("validation_split", validation_split)
+    given = bool(validation_split) + (validation_data is not None) + (validation_col is not None)
+    if given > 1:
+        raise ConfigurationError("pass only one of validation_split, validation_data and validation_col.")
+    return given == 1
+
+
+def _check_models(models: Sequence[keras.Model], options: FitOptions, validation_batch_size: int | None) -> None:
+    """Check that Keras can train the models in this way; ``validation_batch_size`` is ``None`` without validation.
+
+    Raises:
+        ModelError: A method of a model cannot be called, or the backend does not support the model.
+        ConfigurationError: Batches do not have the size that a model requires.
+    """
+    for model in models:
+        check_can_train(model, validates=validation_batch_size is not None)
+        device.check_supported(model)
+        check_batch_size(model, "batch_size", options.batch_size)
+        if validation_batch_size is not None:
+            check_batch_size(model, "validation_batch_size", validation_batch_size)
+        warn_of_shuffle(model, options.shuffle)
+
+
+def _check_source(models: Sequence[keras.Model], source: Source, options: BatchOptions) -> None:
+    """Check labelled rows against the models and their losses, as far as they are known before Spark reads them.
 
     Raises:
         DataError: There are no rows, or they do not fit a model or its loss.
         ConfigurationError: The transform fails, or class weights do not fit the data.
     """
-    block = source.block
-    if block is None:
+    if source.form is not None and options.transform is None:
+        check_label_structure(models[0], source.form.y)
+    if source.block is None:
         return
-    if not block.rows:
+    if not source.block.rows:
         raise inference.no_rows(_purpose(options))
-    seen = inference.transformed_spec_on_driver(block, options)
-    _check(models, block.spec, seen, label_ranges(block), options)
+    seen = inference.transformed_spec_on_driver(source.block, options)
+    _check(models, source.block.spec, seen, label_ranges(source.block), options)
 
 
 def _check_stored(models: Sequence[keras.Model], source: Source, stored: StoredDataset, options: BatchOptions) -> None:
-    """Check stored rows like `_check_arrays`, unless they were arrays and have been checked already."""
+    """Check stored rows like `_check_source`, unless they were arrays and have been checked already."""
     if source.block is not None:
         return
     spec = common_spec(stored.handles)
