@@ -78,7 +78,11 @@ class _Acceptor:
             while True:
                 await asyncio.sleep(0)  # let other tasks run: accepting does not yield while connections are pending
                 try:
-                    connection, address = await loop.sock_accept(self._listener)
+                    connection, address = self._listener.accept()  # loop.sock_accept loses connections if it is cancelled
+                    connection.setblocking(False)
+                except BlockingIOError:
+                    await _readable(self._listener)
+                    continue
                 except OSError as error:
                     _log.warning("the server on the driver could not accept a connection: %s", error)
                     await asyncio.sleep(0.1)  # the process is out of file descriptors, perhaps for a moment
@@ -173,15 +177,10 @@ async def _receive_first(connection: socket.socket, length: Length) -> bytes:
     Raises:
         ConnectionError: The connection ends before, or the message is too long.
     """
-    loop, first = asyncio.get_running_loop(), bytearray()
+    first = bytearray()
     total: int | None = None
     while total is None or len(first) < total:
-        readable = asyncio.Event()
-        loop.add_reader(connection, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(connection)
+        await _readable(connection)
         before = len(first)
         first += connection.recv(MAX_FIRST_BYTES, socket.MSG_PEEK)
         total = length(first, before)
@@ -190,3 +189,13 @@ async def _receive_first(connection: socket.socket, length: Length) -> bytes:
         if len(first) == before or len(first) > MAX_FIRST_BYTES:
             raise ConnectionError("the connection ended before its first message, or that was too long")
     return bytes(first)
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Wait until a socket has something to read, or a connection to accept."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
