@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import keras
 
@@ -12,9 +11,14 @@ from sparkkeras.errors import ConfigurationError, DataError, counted, warn
 
 def fixed_batch_size(model: keras.Model) -> int | None:
     """The batch size that stateful recurrent layers of a model require; ``None`` if it has none."""
-    stateful = any(getattr(layer, "stateful", False) and hasattr(layer, "reset_state") for layer in model._flatten_layers())
-    sizes = [tensor.shape[0] for tensor in getattr(model, "inputs", None) or ()] if stateful else []
-    return next((int(size) for size in sizes if size is not None), None)
+    sizes = (tensor.shape[0] for tensor in getattr(model, "inputs", None) or ())
+    fixed = next((int(size) for size in sizes if size is not None), None)
+    if fixed is None:
+        return None
+    is_stateful = any(
+        getattr(layer, "stateful", False) and hasattr(layer, "reset_state") for layer in model._flatten_layers()
+    )
+    return fixed if is_stateful else None
 
 
 def check_batch_size(model: keras.Model, argument: str, batch_size: int) -> None:
@@ -44,17 +48,39 @@ def check_partitions(model: keras.Model, rows: Sequence[int | None], purpose: st
     Raises:
         ConfigurationError: The last batch of a partition has fewer rows.
     """
-    fixed = fixed_batch_size(model)
-    if fixed is None:
-        return
     for partition, count in enumerate(rows):
-        if count is not None and count % fixed and (max_batches is None or count // fixed < max_batches):
-            steps = " or steps_per_epoch=" if purpose == "training" else ""
-            raise ConfigurationError(
-                f"the model {model.name!r} has stateful layers, and its inputs a fixed batch size of {fixed}, but partition "
-                f"{partition} has {counted(count, 'row')} for {purpose}, so its last batch has only {count % fixed}: the "
-                f"rows of each partition must be a multiple of {fixed}. Leave rows out, or set num_workers={steps}."
-            )
+        check_rows(model, count, purpose, max_batches, partition)
+
+
+def check_rows(
+    model: keras.Model, rows: int | None, purpose: str, max_batches: int | None = None, partition: int | None = None
+) -> None:
+    """Check that rows make whole batches, for a model with a fixed batch size.
+
+    Args:
+        model: The model.
+        rows: The number of rows; ``None`` if it is unknown.
+        purpose: What the rows are for, in messages.
+        max_batches: The largest number of batches that are used; ``None``: all.
+        partition: The partition that has the rows; ``None``: they are those of all partitions.
+
+    Raises:
+        ConfigurationError: The last batch has fewer rows.
+    """
+    fixed = fixed_batch_size(model)
+    if fixed is None or rows is None or not rows % fixed or (max_batches is not None and rows // fixed >= max_batches):
+        return
+    there_are, of_each, settings = "there are", "", []
+    if partition is not None:
+        there_are, of_each, settings = f"partition {partition} has", " of each partition", ["num_workers="]
+    if purpose == "training":
+        settings.append("steps_per_epoch=")
+    other = f", or set {' or '.join(settings)}" if settings else ""
+    raise ConfigurationError(
+        f"the model {model.name!r} has stateful layers, and its inputs a fixed batch size of {fixed}, but {there_are} "
+        f"{counted(rows, 'row')} for {purpose}, so the last batch has only {rows % fixed}: the rows{of_each} must be a "
+        f"multiple of {fixed}. Leave rows out{other}."
+    )
 
 
 def check_whole_batches(model: keras.Model, rows: int) -> None:
@@ -72,19 +98,19 @@ def check_whole_batches(model: keras.Model, rows: int) -> None:
         )
 
 
-@contextmanager
-def whole_batches(model: keras.Model, sizes: list[int]) -> Iterator[None]:
-    """Raise the error of `check_whole_batches` if the model fails on the last batch.
+def check_batch(model: keras.Model, rows: int) -> None:
+    """Check the size of a batch that a function of the user has read on a worker, for a model with a fixed batch size.
 
-    Args:
-        model: The model.
-        sizes: The numbers of rows that the model receives in the ``with`` block; they are added in it.
+    Raises:
+        DataError: The batch has another size.
     """
-    try:
-        yield
-    except Exception:
-        check_whole_batches(model, sum(sizes))
-        raise
+    fixed = fixed_batch_size(model)
+    if fixed is not None and rows != fixed:
+        raise DataError(
+            f"the model {model.name!r} has stateful layers, and its inputs a fixed batch size of {fixed}, but the function "
+            f"that reads batches returned one of {counted(rows, 'row')}: return batches of {fixed} rows, such as those of "
+            f"dataset.batch({fixed}, drop_remainder=True)."
+        )
 
 
 def warn_of_shuffle(model: keras.Model, shuffle: bool) -> None:

@@ -193,10 +193,11 @@ def check_evaluate(
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
     arguments.one_of("verbose", verbose, get_args(Verbose))
     size = arguments.integer("batch_size", batch_size)
-    check_batch_size(model, "batch_size", size)
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels([model]))
     source = as_source(data, reader, y, sample_weight, columns)
+    if not source.in_batches:
+        check_batch_size(model, "batch_size", size)
     stateful = fixed_batch_size(model) is not None
     options = BatchOptions(size, by_value, input_names(model), in_batches=source.in_batches, across_blocks=stateful)
     if source.block is not None:
@@ -229,10 +230,11 @@ def check_predict(
     """
     check_can_predict(model)
     size = arguments.integer("batch_size", batch_size)
-    check_batch_size(model, "batch_size", size)
     by_value = transform_by_value(transform)
     reader = Reader(schema_of(model).before(transform), False, on_invalid)
     source = as_keyed_source(data, reader, columns) if keyed else as_source(data, reader, columns=columns)
+    if not source.in_batches:
+        check_batch_size(model, "batch_size", size)
     options = BatchOptions(
         size,
         by_value,

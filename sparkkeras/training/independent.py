@@ -18,6 +18,7 @@ from sparkkeras.data.block import Block, concatenate_alike
 from sparkkeras.data.dataset import Dataset, Rows, Shared, StoredDataset, TaskContext, driver_dataset
 from sparkkeras.errors import ConfigurationError, DataError, DivergenceError, counted
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.fixed_batch import check_batch_size, check_partitions, check_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.sources.connect import NO_SHARED_ROWS
 from sparkkeras.training.callbacks import DriverCallbacks
@@ -253,12 +254,16 @@ class IndependentStrategy:
             parts = stack.enter_context(everything.everywhere())
             rows, validation_rows = AllRows(parts, spans), AllRows(parts, held_out)
             sample = rows if self._sampling == "all" else BootstrapRows(rows, self._seed)
+        self._check_batches(job.split.train, job.options, job.steps_per_epoch)
         validation = job.validation
         if validation is None:
             return where, sample, None
-        if validation.spans is None:
+        if validation.spans is not None:
+            self._check_batches(job.split.validate, validation.options)
+        else:
             stored = stack.enter_context(validation.dataset.stored())
             spans = tuple((0, handle.rows) for handle in stored.handles)
+            self._check_batches([handle.rows for handle in stored.handles], validation.options, together=True)
             parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
             validation_rows = AllRows(parts, spans)
         options = replace(validation.options, in_batches=False)  # members read all batches into one block
@@ -272,6 +277,28 @@ class IndependentStrategy:
                 f'sampling="partition": each of the {count} members needs a partition with training rows, but only {filled} '
                 f'of {counted(len(rows), "partition")} have any. Use more rows, fewer members, or sampling="bootstrap".'
             )
+
+    def _check_batches(
+        self, rows: Sequence[int | None], options: BatchOptions, max_batches: int | None = None, together: bool = False
+    ) -> None:
+        """Check that members with a fixed batch size get whole batches of that size.
+
+        Args:
+            rows: The number of rows of each partition; ``None`` if it is unknown.
+            options: How batches are made of them. Members make their own of those that a function of the user reads.
+            max_batches: The largest number of batches that are used; ``None``: all.
+            together: Whether each member uses the rows of all partitions also with ``sampling="partition"``.
+        """
+        purpose, argument = "validation", "validation_batch_size"
+        if isinstance(options, FitOptions):
+            purpose, argument = "training", "batch_size"
+        for model in self._members:
+            check_batch_size(model, argument, options.batch_size)
+            if self._sampling == "partition" and not together:
+                check_partitions(model, rows, purpose, max_batches)
+            else:
+                total = None if None in rows else sum(each or 0 for each in rows)
+                check_rows(model, total, purpose, max_batches)
 
     def _check_size(self, size: int, bound: int) -> None:
         if bound and size > bound:

@@ -151,7 +151,7 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         callbacks=ByValue.dump(on_workers, "worker_callbacks") if on_workers else None,
     )
     validation_size = arguments.optional_integer("validation_batch_size", validation_batch_size) or options.batch_size
-    _check_models(models, options, validation_size if validates else None)
+    _check_models(models, options, validates)
     reader = Reader(schema_of(model).before(transform), True, on_invalid, labels_optional=not needs_labels(models))
     columns = NamedColumns(features, label, loader, fits=transform is None)
     source, held_out = as_sources(data, y, sample_weight, validation_data, reader, columns)
@@ -163,6 +163,9 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         source, held_out = split_by_column(source, validation_col)
     in_batches = held_out is not None and held_out.in_batches
     validation_options = BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches)
+    _check_batch_size(models, source, "batch_size", options.batch_size)
+    if validates:
+        _check_batch_size(models, source if held_out is None else held_out, "validation_batch_size", validation_size)
     _check_source(models, source, options)
     if held_out is not None:
         _check_source(models, held_out, validation_options)
@@ -265,20 +268,27 @@ def _check_validation(validation_split: float, validation_data: Any, validation_
     return given == 1
 
 
-def _check_models(models: Sequence[keras.Model], options: FitOptions, validation_batch_size: int | None) -> None:
-    """Check that Keras can train the models in this way; ``validation_batch_size`` is ``None`` without validation.
+def _check_models(models: Sequence[keras.Model], options: FitOptions, validates: bool) -> None:
+    """Check that Keras can train the models in this way.
 
     Raises:
         ModelError: A method of a model cannot be called, or the backend does not support the model.
-        ConfigurationError: Batches do not have the size that a model requires.
     """
     for model in models:
-        check_can_train(model, validates=validation_batch_size is not None)
+        check_can_train(model, validates)
         device.check_supported(model)
-        check_batch_size(model, "batch_size", options.batch_size)
-        if validation_batch_size is not None:
-            check_batch_size(model, "validation_batch_size", validation_batch_size)
         warn_of_shuffle(model, options.shuffle)
+
+
+def _check_batch_size(models: Sequence[keras.Model], source: Source, argument: str, batch_size: int) -> None:
+    """Check the size of batches that are made of rows. Batches that a function of the user reads keep their sizes.
+
+    Raises:
+        ConfigurationError: Batches do not have the size that a model requires.
+    """
+    if not source.in_batches:
+        for model in models:
+            check_batch_size(model, argument, batch_size)
 
 
 def _check_source(models: Sequence[keras.Model], source: Source, options: BatchOptions) -> None:

@@ -16,7 +16,7 @@ from sparkkeras.data.sizes import HELD_BYTES
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.fixed_batch import check_whole_batches
+from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
@@ -57,7 +57,7 @@ class Predictor:
         for piece in pieces_of(iter(blocks), self._options):
             size = self._options.of(piece).batch_size
             self._prepare(piece.spec)
-            check_whole_batches(self._model, piece.rows)
+            (check_batch if self._options.in_batches else check_whole_batches)(self._model, piece.rows)
             for batch in piece.batches(size):
                 padded = device.padded(batch, size)
                 with _single_steps(self._model):

@@ -23,7 +23,7 @@ from sparkkeras.errors import DataError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling import state as model_state
 from sparkkeras.modeling.archive import ModelArchive
-from sparkkeras.modeling.fixed_batch import whole_batches
+from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.optimizers import iterations
@@ -155,12 +155,14 @@ class LocalTrainer:
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
         seed_generators(seed)
-        with batches_of_epoch(rows, batch_range, options, self.context.worker, self._check) as epoch:
+        with batches_of_epoch(rows, batch_range, options, self.context.worker, self._check_streamed) as epoch:
             if epoch is None:
                 return None
             if callbacks is None:
                 callbacks = list(options.callbacks.fresh()) if options.callbacks else []
             model = self._model(epoch.spec)
+            if epoch.batch_size is not None:
+                check_whole_batches(model, epoch.trained()[1])
             hooked = any(map(batch_hooks, _flatten(callbacks)))
             _choose_steps(model, hooked, None if exchange is None else exchange.every)
             state.put(model)
@@ -170,7 +172,7 @@ class LocalTrainer:
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
-                self._validating(held_out) as validation_batches,
+                self._validating(model, held_out) as validation_batches,
                 _streaming(),
                 explained_errors(model, epoch.spec),
             ):
@@ -210,12 +212,11 @@ class LocalTrainer:
             DataError: Features or labels do not fit the model.
         """
         ranges: tuple[LabelRange, ...] = ()
-        sizes: list[int] = []
 
         def noted(piece: Block) -> Block:
             nonlocal ranges
+            (check_batch if options.in_batches else check_whole_batches)(self._unpacked(piece.spec), piece.rows)
             ranges = union(ranges, self._check(piece))
-            sizes.append(piece.rows)
             return device.overwritable(piece)
 
         pieces = map(noted, pieces_of(blocks, options))
@@ -227,11 +228,7 @@ class LocalTrainer:
         state.put(model)
         model_state.reseed(model, (self.context.worker,))
         size = None if options.in_batches else options.batch_size
-        with (
-            device.feed(first.spec, size, chain([first], pieces)) as batches,
-            _streaming(),
-            whole_batches(model, sizes),
-        ):
+        with device.feed(first.spec, size, chain([first], pieces)) as batches, _streaming():
             model.evaluate(batches, verbose=0)
         return metrics.take(model), first.spec, ranges
 
@@ -252,7 +249,9 @@ class LocalTrainer:
             DataError: There are no rows.
         """
         first = BatchRange(0, None, 0, 1)
-        with batches_of_epoch(rows, first, replace(options, shuffle=False), self.context.worker, self._check) as epoch:
+        with batches_of_epoch(
+            rows, first, replace(options, shuffle=False), self.context.worker, self._check_streamed
+        ) as epoch:
             if epoch is None:
                 raise DataError(
                     f"partition {self.context.worker} has no rows any more: its source returns different rows each time. "
@@ -266,11 +265,17 @@ class LocalTrainer:
         check_labels(self._unpacked(piece.spec), piece.spec, found)
         return found
 
+    def _check_streamed(self, batch: Block) -> tuple[LabelRange, ...]:
+        """Check a batch that a function of the user has read; see `_check`."""
+        check_batch(self._unpacked(batch.spec), batch.rows)
+        return self._check(batch)
+
     @contextmanager
-    def _validating(self, held_out: HeldOut | None) -> Iterator[Any]:
+    def _validating(self, model: Any, held_out: HeldOut | None) -> Iterator[Any]:
         if held_out is None:
             yield None
             return
+        check_whole_batches(model, held_out.block.rows)
         options = held_out.options
         pieces = map(device.overwritable, pieces_of(iter((held_out.block,)), options))
         first = next(pieces)

@@ -1,6 +1,7 @@
 """Models with stateful recurrent layers take whole batches of their fixed size."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -11,22 +12,27 @@ from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.local_dataset import LocalShared
+from sparkkeras.data.reader import Reader
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.fixed_batch import (
     check_partitions,
     check_whole_batches,
     fixed_batch_size,
     warn_of_shuffle,
-    whole_batches,
 )
-from sparkkeras.modeling.state import ModelWeights
+from sparkkeras.modeling.schema import schema_of
+from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.scoring.column_functions import ArgumentsToBlocks
 from sparkkeras.scoring.columns import Scorer, ScoreTask
 from sparkkeras.scoring.inference import PredictTask, check_evaluate, check_predict
 from sparkkeras.sources.source import NamedColumns
 from sparkkeras.worker import device
-from sparkkeras.worker.trainer import LocalTrainer
+from sparkkeras.worker.batch_reader import BatchReader
+from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.predictor import Predictor
+from sparkkeras.worker.trainer import HeldOut, LocalTrainer
 from tests.models import regression
 
 X, Y = np.ones((16, 5, 2), np.float32), np.ones((16, 1), np.float32)
@@ -64,17 +70,13 @@ def test_columns_are_predicted_in_the_fixed_batch_size(model):
 
 
 def test_partitions_of_incomplete_batches_are_reported(model):
-    with pytest.raises(ConfigurationError, match=r"partition 1 has 20 rows for training, so its last batch has only 4"):
+    with pytest.raises(ConfigurationError, match=r"partition 1 has 20 rows for training, so the last batch has only 4"):
         check_partitions(model, (16, 20), "training")
     check_partitions(model, (16, 20), "training", max_batches=2)
     check_partitions(model, (None,), "training")
     check_partitions(regression(), (1, 2), "training")
     with pytest.raises(DataError, match="there are 20 rows, which leaves a batch of 4"):
         check_whole_batches(model, 20)
-    with pytest.raises(DataError, match="20 rows"), whole_batches(model, [16, 4]):
-        raise ValueError
-    with pytest.raises(ValueError, match="another"), whole_batches(model, [16]):
-        raise ValueError("another")
 
 
 def test_shuffled_rows_are_warned_of(model):
@@ -145,3 +147,58 @@ def test_batches_to_evaluate_may_have_rows_of_several_blocks(model):
     found, _, _ = trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5, 11))), options)
     loss = float(np.mean((predicted(model, ROWS) - labels) ** 2))
     assert metrics.results(model, found)["loss"] == pytest.approx(loss, rel=1e-5)
+    with pytest.raises(DataError, match="there are 5 rows, which leaves a batch of 5"):
+        trainer.evaluate(state, iter(in_blocks(ROWS, labels, (16, 5))), options)
+
+
+# Batches that a function of the user reads
+
+BATCHES = "the function that reads batches returned one of 5 rows: return batches of 8 rows"
+
+
+def reading(model, sizes, labelled=True):
+    """The batches of a worker, of these sizes."""
+    labels = np.ones((32, 1), np.float32)
+
+    def make(worker, num_workers):
+        for block in in_blocks(ROWS, labels, sizes):
+            yield (block.x, block.y) if labelled else block.x
+
+    return BatchReader(ByValue.dump(make, "data"), 1, Reader(schema_of(model), labelled)).workers[0]
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+def test_a_batch_of_another_size_to_train_on_raises_an_error(model):
+    trainer, state = LocalTrainer(ModelArchive.pack(model), TaskContext(0)), ModelState.take(model)
+    options = FitOptions(8, shuffle=False)
+    with pytest.raises(DataError, match=BATCHES):
+        trainer.fit(state, reading(model, (8, 5, 8)), BatchRange(0, None, 0, 9), options)
+    assert trainer.fit(state, reading(model, (8, 8, 5)), BatchRange(0, None, 0, 2), options).rows == 16
+    stored, held_out = (reading(model, sizes).open() for sizes in ((8, 8), (8, 4)))
+    with pytest.raises(DataError, match="there are 12 rows, which leaves a batch of 4"):
+        trainer.fit(state, held_out, BatchRange(0, 12, 0, 2), options)
+    with pytest.raises(DataError, match="there are 12 rows, which leaves a batch of 4"):
+        trainer.fit(state, stored, BatchRange(0, 16, 0, 2), options, held_out=HeldOut(held_out, BatchOptions(8)))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch does not train such models")
+def test_the_batch_size_does_not_matter_to_batches_that_are_read(model, monkeypatch):
+    class ChecksPassed(Exception):
+        pass
+
+    monkeypatch.setattr("sparkkeras.spark_model.prepare_fit", Mock(side_effect=ChecksPassed))
+    make = reading(model, (8,)).read.make.load()
+    with pytest.raises(ChecksPassed):
+        SparkModel(model, batch_size=32).fit(make, validation_data=make, shuffle=False)
+    check_evaluate(model, make, None, None, NamedColumns(), batch_size=32, transform=None, on_invalid="error", verbose=0)
+    check_predict(model, make, NamedColumns(), batch_size=32, transform=None, on_invalid="error")
+
+
+def test_a_batch_of_another_size_to_evaluate_or_predict_raises_an_error(model):
+    state, options = ModelWeights.take(model), BatchOptions(8, in_batches=True, across_blocks=True)
+    trainer = LocalTrainer(ModelArchive.pack(model), TaskContext(0))
+    with pytest.raises(DataError, match=BATCHES):
+        trainer.evaluate(state, reading(model, (8, 5)).blocks(), options)
+    predictor = Predictor(ModelArchive.pack_to_predict(model), state, options, schema_of(model), TaskContext(0))
+    with pytest.raises(DataError, match=BATCHES):
+        list(predictor.in_parts(reading(model, (8, 5), labelled=False).blocks()))

@@ -315,3 +315,34 @@ def test_a_member_reads_the_same_batches_in_each_attempt():
     task = TrainMember((LocalShared(member),), options, range(1), None, everything, None)
     (first,), (second,) = (task(TaskContext(0), iter(())) for _ in range(2))
     assert np.array_equal(first.state.weights.vector, second.state.weights.vector)
+
+
+# Stateful models
+
+
+def stateful():
+    layers = [keras.Input((3,), batch_size=BATCH), keras.layers.Reshape((3, 1)), keras.layers.LSTM(1, stateful=True)]
+    model = keras.Sequential(layers, name="stateful")
+    model.compile("sgd", "mse")
+    return model
+
+
+def held_out(rows, batch_size=BATCH):
+    return {"validation": Validation(partitions(*rows), BatchOptions(batch_size), 1)}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sizes", "given", "reason"),
+    [
+        ("partition", (12, 13), {}, r"partition 1 has 13 rows for training.*rows of each partition.*num_workers="),
+        ("all", (12, 13), {}, r"there are 25 rows for training.*Leave rows out, or set steps_per_epoch=\.$"),
+        ("bootstrap", (12, 13), {}, "there are 25 rows for training"),
+        ("all", (8, 8), {"split": 0.1}, "there are 14 rows for training"),
+        ("partition", (8, 8), {"split": 0.1, "steps_per_epoch": 1}, "partition 0 has 1 row for validation"),
+        ("partition", (8, 8), held_out((3, 6)), "there are 9 rows for validation"),
+        ("all", (8, 8), held_out((8,), 8), "but validation_batch_size=8"),
+    ],
+)
+def test_members_with_a_fixed_batch_size_need_whole_batches(sampling, sizes, given, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        train([linear(), stateful()], partitions(*sizes), sampling, **given)
