@@ -1,6 +1,8 @@
 """One training at a time per model, and atomic reads of its state."""
 
+import itertools
 import threading
+import time
 from dataclasses import replace
 
 import keras
@@ -9,6 +11,7 @@ import pytest
 
 from sparkkeras import EnsembleModel, ModelError, SparkEnsemble, SparkMLlibModel, SparkModel
 from sparkkeras.modeling import archive as models
+from sparkkeras.modeling import backends
 from sparkkeras.modeling.archive import copy_of
 from sparkkeras.modeling.locks import locks_state, training
 from sparkkeras.modeling.state import ModelState
@@ -87,27 +90,33 @@ def test_variables_do_not_share_memory_with_a_state():
     assert not ModelState.take(model).weights.vector.any()
 
 
-def test_a_state_is_read_atomically_while_another_thread_writes_it():
-    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(8))])
+def test_a_state_is_read_atomically_while_another_thread_writes_it(monkeypatch):
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(4))])
     model.compile("sgd", "mse")
-    state = ModelState.take(model)
-    ended = threading.Event()
+    state, assign, over = ModelState.take(model), backends.assign, threading.Event()
+
+    def assign_slowly(variable, value):
+        assign(variable, value)
+        time.sleep(1e-4)  # another thread runs
 
     def write():
-        for number in range(60):
+        for number in itertools.count():
             state.weights.vector[:] = number
             state.put(model)
-        ended.set()
+            if over.wait(1e-3):  # not at once: the lock is not fair
+                break
 
     state.weights.vector[:] = 0
     state.put(model)
+    monkeypatch.setattr(backends, "assign", assign_slowly)
     thread = threading.Thread(target=write)
     thread.start()
     read = []
-    while not ended.is_set():
+    while len({vector[0] for vector in read}) < 10:
         read.append(ModelState.take(model).weights.vector)
+        time.sleep(1e-3)
+    over.set()
     thread.join()
-    assert len(read) > 1
     assert all((vector == vector[0]).all() for vector in read)
 
 
