@@ -162,18 +162,11 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     if validation_col is not None:
         source, held_out = split_by_column(source, validation_col)
     in_batches = held_out is not None and held_out.in_batches
-    validation_options = BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches)
-    _check_batch_size(models, source, "batch_size", options.batch_size)
-    if validates:
-        _check_batch_size(models, source if held_out is None else held_out, "validation_batch_size", validation_size)
-    _check_source(models, source, options)
-    if held_out is not None:
-        _check_source(models, held_out, validation_options)
-    return FitRequest(
+    request = FitRequest(
         source=source,
         held_out=held_out,
         options=options,
-        validation_options=validation_options,
+        validation_options=BatchOptions(validation_size, options.transform, options.input_names, in_batches=in_batches),
         validation_split=validation_split,
         validation_freq=validation_freq,
         epochs=epochs,
@@ -183,6 +176,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
         worker_callbacks=on_workers,
         verbose=1 if verbose == "auto" else verbose,
     )
+    _check_rows(models, request)
+    return request
 
 
 @contextmanager
@@ -278,6 +273,18 @@ def _check_models(models: Sequence[keras.Model], options: FitOptions, validates:
         check_can_train(model, validates)
         device.check_supported(model)
         warn_of_shuffle(model, options.shuffle)
+
+
+def _check_rows(models: Sequence[keras.Model], request: FitRequest) -> None:
+    """Check the rows to train and validate on, and the size of their batches; see `_check_batch_size`, `_check_source`."""
+    source, held_out = request.source, request.held_out
+    _check_batch_size(models, source, "batch_size", request.options.batch_size)
+    if request.validates:
+        validated = source if held_out is None else held_out
+        _check_batch_size(models, validated, "validation_batch_size", request.validation_options.batch_size)
+    _check_source(models, source, request.options)
+    if held_out is not None:
+        _check_source(models, held_out, request.validation_options)
 
 
 def _check_batch_size(models: Sequence[keras.Model], source: Source, argument: str, batch_size: int) -> None:
