@@ -101,7 +101,7 @@ def without_problems(found: Sequence[Any]) -> Sequence[Any]:
 class ThroughFiles:
     """Calls a function on a partition, and yields a `ValueFile` in place of each large result.
 
-    It takes a fraction of the time that a result needs through Spark's JVM.
+    The file is faster than the way through Spark's JVM.
 
     Attributes:
         call: The function.
