@@ -6,7 +6,6 @@ other columns stay in the JVM. A worker process loads the model once.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -137,19 +136,20 @@ class ScoreTask:
         """Yield the column of predictions, in parts."""
         schema = self.read.reader.schema
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, schema, context)
-        valid = deque[Array]()  # the valid rows of each block that has been read
 
-        def blocks() -> Iterator[Block]:
+        def blocks() -> Iterator[tuple[Array, Block]]:
             first = 0
             for batch in batches:
                 columns = batch if isinstance(batch, tuple) else (batch,)
                 for block, good in self.read.blocks(columns, f"partition {context.worker}", first):
                     first += block.rows
-                    valid.append(np.ones(block.rows, bool) if good is None else good)
-                    yield block if good is None else block[np.flatnonzero(good)]
+                    if good is None:
+                        yield np.ones(block.rows, bool), block
+                    else:
+                        yield good, block[np.flatnonzero(good)]
 
-        for predicted in predictor.of_each(blocks()):
-            yield self._column(predicted, valid.popleft())
+        for good, predicted in predictor.of_each(blocks()):
+            yield self._column(predicted, good)
 
     def _column(self, predictions: Any, good: Array) -> pa.Array:
         """The predictions for the rows of a block that are ``good``, ``None`` if there are none, and null for the others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -89,23 +88,10 @@ class PredictTask:
         """Yield the predictions."""
         predictor = Predictor(self.archive.value, self.state.value, self.options.value, self.schema, context)
         if self.keyed:
-            with_keys = _keyed(predictor, blocks)
+            with_keys = predictor.of_each(blocks)
             return (pair for part in with_keys for pair in _pairs(*part)) if self.rows else with_keys
         parts = predictor.in_parts(blocks)
         return (row for part in parts for row in _rows(part)) if self.rows else parts
-
-
-def _keyed(predictor: Predictor, blocks: Iterator[tuple[list[Any], Block]]) -> Iterator[tuple[list[Any], Any]]:
-    """Yield the keys of each block with its predictions."""
-    unpredicted = deque[list[Any]]()
-
-    def features() -> Iterator[Block]:
-        for keys, block in blocks:
-            unpredicted.append(keys)
-            yield block
-
-    for predicted in predictor.of_each(features()):
-        yield unpredicted.popleft(), predicted
 
 
 @dataclass(frozen=True)

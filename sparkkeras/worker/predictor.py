@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from sparkkeras.modeling.fixed_batch import check_batch, check_whole_batches
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.worker import device
 from sparkkeras.worker.batches import BatchOptions, pieces_of
+
+T = TypeVar("T")
 
 
 class Predictor:
@@ -68,19 +70,22 @@ class Predictor:
         """What ``keras.Model.predict`` returns for a block that has rows."""
         return join_predictions(list(self.batches((block,))))
 
-    def of_each(self, blocks: Iterable[Block]) -> Iterator[Any]:
+    def of_each(self, blocks: Iterable[tuple[T, Block]]) -> Iterator[tuple[T, Any]]:
         """Yield what ``keras.Model.predict`` returns for each block; ``None`` for a block without rows.
 
         Where batches may have rows of several blocks, it reads ahead until the last batch of a block is complete.
+
+        Args:
+            blocks: The blocks, each with a value that is yielded with its predictions, such as the keys of its rows.
         """
         if not self._options.across_blocks:
-            yield from (self.predict(block) if block.rows else None for block in blocks)
+            yield from ((value, self.predict(block) if block.rows else None) for value, block in blocks)
             return
-        unpredicted = deque[int]()  # the rows of each block that has been read
+        unpredicted = deque[tuple[T, int]]()  # the value and the rows of each block that has been read
 
         def noted() -> Iterator[Block]:
-            for block in blocks:
-                unpredicted.append(block.rows)
+            for value, block in blocks:
+                unpredicted.append((value, block.rows))
                 yield block
 
         held: list[Any] = []
@@ -88,13 +93,13 @@ class Predictor:
         for predicted in self.batches(noted()):
             held.append(predicted)
             ready += len(_leaves(predicted)[0])
-            while unpredicted and unpredicted[0] <= ready:
-                rows = unpredicted.popleft()
+            while unpredicted and unpredicted[0][1] <= ready:
+                value, rows = unpredicted.popleft()
                 joined = join_predictions(held)
-                yield _mapped(lambda array, rows=rows: array[:rows], joined) if rows else None
+                yield value, _mapped(lambda array, rows=rows: array[:rows], joined) if rows else None
                 held = [_mapped(lambda array, rows=rows: array[rows:], joined)]
                 ready -= rows
-        yield from (None for _ in unpredicted)
+        yield from ((value, None) for value, _ in unpredicted)
 
     def in_parts(self, blocks: Iterable[Block]) -> Iterator[Any]:
         """Yield the predictions for all rows of blocks, in order, joined to arrays of about `HELD_BYTES`."""
