@@ -39,6 +39,14 @@ def assign(variable: Any, value: Array) -> None:
         variable.assign(value)
 
 
+def seed(number: int) -> None:
+    """Seed the backend's global generator, if layers without a seed of their own draw from it (dropout on PyTorch)."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.manual_seed(number)
+
+
 def _resource(variable: Any) -> Any:
     """TensorFlow's variable behind a variable of Keras, or ``None``: its operations are five times as fast without Keras."""
     if keras.backend.backend() != "tensorflow":

@@ -146,7 +146,7 @@ def has_call(model: keras.Model) -> bool:
 
 
 def reseed(model: keras.Model, seed: Sequence[int]) -> None:
-    """Reset all seed generators of a model (dropout, augmentation layers) from ``seed``, and recurrent states to zero.
+    """Reset all generators of a model's random numbers (dropout, augmentation) from ``seed``, and recurrent states to zero.
 
     Keras keeps the states of stateful recurrent layers until the user resets them; on a worker, they would be left over from
     other rows.
@@ -158,6 +158,7 @@ def reseed(model: keras.Model, seed: Sequence[int]) -> None:
     for number, state in enumerate(states):
         drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))
         state.assign((drawn & 0x7FFFFFFF).astype(keras.backend.standardize_dtype(state.dtype)).reshape(state.shape))
+    backends.seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
 
 
 def _take(variables: Sequence[Any]) -> Flat:

@@ -276,6 +276,7 @@ def test_members_that_exceed_the_result_limit_are_rejected_before_training():
         train([linear(0), linear(1)], Bounded(partitions(20).blocks))
 
 
+@pytest.mark.core
 def test_a_repeated_attempt_gives_the_same_result(linear_task):
     first, again = (next(linear_task(TaskContext(1, attempt), iter(()))) for attempt in (0, 7))
     assert np.array_equal(first.state.weights.vector, again.state.weights.vector)
