@@ -199,10 +199,13 @@ def _elephas_missing() -> str | None:
 @benchmark(
     Metric("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.5),
     Metric("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.5),
+    Metric("transform -> all rows, 20,000 x 500 columns, against keras.predict of arrays", "table", "keras_table", 1.5),
     Metric("DataFrame -> blocks on disk, 60,000 x array of 784", "blocks_wide", None, None, "seconds"),
     Metric("DataFrame -> blocks on disk, 600,000 x 10 columns", "blocks_narrow", None, None, "seconds"),
+    Metric("DataFrame -> blocks on disk, 20,000 x 500 columns", "blocks_table", None, None, "seconds"),
     Metric("DataFrame -> its Arrow batches in Python, 60,000 x array of 784", "arrow_wide", None, None, "seconds"),
     Metric("DataFrame -> its Arrow batches in Python, 600,000 x 10 columns", "arrow_narrow", None, None, "seconds"),
+    Metric("DataFrame -> its Arrow batches in Python, 20,000 x 500 columns", "arrow_table", None, None, "seconds"),
 )
 def frames(effort: Effort) -> Samples:
     """Apply a model to a cached DataFrame, and write it to the files that workers train from; batches of 1024, warm."""
@@ -213,7 +216,7 @@ def frames(effort: Effort) -> Samples:
     samples: Samples = {}
     passes = max(2, effort.epochs // 2)
     with spark() as session:
-        for shape, (model, x, columns) in _frames(effort).items():
+        for shape, (model, x, columns) in {**_frames(effort), "table": _table(effort.rows(20_000), 500)}.items():
             frame = _cached(session, x, columns, WORKERS)
             scorer = KerasTransformer(
                 model=model, featuresCol=columns, outputCol="output", inferenceBatchSize=PREDICT_BATCH_SIZE
@@ -263,11 +266,12 @@ def elephas_frames(effort: Effort) -> Samples:
 def _frames(effort: Effort):
     """Models, their rows as arrays, and the names of the columns in their DataFrames."""
     wide, _ = data.vectors(effort.rows(LARGE))
-    narrow = data.narrow(effort.rows(10 * LARGE))
-    return {
-        "wide": (_seeded(data.mlp), wide, "features"),
-        "narrow": (_seeded(data.narrow_mlp), narrow, [f"x{number}" for number in range(data.NARROW)]),
-    }
+    return {"wide": (_seeded(data.mlp), wide, "features"), "narrow": _table(effort.rows(10 * LARGE), 10)}
+
+
+def _table(rows: int, columns: int):
+    """A model, the rows of a table as an array, and the names of its columns."""
+    return _seeded(data.table_mlp, columns), data.table(rows, columns), [f"x{number}" for number in range(columns)]
 
 
 def _cached(session, x, columns, partitions: int):

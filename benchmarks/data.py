@@ -49,12 +49,9 @@ def small_digits() -> Arrays:
     return (digits.data / 16.0).astype(np.float32), digits.target.astype(np.int64)
 
 
-NARROW = 10
-
-
-def narrow(rows: int, seed: int = 0) -> NDArray[np.float32]:
-    """Random rows of ten values, like those of a table, shape (rows, 10)."""
-    return np.random.default_rng(seed).normal(size=(rows, NARROW)).astype(np.float32)
+def table(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    """Random rows, like those of a table, shape (rows, columns)."""
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
 
 
 def mlp(steps_per_execution: int = 1) -> Any:
@@ -75,19 +72,19 @@ def mlp(steps_per_execution: int = 1) -> Any:
     )
 
 
-def narrow_mlp() -> Any:
-    """10-128-128-10, for `narrow`."""
+def table_mlp(columns: int) -> Any:
+    """columns-128-128-10, for `table`."""
     from keras import Input, Sequential, layers
 
     return _compiled(
         Sequential(
             [
-                Input((NARROW,)),
+                Input((columns,)),
                 layers.Dense(128, activation="relu", name="first"),
                 layers.Dense(128, activation="relu", name="second"),
                 layers.Dense(10, activation="softmax", name="class"),
             ],
-            name="narrow_mlp",
+            name="table_mlp",
         )
     )
 

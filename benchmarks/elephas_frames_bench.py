@@ -39,7 +39,7 @@ def main() -> None:
     found = {}
     for name, (model, x) in {
         "wide": (data.mlp(), data.vectors(arguments.rows)[0]),
-        "narrow": (data.narrow_mlp(), data.narrow(arguments.rows)),
+        "narrow": (data.table_mlp(10), data.table(arguments.rows, 10)),
     }.items():
         rows = [(Vectors.dense(row.tolist()), 0.0) for row in x]
         frame = spark.createDataFrame(rows, ["features", "label"]).repartition(arguments.workers).cache()
