@@ -33,7 +33,9 @@ MetricState = tuple[Array, ...]
 
 @locks_state
 def prepare(model: keras.Model, sample: Block) -> None:
-    """Build the loss and the metrics of a model, which Keras does only with the first batch.
+    """Build the loss and the metrics of a model, which Keras does only with the first batch, and reset the metrics.
+
+    Data with the shapes and dtypes of the last call is not checked again, until the model is compiled again.
 
     Args:
         model: A compiled model.
@@ -43,6 +45,10 @@ def prepare(model: keras.Model, sample: Block) -> None:
         DataError: The model, the loss or a metric does not accept such data.
         ModelError: The model has no loss, or its own ``train_step`` fails.
     """
+    loss = getattr(model, "_compile_loss", None)  # a new object after each compile
+    if getattr(loss, "_sparkkeras_spec", None) == sample.spec and not unbuilt(model):
+        model.reset_metrics()
+        return
     inputs = getattr(model, "inputs", None)
     size = (inputs[0].shape[0] if inputs else None) or 1  # Keras fixes the batch size of stateful recurrent layers
     rows = sample[np.zeros(size, np.intp)]
@@ -67,6 +73,8 @@ def prepare(model: keras.Model, sample: Block) -> None:
         raise DataError(_misfit(sample, error)) from error
     finally:
         model.reset_metrics()
+    if loss is not None:
+        loss._sparkkeras_spec = sample.spec
 
 
 def _build_optimizers(model: keras.Model, batch: tuple[Any, ...], sample: Block) -> None:
