@@ -109,17 +109,14 @@ def _user_modules_by_value() -> Iterator[None]:
 
 def is_own(module: object) -> bool:
     """Whether a module is the user's: a file outside installed packages and the standard library."""
-    if not isinstance(module, types.ModuleType) or module.__name__ == "__main__":
-        return False
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or module.__name__.split(".")[0] in _BY_NAME:
-        return False
-    return not _is_installed(file)
+    return isinstance(module, types.ModuleType) and _is_own(module.__name__, getattr(module, "__file__", None))
 
 
 @functools.cache
-def _is_installed(file: str) -> bool:
-    return file.startswith(_installed_folders())
+def _is_own(name: str, file: str | None) -> bool:
+    if name == "__main__" or not isinstance(file, str) or name.split(".")[0] in _BY_NAME:
+        return False
+    return not file.startswith(_installed_folders())
 
 
 @functools.cache
