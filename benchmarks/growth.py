@@ -180,10 +180,15 @@ class _Parts:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the rounds of synchronous training in the ``with`` block."""
+        """Measure the rounds of synchronous training in the ``with`` block.
+
+        Values are broadcast and results return through Spark's JVM, as on a cluster, and not through files of this machine.
+        """
+        from sparkkeras.spark.cluster import Cluster
         from sparkkeras.training import averaging
 
-        with mock.patch.object(averaging, "gathered", self._timed(averaging.gathered)):
+        timed = mock.patch.object(averaging, "gathered", self._timed(averaging.gathered))
+        with timed, mock.patch.object(Cluster, "is_local", False):
             yield
 
     def callback(self) -> Any:
