@@ -48,7 +48,7 @@ LIBRARIES = {
     "pyspark": {"formats", "ml", "mllib", "modeling", "sources", "spark"},
     "keras": {"ensembles", "hyperopt", "ml", "modeling", "scoring", "spark_model", "sql", "training", "worker"},
     "tensorflow": {"modeling", "worker"},
-    "torch": {"worker"},
+    "torch": {"modeling", "worker"},
     "jax": {"worker"},
 }
 """Which packages import which of the libraries that not every process needs or has."""
