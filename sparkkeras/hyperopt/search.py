@@ -35,7 +35,7 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS, ServerOptions
 from sparkkeras.sources.frame import ColumnMapping, Columns
-from sparkkeras.training.connectivity import check_connectivity, serving
+from sparkkeras.spark.connectivity import check_connectivity, serving
 
 Verbose = Literal["auto", 0, 1, 2]
 Mode = Literal["auto", "min", "max"]

@@ -8,14 +8,12 @@ job ends while trials are unfinished (a worker was lost, and Spark does not retr
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +29,7 @@ from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedErro
 from sparkkeras.hyperopt.trials import FAILED, STOPPED
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
+from sparkkeras.spark.job_errors import interrupts_here
 from sparkkeras.worker import device
 
 HEARTBEAT_SECONDS = 1.0
@@ -167,25 +166,7 @@ def _run_assignment(settings: TrialSettings, client: SearchClient, assignment: A
     client.finish(lease, outcome)
 
 
-@contextmanager
-def _handle_interrupts_here() -> Iterator[None]:
-    """Make Ctrl-C raise KeyboardInterrupt, so that trials can still end: PySpark's handler would cancel all jobs first."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _is_pyspark_handler(handler):
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _is_pyspark_handler(handler: object) -> bool:
-    return str(getattr(handler, "__module__", "")).startswith("pyspark.")
-
-
-@_handle_interrupts_here()
+@interrupts_here()
 def supervise(
     dataset: Dataset,
     task: SearchTask,

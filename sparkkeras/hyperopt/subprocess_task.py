@@ -10,16 +10,16 @@ no threads, and forking is safe. A child dies with its worker.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
 from typing import Any, TypeVar
+
+from sparkkeras.worker.processes import close_inherited_sockets, describe_exit, die_with_parent
 
 T = TypeVar("T")
 Answer = Callable[[Any], Any]
@@ -28,8 +28,6 @@ Work = Callable[[Answer], T]
 
 STOP_SECONDS = 10.0
 """The time that a child has to stop after the request, before the worker kills it."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildLostError(Exception):
@@ -86,12 +84,12 @@ def run_in_child(work: Work[T], answer: Answer, heartbeat: Callable[[], bool], i
                 kind, payload = worker_end.recv()
             except (EOFError, OSError) as error:
                 child.join()
-                raise ChildLostError(_describe_exit(child.exitcode)) from error
+                raise ChildLostError(describe_exit(child.exitcode)) from error
             if kind == "done":
                 result: T = payload
                 return result
             if kind == "raised" and isinstance(payload, StopWork):
-                raise ChildStoppedError if seconds_left < STOP_SECONDS else ChildLostError(_describe_exit(-signal.SIGTERM))
+                raise ChildStoppedError if seconds_left < STOP_SECONDS else ChildLostError(describe_exit(-signal.SIGTERM))
             if kind == "raised":
                 raise payload
             reply = answer(payload)
@@ -115,8 +113,8 @@ def _main(work: Work[Any], worker_end: connection.Connection, pipe: connection.C
     """The main function of the child."""
     worker_end.close()
     os.setpgid(0, 0)
-    _die_with_parent(parent)
-    _close_inherited_sockets(pipe.fileno())
+    die_with_parent(parent)
+    close_inherited_sockets(pipe.fileno())
     os.register_at_fork(after_in_child=pipe.close)  # else the worker would not notice the end of this process
     stop_signal = _StopSignal()
 
@@ -184,29 +182,3 @@ def _picklable(error: BaseException) -> BaseException:
             f"the child process raised an error that cannot be pickled ({why}): {type(error).__name__}: {error}"
         )
     return error
-
-
-def _die_with_parent(parent: int) -> None:
-    """Make the operating system kill this process when its parent ends (only on Linux)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _close_inherited_sockets(pipe: int) -> None:
-    """Close the parent's connections, else Spark and the driver would not notice its death; ``pipe`` stays open."""
-    with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
-            with suppress(OSError):
-                number = int(name)
-                if number > 2 and number != pipe and stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.close(number)
-
-
-def _describe_exit(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        known = {each.value: each.name for each in signal.Signals}
-        name = known.get(-exitcode, f"signal {-exitcode}")
-        return f"its process was killed by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
-    return f"its process ended with the exit code {exitcode}"

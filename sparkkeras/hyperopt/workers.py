@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -61,7 +61,7 @@ class SparkWorkers:
     """
 
     def __init__(self, context: Any) -> None:
-        self._cluster = Cluster(context, _search_environment)
+        self._cluster = Cluster(context, device.forking_environment)
         self.in_child_processes = True
 
     @property
@@ -84,7 +84,7 @@ class SparkWorkers:
 
     def collected(self, rows: Any, named: ColumnMapping) -> tuple[Any, ...]:
         """Collect an RDD or a DataFrame as arrays."""
-        return data.collected(rows, _search_environment, named)
+        return data.collected(rows, device.forking_environment, named)
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,3 @@ class LocalWorkers:
             ConfigurationError: Always.
         """
         raise ConfigurationError(f"data={rows!r} is on Spark, but this search runs without Spark: give arrays.")
-
-
-def _search_environment(cores: int) -> Mapping[str, str]:
-    """The environment of search workers. Its extra variable keeps Spark from reusing processes that have trained."""
-    return {**device.worker_environment(cores), "SPARKKERAS_SEARCH": "1"}

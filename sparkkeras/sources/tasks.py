@@ -155,13 +155,13 @@ class Deferred(Generic[R]):
     def __call__(self, context: TaskContext, blocks: Iterator[Any]) -> Iterator[R]:
         """Set up this process, and run the task."""
         started = time.perf_counter()
-        device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())), _application_folder())
+        device.prepare(context.cores, context.accelerators, tuple(sorted(self._environment.items())), application_folder())
         garbage_collection.freeze_survivors()
         task: Callable[[TaskContext, Iterator[Any]], Iterator[R]] = pickle.loads(self._payload)
         return task(replace(context, startup_seconds=time.perf_counter() - started), blocks)
 
 
-def _application_folder() -> str | None:
+def application_folder() -> str | None:
     """The folder on this machine that Spark removes when the application ends; ``None`` outside of a task."""
     from pyspark import SparkFiles
     from pyspark import TaskContext as SparkTask

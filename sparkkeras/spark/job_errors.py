@@ -216,3 +216,21 @@ def _hides_interrupt(error: BaseException | None, handled: BaseException | None)
             return True
         error = before
     return False
+
+
+@contextmanager
+def interrupts_here() -> Iterator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt, so that workers can still end: PySpark's handler would cancel all jobs first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _is_pyspark_handler(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _is_pyspark_handler(handler: object) -> bool:
+    return str(getattr(handler, "__module__", "")).startswith("pyspark.")

@@ -50,9 +50,9 @@ from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address
 from sparkkeras.sources.connect import NO_DRIVER, NO_SHARED_ROWS
+from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.connectivity import check_connectivity, serving
 from sparkkeras.training.job import Job, Validation
 from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
 from sparkkeras.weights import Array, Flat, average

@@ -58,6 +58,17 @@ def worker_environment(cores: int) -> dict[str, str]:
     }
 
 
+def forking_environment(cores: int) -> dict[str, str]:
+    """Environment variables for workers that fork a process for each piece of work, and never use the backend themselves.
+
+    The additional variable keeps Spark from giving them processes that have trained.
+
+    Args:
+        cores: CPU cores per task.
+    """
+    return {**worker_environment(cores), "SPARKKERAS_FORKS": "1"}
+
+
 def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
     with _silenced():
