@@ -16,6 +16,7 @@ from sparkkeras.errors import SparkKerasError as SparkKerasError
 from sparkkeras.errors import StorageError as StorageError
 from sparkkeras.errors import UnknownArgumentError as UnknownArgumentError
 from sparkkeras.errors import WorkerError as WorkerError
+from sparkkeras.errors import WorkerTimeoutError as WorkerTimeoutError
 from sparkkeras.formats.images import image_loader as image_loader
 from sparkkeras.formats.sequences import PadSequences as PadSequences
 from sparkkeras.formats.tfrecord_source import TFRecordDataSource as TFRecordDataSource
@@ -47,6 +48,7 @@ from sparkkeras.parameter.rules import UpdateRule as UpdateRule
 from sparkkeras.parameter.rules import WorkerUpdate as WorkerUpdate
 from sparkkeras.parameter.stats import ParameterServerStats as ParameterServerStats
 from sparkkeras.rpc.options import ServerOptions as ServerOptions
+from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner
 from sparkkeras.sources.arrays import to_simple_rdd as to_simple_rdd
 from sparkkeras.sources.conversions import from_data_frame as from_data_frame
 from sparkkeras.sources.conversions import to_data_frame as to_data_frame

@@ -12,6 +12,7 @@
     ├── ClusterError (RuntimeError)              Spark is stopped, or its workers lack a requirement
     │   ├── DriverConnectionError                workers cannot reach a server on the driver, or it rejects their requests
     │   └── WorkerError                          a task failed on a worker; has the worker's traceback
+    │       └── WorkerTimeoutError (TimeoutError)  a run of a function exceeded its timeout
     ├── SearchError (RuntimeError)               a hyper-parameter search found no model
     └── StorageError (OSError)                   a path cannot be read or written
 
@@ -73,6 +74,10 @@ class WorkerError(ClusterError):
     def __init__(self, message: str, worker_traceback: str = "") -> None:
         super().__init__(message)
         self.worker_traceback = worker_traceback
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """The ranks of a `SparkRunner` did not end within the timeout."""
 
 
 class SearchError(SparkKerasError, RuntimeError):

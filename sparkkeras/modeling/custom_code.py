@@ -54,7 +54,7 @@ class ByValue(Generic[T]):
                 return cls(cloudpickle.dumps(value))
             except Exception as error:
                 raise CustomObjectError(
-                    f"{name} cannot be sent to the workers, since pickling {_culprit(value, name)} failed: "
+                    f"{name} cannot be sent to the workers, since pickling {culprit(value, name)} failed: "
                     f"{type(error).__name__}: {error}. Create locks, sessions, connections and open files inside the "
                     "function that uses them."
                 ) from error
@@ -75,7 +75,7 @@ def _load(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
-def _culprit(value: Any, name: str) -> str:
+def culprit(value: Any, name: str) -> str:
     """The name of the element of a dict or list that cannot be pickled, for messages."""
     from pyspark import cloudpickle
 

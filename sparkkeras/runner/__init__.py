@@ -1,0 +1,30 @@
+"""Functions and scripts on the cluster: one process for each rank, with addresses, rows and a connection to the driver.
+
+Who owns what:
+
+- `spark_runner`: the arguments of a user, on the driver; `data`: the rows of the ranks.
+- `groups`: runs a group of ranks from the driver until it ends. `group` and `exchanges` are its state, without I/O;
+  `service` is the protocol between the ranks and this state.
+- `hosts`: what a worker does for its rank: reserves a port, starts the process, forwards its output, ends it
+  (`processes`, `output`, `addresses`).
+- `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras.runner.rank_context import context as context
+
+if TYPE_CHECKING:
+    from sparkkeras.runner.spark_runner import SparkRunner as SparkRunner
+
+__all__ = ["SparkRunner", "context"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SparkRunner":  # loaded when it is used: the process of a rank does not need Spark
+        from sparkkeras.runner.spark_runner import SparkRunner
+
+        return SparkRunner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,279 @@
+"""The state of a group of ranks on the driver: who has joined, started and ended, and why the group fails. No I/O."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparkkeras.errors import counted
+from sparkkeras.runner.addresses import host_and_port
+from sparkkeras.runner.exchanges import Exchanges, Kind
+from sparkkeras.runner.output import Console
+
+SILENT_SECONDS = 10.0
+"""A rank whose worker has not called for this time is lost."""
+
+RECONNECT_SECONDS = 2.0
+"""A rank whose worker's connection has closed is lost after this time, unless the worker connects again."""
+
+SETTLE_SECONDS = 1.0
+"""How long after the first failure others count: the ranks that miss a dead one may report before its own worker does."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank failed.
+
+    Attributes:
+        rank: The rank.
+        error: What happened, in one line: the exception, or how the process died.
+        traceback: The Python traceback; empty if there is none.
+        is_death: Whether the process ended without reporting an error, as others may have noticed first.
+    """
+
+    rank: int
+    error: str
+    traceback: str = ""
+    is_death: bool = False
+
+
+class Result:
+    """The pickled result of a rank, which arrives in pieces: the pickle, and the memory of its arrays.
+
+    Args:
+        sizes: The size of each part in bytes.
+    """
+
+    ALIGNMENT = 64
+
+    def __init__(self, sizes: list[int]) -> None:
+        self._spans: list[slice] = []
+        end = 0
+        for size in sizes:
+            start = -(-end // self.ALIGNMENT) * self.ALIGNMENT
+            end = start + size
+            self._spans.append(slice(start, end))
+        self._memory = memoryview(bytearray(end))
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """The parts, in memory that nothing else uses."""
+        return [self._memory[span] for span in self._spans]
+
+    def write(self, part: int, start: int, piece: memoryview) -> None:
+        """Write a piece of a part.
+
+        Raises:
+            IndexError: There is no such part.
+            ValueError: The piece is too large.
+        """
+        self.parts[part][start : start + len(piece)] = piece
+
+
+@dataclass
+class _Rank:
+    attempt: int | None = None
+    host: str = ""
+    port: int = 0
+    heard: float = 0.0
+    disconnected: float | None = None
+    has_started: bool = False
+    has_ended: bool = False
+    result: Result | None = None
+    is_complete: bool = False
+
+
+@dataclass
+class _Failures:
+    found: list[Failure] = field(default_factory=list)
+    first_at: float = 0.0
+
+
+class Group:
+    """The ranks of a run. Thread-safe: calls of ranks change it, and the thread of the run watches it.
+
+    Args:
+        size: The number of ranks.
+        together: Whether all ranks run at the same time and know each other's addresses. Otherwise Spark may start them
+            one after the other, and again when a worker was lost.
+        clock: A monotonic clock in seconds.
+
+    Attributes:
+        size: The number of ranks.
+        together: See above.
+        console: The output of the ranks.
+    """
+
+    def __init__(self, size: int, together: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self.size, self.together = size, together
+        self.console = Console(size)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._ranks = [_Rank() for _ in range(size)]
+        self._exchanges = Exchanges(size)
+        self._failures = _Failures()
+        self._is_stopping = False
+        self._all_started: float | None = None
+
+    # Calls of workers
+
+    def join(self, rank: int, attempt: int, host: str, port: int) -> tuple[str, ...] | None:
+        """Add a rank. Returns the addresses of all ranks; ``None`` while some are missing; empty if they need none."""
+        with self._lock:
+            state = self._ranks[rank]
+            if state.attempt != attempt:
+                state = self._ranks[rank] = _Rank(attempt, host, port)
+            self._hear(state)
+            if not self.together:
+                return ()
+            if any(each.attempt is None for each in self._ranks):
+                return None
+            return tuple(host_and_port(each.host, each.port) for each in self._ranks)
+
+    def is_current(self, rank: int, attempt: int) -> bool:
+        """Whether an attempt at a rank has not been replaced by a later one."""
+        with self._lock:
+            return self._ranks[rank].attempt == attempt
+
+    def beat(self, rank: int) -> bool:
+        """Note that the worker of a rank is alive; returns whether it should end its process."""
+        with self._lock:
+            self._hear(self._ranks[rank])
+            return self._is_stopping
+
+    def disconnect(self, rank: int) -> None:
+        """Note that the connection of a rank's worker has closed."""
+        with self._lock:
+            self._ranks[rank].disconnected = self._clock()
+
+    def end(self, rank: int, how: str) -> None:
+        """Note that the process of a rank has ended, and how."""
+        with self._lock:
+            state = self._ranks[rank]
+            if not state.has_ended:
+                state.has_ended = True
+                self._exchanges.end(rank)
+                if not state.is_complete and not self._has_failed(rank) and not self._is_stopping:
+                    self._add(Failure(rank, how, is_death=True))
+
+    # Calls of the processes of ranks
+
+    def start(self, rank: int) -> None:
+        """Note that the process of a rank is about to call the function."""
+        with self._lock:
+            self._ranks[rank].has_started = True
+            if self._all_started is None and all(each.has_started for each in self._ranks):
+                self._all_started = self._clock()
+
+    def expect(self, rank: int, sizes: list[int]) -> None:
+        """Prepare for the result of a rank, in parts of these sizes in bytes."""
+        with self._lock:
+            self._ranks[rank].result = Result(sizes)
+
+    def receive(self, rank: int, part: int, start: int, piece: memoryview) -> None:
+        """Receive a piece of the result of a rank."""
+        with self._lock:
+            result = self._ranks[rank].result
+        if result is None:
+            raise ValueError(f"rank {rank} has announced no result")
+        result.write(part, start, piece)
+
+    def complete(self, rank: int) -> None:
+        """Note that all of a rank's result has arrived."""
+        with self._lock:
+            self._ranks[rank].is_complete = True
+
+    def fail(self, failure: Failure) -> None:
+        """Note that a rank failed. What fails because the group is being stopped does not count."""
+        with self._lock:
+            if not self._is_stopping:
+                self._add(failure)
+
+    def give(self, rank: int, number: int, kind: Kind, value: bytes) -> None:
+        """See `Exchanges.give`."""
+        with self._lock:
+            self._exchanges.give(rank, number, kind, value)
+
+    def take(self, number: int) -> bytes | None:
+        """See `Exchanges.take`."""
+        with self._lock:
+            return self._exchanges.take(number)
+
+    # The view of the driver
+
+    def stop(self) -> None:
+        """Have all workers end their processes."""
+        with self._lock:
+            self._is_stopping = True
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the workers are to end their processes."""
+        with self._lock:
+            return self._is_stopping
+
+    @property
+    def seconds(self) -> float:
+        """The time since all ranks have started; 0 before that."""
+        with self._lock:
+            return 0.0 if self._all_started is None else self._clock() - self._all_started
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The ranks without a complete result."""
+        with self._lock:
+            return [rank for rank, state in enumerate(self._ranks) if not state.is_complete]
+
+    def host(self, rank: int) -> str:
+        """The machine of a rank; empty if it has not joined."""
+        with self._lock:
+            return self._ranks[rank].host
+
+    def result(self, rank: int) -> list[memoryview]:
+        """The parts of the result of a rank, which is complete. They are not kept."""
+        with self._lock:
+            result, self._ranks[rank].result = self._ranks[rank].result, None
+        assert result is not None
+        return result.parts
+
+    def failure(self, is_final: bool = False) -> Failure | None:
+        """The failure that caused the others, once it is known; ``None`` if no rank has failed.
+
+        Args:
+            is_final: Whether the tasks of all workers have ended, so that nothing is to come.
+        """
+        with self._lock:
+            self._add_lost(is_final)
+            found = self._failures.found
+            is_settled = is_final or all(each.has_ended for each in self._ranks)
+            if not found or not (is_settled or self._clock() >= self._failures.first_at + SETTLE_SECONDS):
+                return None
+            return next((failure for failure in found if failure.is_death), found[0])
+
+    def _add_lost(self, is_final: bool) -> None:
+        """Add the ranks whose workers have died, if Spark does not start them again."""
+        if self._is_stopping or not (self.together or is_final):
+            return
+        now = self._clock()
+        patience = 0.0 if is_final else RECONNECT_SECONDS
+        for rank, state in enumerate(self._ranks):
+            if state.attempt is None or state.has_ended or self._has_failed(rank):
+                continue
+            if state.disconnected is not None and now >= state.disconnected + patience:
+                self._add(Failure(rank, "its worker died, or lost the connection to the driver", is_death=True))
+            elif now >= state.heard + SILENT_SECONDS:
+                silent = counted(round(now - state.heard), "second")
+                self._add(Failure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True))
+
+    def _add(self, failure: Failure) -> None:
+        if not self._failures.found:
+            self._failures.first_at = self._clock()
+        self._failures.found.append(failure)
+
+    def _has_failed(self, rank: int) -> bool:
+        return any(failure.rank == rank for failure in self._failures.found)
+
+    def _hear(self, state: _Rank) -> None:
+        state.heard, state.disconnected = self._clock(), None

@@ -1,0 +1,153 @@
+"""Runs a group of ranks from the driver: starts their hosts, shows their output, and notices how the group ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sparkkeras.data.dataset import DriverAddress, Running
+from sparkkeras.errors import ClusterError, WorkerError, WorkerTimeoutError, counted
+from sparkkeras.rpc.options import ServerOptions
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.group import Failure, Group
+from sparkkeras.runner.output import TAIL_LINES
+from sparkkeras.runner.service import GroupService
+from sparkkeras.runner.values import unpack_parts
+from sparkkeras.spark.connectivity import serving
+from sparkkeras.spark.job_errors import interrupts_here
+
+TICK_SECONDS = 0.05
+"""The interval at which the driver shows output and looks how the group is doing."""
+
+STOP_SECONDS = 4.0
+"""How long the hosts have to end their processes, before the driver cancels their tasks."""
+
+INTERRUPT_SECONDS = 2.0
+"""The same after an interrupt (Ctrl-C)."""
+
+CANCEL_SECONDS = 5.0
+"""How long the driver waits for cancelled tasks."""
+
+StartHosts = Callable[[Address], Running[Any]]
+"""Starts the hosts of all ranks in the background, given the address of the driver."""
+
+
+def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: float | None) -> list[Any]:
+    """Run a group until it ends; returns the results of the ranks. Nothing of it is left afterwards.
+
+    Args:
+        group: The group.
+        driver: The address at which the hosts reach this process.
+        start: Starts the hosts.
+        timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
+
+    Raises:
+        WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
+        WorkerTimeoutError: The ranks did not end within the timeout.
+    """
+    with serving("socket", GroupService(group), ServerOptions(), 0, driver, group.size) as address, interrupts_here():
+        running = start(address)
+        try:
+            error = _watch(group, running, timeout)
+        except BaseException:
+            _end(group, running, INTERRUPT_SECONDS)
+            raise
+        _end(group, running, STOP_SECONDS)
+        _show(group)
+        if error is not None:
+            raise error from _error_of(running)
+    running.result()
+    if group.unfinished:
+        raise WorkerError(f"{_named(group.unfinished)} ended without a result: its task was lost.")
+    return [_result(group, rank) for rank in range(group.size)]
+
+
+def _watch(group: Group, running: Running[Any], timeout: float | None) -> WorkerError | None:
+    """Show output until the hosts have ended or the group has failed; returns the error."""
+    while True:
+        is_done = running.done
+        _show(group)
+        failure = group.failure(is_done)
+        if failure is not None:
+            return failed(group, failure)
+        if is_done:
+            return None
+        if timeout is not None and group.seconds > timeout and group.unfinished:
+            return timed_out(group, timeout)
+        time.sleep(TICK_SECONDS)
+
+
+def _end(group: Group, running: Running[Any], seconds: float) -> None:
+    """Stop the group, and cancel its tasks if they have not ended after this time."""
+    group.stop()
+    if not _wait(running, seconds):
+        running.cancel()
+        _wait(running, CANCEL_SECONDS)
+
+
+def _wait(running: Running[Any], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not running.done and time.monotonic() < deadline:
+        time.sleep(TICK_SECONDS)
+    return running.done
+
+
+def _show(group: Group) -> None:
+    lines = group.console.take()
+    if lines:
+        sys.stdout.write("".join(lines))
+        sys.stdout.flush()
+
+
+def _error_of(running: Running[Any]) -> BaseException | None:
+    """The error of the tasks, which may say more about a worker that was lost."""
+    if running.done:
+        try:
+            running.result()
+        except Exception as error:
+            return error
+    return None
+
+
+def _result(group: Group, rank: int) -> Any:
+    try:
+        return unpack_parts(group.result(rank))
+    except Exception as error:
+        raise ClusterError(
+            f"the result of rank {rank} cannot be unpickled on the driver: {type(error).__name__}: {error}. Return arrays, "
+            "numbers and strings, or install the package of the result's class here."
+        ) from error
+
+
+def failed(group: Group, failure: Failure) -> WorkerError:
+    """The error for a failed rank: what happened, its traceback, and its last lines."""
+    host = group.host(failure.rank)
+    where = f"rank {failure.rank} of {group.size}{f' on {host}' if host else ''}"
+    message = f"{where} failed: {failure.error.rstrip('.')}."
+    if failure.traceback:
+        message += f" The traceback:\n\n{failure.traceback.rstrip()}"
+    return WorkerError(message + _tail(group, failure.rank), failure.traceback)
+
+
+def timed_out(group: Group, timeout: float) -> WorkerTimeoutError:
+    """The error for ranks that exceed the timeout, with the last lines of the first one."""
+    ranks = group.unfinished
+    return WorkerTimeoutError(
+        f"{_named(ranks)} of {group.size} did not end within timeout={timeout:g} seconds after all ranks had started."
+        f"{_tail(group, ranks[0])}"
+    )
+
+
+def _tail(group: Group, rank: int) -> str:
+    lines = group.console.tail(rank)
+    if not lines:
+        return ""
+    shown = f"the last {TAIL_LINES} lines" if len(lines) == TAIL_LINES else counted(len(lines), "line")
+    return f"\n\nThe output of rank {rank}, {shown}:\n\n" + "\n".join(lines)
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

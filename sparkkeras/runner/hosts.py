@@ -1,0 +1,137 @@
+"""What a worker does for its rank: reserves a port, starts the process, forwards its output, and ends it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkkeras.data import files
+from sparkkeras.data.dataset import Rows, Shared
+from sparkkeras.data.files import Handle
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.addresses import environment, local_rank, reserve_port
+from sparkkeras.runner.output import Lines, OutputLimit
+from sparkkeras.runner.processes import Process
+from sparkkeras.runner.rank import RankMain, Work
+from sparkkeras.runner.service import GroupStoppedError, RankClient
+
+BEAT_SECONDS = 0.5
+"""The interval of heartbeats, whose replies say whether to end the process."""
+
+OUTPUT_SECONDS = 0.1
+"""How long output may wait for more, before it is sent to the driver."""
+
+READ_SECONDS = 0.05
+"""How long a worker waits for output before it looks whether the process still runs."""
+
+_MAX_LINES = 500
+
+Start = Callable[[RankMain, Mapping[str, str]], Process]
+"""Starts a process: `sparkkeras.runner.processes.fork` or ``spawn``."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank runs.
+
+    Attributes:
+        rank: The rank.
+        attempt: The attempt of Spark at it.
+        host: The name or IP address of this machine, for the other ranks.
+        cores: The number of CPU cores for the rank.
+        accelerators: The addresses of its GPUs.
+    """
+
+    rank: int
+    attempt: int
+    host: str
+    cores: int
+    accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Host:
+    """Runs the process of a rank on a worker, from its start to its end.
+
+    Attributes:
+        work: What each rank does.
+        driver: The address of the driver.
+        world_size: The number of ranks.
+        together: Whether all ranks run at the same time.
+        parts: The rows of each rank; ``None``: the run has no data.
+        rows: The number of rows of each rank.
+    """
+
+    work: Shared[Work]
+    driver: Address
+    world_size: int
+    together: bool
+    parts: tuple[Rows, ...] | None = None
+    rows: tuple[int, ...] | None = None
+
+    def run(self, seat: Seat, start: Start) -> None:
+        """Run a rank. What becomes of it is known to the driver; here it is no error."""
+        with ExitStack() as stack:
+            client = stack.enter_context(RankClient(self.driver, seat.rank, seat.attempt, is_worker=True))
+            port = stack.enter_context(closing(reserve_port())).getsockname()[1] if self.together else 0
+            try:
+                addresses = client.join(seat.host, port)
+            except GroupStoppedError:
+                return
+            main = RankMain(
+                work=self.work.value,
+                driver=self.driver,
+                attempt=seat.attempt,
+                rank=seat.rank,
+                world_size=self.world_size,
+                local_rank=local_rank(seat.rank, addresses) if addresses else 0,
+                cores=seat.cores,
+                accelerators=seat.accelerators,
+                addresses=addresses,
+                handle=None if self.parts is None else _stored(self.parts[seat.rank], stack),
+                rows=self.rows,
+            )
+            variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
+            process = stack.enter_context(closing(start(main, variables)))
+            _watch(process, client)
+            client.end(process.how())
+
+
+def _watch(process: Process, client: RankClient) -> None:
+    """Forward the output of a process until it has ended, and end it if the driver says so."""
+    lines, limit = Lines(), OutputLimit()
+    waiting: list[str] = []
+    sent = time.monotonic()
+    while process.poll() is None and not process.hangs:
+        waiting += limit.apply(lines.split(process.read(READ_SECONDS)))
+        idle = time.monotonic() - sent
+        if idle >= BEAT_SECONDS or len(waiting) >= _MAX_LINES or (waiting and idle >= OUTPUT_SECONDS):
+            shall_end = client.beat(waiting)
+            waiting, sent = [], time.monotonic()
+            if shall_end:
+                process.end()
+    process.end()
+    waiting += limit.apply([*lines.split(process.drain()), *lines.rest()])
+    waiting += limit.last()
+    for first in range(0, len(waiting), _MAX_LINES):
+        client.beat(waiting[first : first + _MAX_LINES])
+
+
+def _resources(seat: Seat) -> dict[str, str]:
+    """The environment variables that limit a process to its cores and GPUs."""
+    cores = str(seat.cores)
+    return {"NPROC": cores, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": ",".join(seat.accelerators)}
+
+
+def _stored(rows: Rows, stack: ExitStack) -> Handle:
+    """Rows in files on this machine; those that are not in files already are written, and removed in the end."""
+    if isinstance(rows, Handle):
+        return rows
+    folder = Path(tempfile.mkdtemp(prefix="sparkkeras-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return files.write(rows.blocks(), 0, folder)

@@ -1,0 +1,181 @@
+"""What runs in the process of a rank: the function or the script of the user, and the report of how it ended."""
+
+from __future__ import annotations
+
+import linecache
+import runpy
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from sparkkeras.data.files import Handle
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner import rank_context
+from sparkkeras.runner.rank_context import RankContext
+from sparkkeras.runner.service import VALUE_BYTES, RankClient
+from sparkkeras.runner.values import pack_parts
+
+
+class Work(Protocol):
+    """What each rank does."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether it may run in a fork of a worker that has imported the backend."""
+        ...
+
+    def __call__(self) -> Any:
+        """Do it, and return the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of a user's function, with its arguments."""
+
+    call: ByValue[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
+
+    @property
+    def forks(self) -> bool:
+        """Yes."""
+        return True
+
+    def __call__(self) -> Any:
+        """Call the function."""
+        function, args, kwargs = self.call.fresh()
+        return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Python file, run as a program.
+
+    Attributes:
+        path: The path of the file on the driver.
+        source: Its text. ``None``: the file exists at its path on the machines of the ranks.
+        args: The command-line arguments.
+    """
+
+    path: str
+    source: bytes | None
+    args: tuple[str, ...]
+
+    @property
+    def forks(self) -> bool:
+        """No: it may choose a backend, and set variables for libraries before it imports them."""
+        return False
+
+    def with_source(self) -> Script:
+        """The script with its text, for machines that do not have the file.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        return replace(self, source=Path(self.path).read_bytes())
+
+    def __call__(self) -> None:
+        """Run the file, with its folder on the import path."""
+        with ExitStack() as stack:
+            path = Path(self.path)
+            if self.source is not None:
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkkeras-"))) / path.name
+                path.write_bytes(self.source)
+            sys.argv = [str(path), *self.args]
+            sys.path.insert(0, str(path.parent))
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            finally:
+                linecache.updatecache(str(path))  # for the traceback, after the file is gone
+
+
+@dataclass(frozen=True)
+class RankMain:
+    """The main function of the process of a rank.
+
+    Attributes:
+        work: What the rank does.
+        driver: The address of the driver.
+        attempt: The attempt of Spark at the rank.
+        rank: The rank; this and the next five as in `RankContext`.
+        world_size: The number of ranks.
+        local_rank: The number of lower ranks on the same machine.
+        cores: The number of CPU cores.
+        accelerators: The addresses of the GPUs.
+        addresses: The addresses of all ranks.
+        handle: The rows of the rank; ``None`` if it has none.
+        rows: The number of rows of each rank; ``None``: the run has no data.
+    """
+
+    work: Work
+    driver: Address
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    cores: int
+    accelerators: tuple[str, ...]
+    addresses: tuple[str, ...]
+    handle: Handle | None
+    rows: tuple[int, ...] | None
+
+    def __call__(self) -> int:
+        """Run the work and report its result or exception to the driver; returns the exit code."""
+        with RankClient(self.driver, self.rank, self.attempt) as client:
+            rank_context.enter(
+                RankContext(
+                    self.rank,
+                    self.world_size,
+                    self.local_rank,
+                    self.cores,
+                    self.accelerators,
+                    self.addresses,
+                    client,
+                    None if self.handle is None else self.handle.open(),
+                    self.rows,
+                )
+            )
+            client.start()
+            try:
+                client.finish(self._result())
+            except BaseException as error:
+                client.fail(_in_one_line(error), _traceback(error))
+                return 1
+        return 0
+
+    def _result(self) -> list[memoryview]:
+        """The pickled result of the work."""
+        try:
+            result = self.work()
+        except SystemExit as exit_:
+            if exit_.code not in (None, 0):
+                raise
+            result = None
+        parts = pack_parts(result, f"the result of rank {self.rank}")
+        size = sum(part.nbytes for part in parts)
+        if size > VALUE_BYTES:
+            raise ValueError(
+                f"the result of rank {self.rank} has {size / 1e9:.1f} GB, and at most {VALUE_BYTES / 1e9:.1f} GB can be "
+                "sent to the driver: write it to a file system that both reach, and return its path."
+            )
+        return parts
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it exited with the code {error.code}" if isinstance(error.code, int) else f"it exited: {error.code}"
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback from the user's function on, unless the error has no frame of the user."""
+    frames = error.__traceback__
+    own = (__file__, runpy.__file__, "<frozen runpy>")
+    while frames is not None and frames.tb_frame.f_code.co_filename in own:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))

@@ -1,0 +1,213 @@
+"""What a function of a user sees in the process of its rank: `context`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sparkkeras.arguments import integer
+from sparkkeras.data.block import Block, describe
+from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Kind, named_dtype
+from sparkkeras.runner.values import pack, unpack
+from sparkkeras.weights import Array
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Driver(Protocol):
+    """The calls of a rank to the driver; see `sparkkeras.runner.service.RankClient`."""
+
+    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
+        """Show metrics of an epoch on the driver; returns whether to stop."""
+        ...
+
+    def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
+        """Give a value to an exchange between the ranks, and wait for its result."""
+        ...
+
+
+@dataclass
+class RankContext:
+    """The rank of this process, the other ranks, and the rows of this rank.
+
+    Attributes:
+        rank: The rank, from 0.
+        world_size: The number of ranks.
+        local_rank: The number of lower ranks on the same machine.
+        cores: The number of CPU cores for this process.
+        accelerators: The addresses of its GPUs.
+        addresses: The address of each rank, ``host:port``, at a port that is reserved for its process; empty with
+            ``barrier=False``.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    cores: int
+    accelerators: tuple[str, ...]
+    addresses: tuple[str, ...]
+    _driver: Driver = field(repr=False)
+    _block: Block | None = field(default=None, repr=False)
+    _rows: tuple[int, ...] | None = field(default=None, repr=False)
+    _exchanges: int = field(default=0, repr=False, init=False)
+    _lock: Any = field(default_factory=threading.RLock, repr=False, init=False)
+
+    def batches(self, batch_size: int) -> Iterator[Any]:
+        """Read the rows of this rank, each once: ``(x, y)``, or ``x`` if there are no labels.
+
+        Args:
+            batch_size: Rows in a batch; the last one may have fewer.
+
+        Raises:
+            ConfigurationError: The run has no data.
+        """
+        size = integer("batch_size", batch_size)
+        self._row_counts()
+        return (self._batch(number, size) for number in range(self._own_batches(size)))
+
+    def steps(self, batch_size: int) -> int:
+        """The number of batches of the rank with the most rows, for loops in which all ranks make the same steps.
+
+        Raises:
+            ConfigurationError: The run has no data.
+        """
+        return -(-max(self._row_counts()) // integer("batch_size", batch_size))
+
+    def dataset(self, batch_size: int) -> keras.utils.PyDataset:
+        """The batches of this rank, as a dataset for Keras's ``fit``, ``evaluate`` and ``predict``.
+
+        Raises:
+            ConfigurationError: The run has no data.
+        """
+        from sparkkeras.runner.py_dataset import Batches
+
+        size = integer("batch_size", batch_size)
+        self._row_counts()
+        return Batches(self._own_batches(size), lambda number: self._batch(number, size))
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this.
+
+        Raises:
+            ConfigurationError: The ranks are out of step, or run with ``barrier=False``.
+        """
+        self._exchange(Kind(BARRIER), memoryview(b""))
+
+    def all_reduce(self, array: Any) -> Array:
+        """Sum arrays of the same shape and dtype over all ranks, element by element.
+
+        They pass through the driver: use it for metrics and counts. For gradients, use the collectives of the backend.
+
+        Args:
+            array: An array of NumPy, or a tensor of any backend.
+
+        Returns:
+            The sum, an array of NumPy; the same to the last bit on all ranks.
+
+        Raises:
+            ConfigurationError: The ranks are out of step, or run with ``barrier=False``; or these are not numbers.
+        """
+        value = _as_numpy(array)
+        kind = Kind(ALL_REDUCE, value.dtype.name, value.shape)
+        found = self._exchange(kind, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+        return np.frombuffer(found, named_dtype(kind.dtype)).reshape(kind.shape).copy()
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of rank 0, on all ranks. The values of the others are ignored.
+
+        Raises:
+            ConfigurationError: The ranks are out of step, or run with ``barrier=False``.
+            CustomObjectError: The value of rank 0 cannot be pickled.
+        """
+        packed = memoryview(pack(value, "the value of broadcast")) if self.rank == 0 else memoryview(b"")
+        found = unpack(self._exchange(Kind(BROADCAST), packed))
+        return value if self.rank == 0 else found
+
+    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
+        """Show metrics on the driver.
+
+        Args:
+            epoch: The number of the epoch.
+            logs: Numbers by name.
+
+        Returns:
+            Whether to stop, because the run is about to end.
+        """
+        numbers = {str(name): float(_as_numpy(value)) for name, value in logs.items()}
+        with self._lock:
+            return self._driver.report(integer("epoch", epoch, low=0), numbers)
+
+    def _exchange(self, kind: Kind, value: memoryview) -> memoryview:
+        if not self.addresses:
+            raise ConfigurationError(
+                f"{kind.name}() needs ranks that run at the same time, and this run has barrier=False: use "
+                "SparkRunner(num_workers, barrier=True)."
+            )
+        with self._lock:
+            self._exchanges += 1
+            return self._driver.exchange(self._exchanges, kind, value)
+
+    def _row_counts(self) -> tuple[int, ...]:
+        if self._rows is None:
+            raise ConfigurationError("this run has no data: pass data= to SparkRunner.run.")
+        return self._rows
+
+    def _own_batches(self, size: int) -> int:
+        return -(-self._row_counts()[self.rank] // size)
+
+    def _batch(self, number: int, size: int) -> Any:
+        assert self._block is not None
+        rows = self._block[number * size : (number + 1) * size]
+        batch = Block(rows.form, tuple(np.array(array) if type(array) is np.memmap else array for array in rows.arrays))
+        sides = [side for side in (batch.x, batch.y, batch.sample_weight) if side is not None]
+        return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _as_numpy(value: Any) -> Array:
+    """An array or a tensor of any backend as an array of numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # which NumPy does not define
+            return np.asarray(value.float().numpy().astype(named_dtype("bfloat16")))
+    array = np.asarray(value)
+    if array.dtype.kind in "OSUMm":
+        raise ConfigurationError(f"expected numbers, an array or a tensor, received {describe(value)}.")
+    return array
+
+
+_context: RankContext | None = None
+_process = 0
+
+
+def enter(made: RankContext) -> None:
+    """Make a context that of this process."""
+    global _context, _process
+    _context, _process = made, os.getpid()
+
+
+def context() -> RankContext:
+    """The context of this rank, in a function or a script that `SparkRunner` runs.
+
+    Raises:
+        ClusterError: This process is not that of a rank.
+
+    Example::
+
+        def train():
+            ranks = context()
+            for x, y in ranks.batches(64):
+                ...
+    """
+    if _context is None or _process != os.getpid():
+        where = "in a process that a rank has started" if _context is not None else "outside of SparkRunner.run"
+        raise ClusterError(
+            f"context() was called {where}: call it in the function or the script that SparkRunner(...).run(...) runs."
+        )
+    return _context

@@ -1,0 +1,216 @@
+"""The protocol between ranks and driver: the service on the driver, and the client of workers and of their ranks.
+
+=========  =======================================================  =====================================================
+call       meaning                                                  body of the request / of the reply
+=========  =======================================================  =====================================================
+`join`     a worker has a port for its rank; reply when all have    - / the addresses of all ranks, as JSON
+`beat`     heartbeat with output; replies whether to stop           lines, as JSON / -
+`end`      the process of the rank has ended
+`start`    the process of the rank calls the function
+`report`   show metrics of an epoch; replies whether to stop        the logs, as JSON / -
+`give`     a value for an exchange between the ranks                the value / -
+`take`     the result of an exchange                                - / the result
+`expect`   announce the result                                      the sizes of its parts, as JSON / -
+`piece`    a piece of it                                            the piece / -
+`finish`   all of the result was sent
+`fail`     the function raised an exception                         the traceback / -
+=========  =======================================================  =====================================================
+
+The first three are calls of the worker, the others of the process of its rank. All can be repeated. The calls use the
+transports of `sparkkeras.rpc`; no call waits on the driver, so a rank that waits for others asks again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.rpc.service import Client, Service
+from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
+from sparkkeras.runner.exchanges import OUT_OF_STEP, Kind, OutOfStepError, kind_of
+from sparkkeras.runner.group import Failure, Group
+
+LINES_BYTES = 4 << 20
+"""The largest size of the lines of a heartbeat, and of a traceback."""
+
+VALUE_BYTES = 1 << 30
+"""The largest size of a result, and of a value in an exchange."""
+
+PIECE_BYTES = 16 << 20
+"""Results are sent in pieces of this size."""
+
+REPLACED = "replaced"
+"""The kind of `RefusedError` for an attempt at a rank that Spark has started again."""
+
+
+class GroupService(Service):
+    """Handles the calls of a group.
+
+    Args:
+        group: The state of the group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        of_ranks: dict[str, tuple[Callable[[int, Call], Reply | None], int]] = {
+            "beat": (self._beat, LINES_BYTES),
+            "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
+            "start": (lambda rank, call: group.start(rank), 0),
+            "report": (self._report, LINES_BYTES),
+            "give": (self._give, VALUE_BYTES),
+            "take": (self._take, 0),
+            "expect": (self._expect, LINES_BYTES),
+            "piece": (self._piece, PIECE_BYTES),
+            "finish": (lambda rank, call: group.complete(rank), 0),
+            "fail": (self._fail, LINES_BYTES),
+        }
+        calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
+            name: (self._of_current(handle), limit) for name, (handle, limit) in of_ranks.items()
+        }
+        super().__init__({"health": (lambda call: Reply({}), 0), "join": (self._join, 0), **calls}, group.disconnect)
+        self._group = group
+
+    def _of_current(self, handle: Callable[[int, Call], Reply | None]) -> Callable[[Call], Reply]:
+        """Pass on calls of ranks whose attempt was not replaced by another one."""
+
+        def handled(call: Call) -> Reply:
+            rank = self._rank_of(call)
+            if not self._group.is_current(rank, call.field("attempt", int)):
+                raise RefusedError(REPLACED, f"Spark has started rank {rank} again.")
+            return handle(rank, call) or Reply({})
+
+        return handled
+
+    def _rank_of(self, call: Call) -> int:
+        rank = call.field("rank", int)
+        if not 0 <= rank < self._group.size:
+            raise RefusedError("malformed", f"there is no rank {rank}.")
+        return rank
+
+    def _join(self, call: Call) -> Reply:
+        rank, attempt = self._rank_of(call), call.field("attempt", int)
+        addresses = self._group.join(rank, attempt, call.field("host", str), call.field("port", int))
+        if addresses is None:
+            return Reply({"wait": True, "stop": self._group.is_stopping})
+        return Reply({}, (memoryview(json.dumps(addresses).encode()),))
+
+    def _beat(self, rank: int, call: Call) -> Reply:
+        if call.body:
+            self._group.console.add(rank, [str(line) for line in json.loads(bytes(call.body))])
+        return Reply({"stop": self._group.beat(rank)})
+
+    def _report(self, rank: int, call: Call) -> Reply:
+        logs: Mapping[str, Any] = json.loads(bytes(call.body))
+        shown = "  ".join(f"{name}: {value:.4g}" for name, value in logs.items())
+        self._group.console.show(rank, f"epoch {call.field('epoch', int)}  {shown}")
+        return Reply({"stop": self._group.is_stopping})
+
+    def _give(self, rank: int, call: Call) -> None:
+        self._group.give(rank, call.field("number", int), kind_of(call.fields), bytes(call.body))
+
+    def _take(self, rank: int, call: Call) -> Reply:
+        try:
+            result = self._group.take(call.field("number", int))
+        except OutOfStepError as error:
+            raise RefusedError(OUT_OF_STEP, str(error)) from error
+        return Reply({"wait": True}) if result is None else Reply({}, (memoryview(result),))
+
+    def _expect(self, rank: int, call: Call) -> None:
+        sizes = [int(size) for size in json.loads(bytes(call.body))]
+        if min(sizes) < 0 or sum(sizes) > VALUE_BYTES:
+            raise RefusedError("malformed", f"a result has {sum(sizes)} bytes; at most {VALUE_BYTES} are possible.")
+        self._group.expect(rank, sizes)
+
+    def _piece(self, rank: int, call: Call) -> None:
+        try:
+            self._group.receive(rank, call.field("part", int), call.field("start", int), call.body)
+        except (IndexError, ValueError) as error:
+            raise RefusedError("malformed", f"a piece of a result does not fit: {error}.") from error
+
+    def _fail(self, rank: int, call: Call) -> None:
+        traceback = bytes(call.body).decode("utf-8", "replace")
+        self._group.fail(Failure(rank, call.field("error", str), traceback))
+
+
+class GroupStoppedError(Exception):
+    """The driver has stopped the group."""
+
+
+class RankClient(Client):
+    """The client of a worker or of the process of its rank.
+
+    Args:
+        address: The address of the driver.
+        rank: The rank.
+        attempt: The attempt of Spark at the rank.
+        is_worker: Whether this is the client of the worker. The driver counts a rank as lost when that client disconnects.
+    """
+
+    def __init__(self, address: Address, rank: int, attempt: int, is_worker: bool = False) -> None:
+        super().__init__(address, f"rank {rank}", None, {OUT_OF_STEP: ConfigurationError, REPLACED: ClusterError})
+        self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_worker else {})
+
+    def join(self, host: str, port: int) -> tuple[str, ...]:
+        """Join the group, and wait for the addresses of all ranks; see `Group.join`.
+
+        Raises:
+            GroupStoppedError: The group has been stopped.
+        """
+        for delay in backoff():
+            reply, body = self._call("join", {**self._fields, "host": host, "port": port})
+            if reply.get("stop"):
+                raise GroupStoppedError
+            if not reply.get("wait"):
+                break
+            time.sleep(delay)
+        return tuple(json.loads(bytes(body)))
+
+    def beat(self, lines: Sequence[str] = ()) -> bool:
+        """Send a heartbeat with output; returns whether to end the process of the rank."""
+        body = (memoryview(json.dumps(lines).encode()),) if lines else ()
+        return bool(self._call("beat", self._fields, body)[0]["stop"])
+
+    def end(self, how: str) -> None:
+        """Report how the process of the rank has ended."""
+        self._call("end", {**self._fields, "how": how})
+
+    def start(self) -> None:
+        """Report that the process of the rank calls the function."""
+        self._call("start", self._fields)
+
+    def report(self, epoch: int, logs: Mapping[str, Any]) -> bool:
+        """Show metrics of an epoch on the driver; returns whether to stop."""
+        body = memoryview(json.dumps(dict(logs)).encode())
+        return bool(self._call("report", {**self._fields, "epoch": epoch}, (body,))[0]["stop"])
+
+    def exchange(self, number: int, kind: Kind, value: memoryview) -> memoryview:
+        """Give a value to an exchange, and wait for its result.
+
+        Raises:
+            ConfigurationError: The ranks are out of step.
+        """
+        fields = {**self._fields, "number": number, "kind": kind.name, "dtype": kind.dtype, "shape": kind.shape}
+        self._call("give", fields, (value,) if len(value) else ())
+        for delay in backoff():
+            reply, body = self._call("take", {**self._fields, "number": number})
+            if not reply.get("wait"):
+                return body
+            time.sleep(delay)
+        raise AssertionError("backoff does not end")
+
+    def finish(self, parts: Sequence[memoryview]) -> None:
+        """Send the pickled result."""
+        sizes = memoryview(json.dumps([part.nbytes for part in parts]).encode())
+        self._call("expect", self._fields, (sizes,))
+        for number, part in enumerate(parts):
+            for start in range(0, part.nbytes, PIECE_BYTES):
+                fields = {**self._fields, "part": number, "start": start}
+                self._call("piece", fields, (part[start : start + PIECE_BYTES],))
+        self._call("finish", self._fields)
+
+    def fail(self, error: str, traceback: str) -> None:
+        """Report the exception of the function: what it is, in one line, and its traceback."""
+        body = traceback.encode("utf-8", "replace")[-LINES_BYTES:]
+        self._call("fail", {**self._fields, "error": error[:1000]}, (memoryview(body),))

@@ -1,0 +1,126 @@
+"""The hosts of ranks as tasks of one Spark job: a barrier stage, whose tasks start together, or independent tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sparkkeras.data.dataset import Running
+from sparkkeras.errors import ClusterError, ConfigurationError, counted
+from sparkkeras.runner.hosts import Host, Seat
+from sparkkeras.runner.processes import fork, spawn
+from sparkkeras.sources.tasks import application_folder, task_context
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.slots import slots_of
+from sparkkeras.worker import device
+
+REGISTER_SECONDS = 10.0
+"""How long executors have to register, before a barrier stage with too few slots is rejected."""
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """The task of a rank.
+
+    Attributes:
+        host: Runs the process of the rank.
+        cores: The CPU cores of a task.
+        use_gpu: Whether the process may use the GPUs of the task.
+        is_local: Whether all tasks run on the driver's machine.
+    """
+
+    host: Host
+    cores: int
+    use_gpu: bool
+    is_local: bool
+
+    def __call__(self, rank: int, rows: Iterable[Any]) -> Iterator[Any]:
+        """Run the rank; yields nothing, since its result goes to the driver directly."""
+        for _ in rows:
+            pass
+        context = task_context(rank, self.cores)
+        forks = self.host.work.value.forks
+        if forks:
+            device.prepare(context.cores, shared_folder=application_folder())
+            device.prepare_to_fork(context.cores)
+            if not device.is_uninitialized():
+                raise ClusterError("a worker for SparkRunner has used the Keras backend, so it cannot fork processes.")
+        name = "127.0.0.1" if self.is_local else _host_of(rank, self.host.together)
+        accelerators = context.accelerators if self.use_gpu else ()
+        self.host.run(Seat(rank, context.attempt, name, context.cores, accelerators), fork if forks else spawn)
+        return iter(())
+
+
+def _host_of(rank: int, together: bool) -> str:
+    """The name of this machine: the one by which Spark's executors reach each other."""
+    if together:
+        from pyspark import BarrierTaskContext
+
+        return str(BarrierTaskContext.get().getTaskInfos()[rank].address).rpartition(":")[0].strip("[]")
+    import socket
+
+    return socket.gethostname()
+
+
+def start_tasks(cluster: Cluster, task: RankTask, gpus_per_worker: int | None) -> Running[Any]:
+    """Run a task for each rank in the background."""
+    size = task.host.world_size
+    ranks: Any = cluster.context.parallelize(range(size), size)
+    with cluster.training_workers():
+        mapped = (ranks.barrier() if task.host.together else ranks).mapPartitionsWithIndex(task)
+        if gpus_per_worker is not None:
+            mapped = mapped.withResources(_profile(cluster, gpus_per_worker))
+        _ = mapped._jrdd
+    return cluster.background(lambda: cluster.collect(mapped))
+
+
+def _profile(cluster: Cluster, gpus: int) -> Any:
+    """A resource profile of tasks with this number of GPUs."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(cluster.task_cores).resource("gpu", gpus)
+    return ResourceProfileBuilder().require(requests).build
+
+
+def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> None:
+    """Reject a barrier stage that Spark would not start.
+
+    Raises:
+        ConfigurationError: Spark has too few slots, or uses dynamic allocation.
+    """
+    if str(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        raise ConfigurationError(
+            "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
+            "when the session starts, or use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
+        )
+    if gpus_per_worker is not None:
+        return  # Spark checks the slots of a resource profile itself
+    deadline = time.monotonic() + (0 if cluster.is_local else REGISTER_SECONDS)
+    while (slots := slots_of(cluster.context)) < ranks:
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"num_workers={ranks}, but Spark has {counted(slots, 'slot')} ({_master(cluster)}), and all ranks run at "
+                f"the same time. Use num_workers={slots} or less, give Spark more cores (for instance the master "
+                f"local[{ranks}]) or a smaller spark.task.cpus, or run the ranks on the driver's machine: "
+                f"SparkRunner({ranks}, local_mode=True)."
+            )
+        time.sleep(0.1)
+
+
+def check_gpus(cluster: Cluster) -> None:
+    """Reject tasks that need a GPU where Spark assigns none.
+
+    Raises:
+        ConfigurationError: ``spark.task.resource.gpu.amount`` is not set.
+    """
+    if float(cluster.context.getConf().get("spark.task.resource.gpu.amount", "0") or 0) <= 0:
+        raise ConfigurationError(
+            "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
+            "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
+        )
+
+
+def _master(cluster: Cluster) -> str:
+    return f"master {cluster.context.master!r}"

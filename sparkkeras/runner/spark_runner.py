@@ -1,0 +1,232 @@
+"""`SparkRunner`: a function or a script of the user on the cluster, once for each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
+from sparkkeras.data.block import describe
+from sparkkeras.data.dataset import DriverAddress, Running
+from sparkkeras.data.local_dataset import LocalShared
+from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, StorageError
+from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.rpc.options import check_seconds
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner import data as data_of_ranks
+from sparkkeras.runner.group import Group
+from sparkkeras.runner.groups import run_group
+from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.local_hosts import gpus_of_ranks, start_threads
+from sparkkeras.runner.rank import FunctionCall, Script, Work
+from sparkkeras.runner.spark_hosts import RankTask, check_barrier, check_gpus, start_tasks
+from sparkkeras.sources.frame import Columns
+from sparkkeras.sources.source import Source
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import active_remote_session
+from sparkkeras.worker.device import forking_environment
+
+
+class SparkRunner:
+    """Runs a function or a Python file on the cluster, once for each rank, each in a process of its own.
+
+    The processes have the environment variables in which TensorFlow, JAX, Keras and PyTorch look for the other ranks, and
+    `sparkkeras.runner.context` gives them their rank, their rows, and a few operations with the other ranks.
+
+    Args:
+        num_workers: The number of ranks.
+        use_gpu: Whether the ranks may use GPUs: those that Spark assigns to their tasks
+            (``spark.task.resource.gpu.amount``), with ``local_mode`` those of this machine. If not, they see none.
+        gpus_per_worker: The number of GPUs for each rank, which Spark assigns by a resource profile for this job. ``None``:
+            what ``spark.task.resource.gpu.amount`` says.
+        barrier: Whether all ranks start together and know each other's addresses. Otherwise they are independent: Spark may
+            run them one after the other, and runs a rank again whose worker was lost.
+        local_mode: Whether the ranks run on the driver's machine, without executors. Spark is not needed then, unless the
+            data is an RDD or a DataFrame.
+
+    Raises:
+        ConfigurationError: A value is out of range, or arguments conflict.
+        UnknownArgumentError: An argument is not known.
+
+    Example::
+
+        def train(epochs):
+            ranks = context()
+            torch.distributed.init_process_group("gloo")
+            ...
+            return loss
+
+        losses = SparkRunner(num_workers=2).run(train, 10, data=df, features=["a", "b"], label="c")
+    """
+
+    @known_arguments
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        barrier: bool = True,
+        local_mode: bool = False,
+    ) -> None:
+        self.num_workers = integer("num_workers", num_workers)
+        self.use_gpu = flag("use_gpu", use_gpu)
+        self.gpus_per_worker = optional_integer("gpus_per_worker", gpus_per_worker)
+        self.barrier = flag("barrier", barrier)
+        self.local_mode = flag("local_mode", local_mode)
+        if self.gpus_per_worker is not None and not self.use_gpu:
+            raise ConfigurationError(f"gpus_per_worker={gpus_per_worker} requires use_gpu=True.")
+
+    def run(
+        self,
+        function_or_file: Callable[..., Any] | str | os.PathLike[str],
+        /,
+        *args: Any,
+        data: Any = None,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Run a function or a Python file once for each rank.
+
+        What the ranks write appears here line by line, after the number of the rank. If a rank fails, the others are ended.
+
+        Args:
+            function_or_file: A function, which is called with ``args`` and ``kwargs``; or the path of a Python file on the
+                driver, which is run as a program with ``args`` as its command line.
+            *args: Positional arguments, the same for all ranks.
+            data: The rows to distribute among the ranks, which read them with ``context().batches``: a DataFrame, an RDD of
+                ``x`` or ``(x, y)``, an array ``x``, or a pair ``(x, y)`` of arrays, dicts or tuples of arrays.
+            features: The columns of a DataFrame with the features: a name, a list of names, or a dict of these.
+            label: The columns of a DataFrame with the labels; ``None``: the rows have no labels.
+            timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
+            **kwargs: Arguments of the function by name. Those of a parameter with one of the names above are bound with
+                ``functools.partial``.
+
+        Returns:
+            The results of the function by rank, 1 GB each at most; of a file, ``None`` for each rank.
+
+        Raises:
+            WorkerError: A rank failed; has the traceback, and the last 100 lines of the rank's output.
+            WorkerTimeoutError: The ranks did not end in time; also a ``TimeoutError``.
+            ConfigurationError: An argument is out of range, arguments conflict, or Spark has too few slots.
+            CustomObjectError: The function or an argument cannot be pickled.
+            DataError: The data is malformed.
+            StorageError: The file cannot be read.
+            ClusterError: Spark is not available, or lacks a requirement.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        if data is None and (features is not None or label is not None):
+            named = "features" if features is not None else "label"
+            raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
+        work = self._work(function_or_file, args, kwargs)
+        source = None if data is None else data_of_ranks.source_of(data, features, label)
+        group = Group(self.num_workers, together=self.barrier)
+        with (
+            self._on_driver(group, work, source) if self.local_mode else self._on_cluster(group, work, source) as (
+                driver,
+                start,
+            )
+        ):
+            return run_group(group, driver, start, timeout)
+
+    def _work(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
+        if isinstance(given, (str, os.PathLike)):
+            return _script(Path(given), args, kwargs)
+        if not callable(given):
+            raise ConfigurationError(f"run received {describe(given)}; expected a function, or the path of a Python file.")
+        return _function_call(given, args, kwargs)
+
+    @contextmanager
+    def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, Any]]:
+        """The address of the driver, and a function that starts ranks on its machine."""
+        gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
+        with ExitStack() as stack:
+            parts = None
+            if source is not None:
+                parts = stack.enter_context(data_of_ranks.stored_on_driver(source, self.num_workers))
+
+            def start(address: Address) -> Running[Any]:
+                return start_threads(group, self._host(LocalShared(work), address, parts), gpus)
+
+            yield DriverAddress("127.0.0.1", "127.0.0.1", is_local=True), start
+
+    @contextmanager
+    def _on_cluster(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, Any]]:
+        """The address of the driver, and a function that starts ranks on Spark."""
+        cluster = _cluster()
+        if self.barrier:
+            check_barrier(cluster, self.num_workers, self.gpus_per_worker)
+        if self.use_gpu and self.gpus_per_worker is None:
+            check_gpus(cluster)
+        if isinstance(work, Script) and not cluster.is_local:
+            work = work.with_source()
+        with ExitStack() as stack:
+            parts = None
+            if source is not None:
+                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers))
+            shared = stack.enter_context(cluster.share(work))
+
+            def start(address: Address) -> Running[Any]:
+                host = self._host(shared, address, parts)
+                task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local)
+                return start_tasks(cluster, task, self.gpus_per_worker)
+
+            yield cluster.driver, start
+
+    def _host(self, work: Any, address: Address, parts: data_of_ranks.Parts | None) -> Host:
+        rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
+        return Host(work, address, self.num_workers, self.barrier, rows, counts)
+
+
+def _cluster() -> Cluster:
+    """The cluster of the active SparkContext, or of a new one on this machine.
+
+    Raises:
+        ClusterError: There is none, and none can be started.
+    """
+    if active_remote_session() is not None:
+        raise ClusterError(
+            "SparkRunner needs a SparkContext, since ranks connect to the driver, and with Spark Connect they cannot reach "
+            "this client process: run it in the driver, or on this machine with SparkRunner(num_workers, local_mode=True)."
+        )
+    try:
+        return Cluster(None, forking_environment)
+    except ClusterError:
+        raise
+    except Exception as error:
+        raise ClusterError(
+            f"Spark cannot be started: {type(error).__name__}: {error}. Start a session first "
+            "(SparkSession.builder.master(...).getOrCreate()), which needs Java; or run the ranks on this machine without "
+            "Spark: SparkRunner(num_workers, local_mode=True)."
+        ) from error
+
+
+def _script(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Script:
+    if kwargs:
+        raise ConfigurationError(
+            f"{next(iter(kwargs))}= is an argument by name, which a Python file does not take: pass its command line as "
+            'positional arguments, such as run("train.py", "--epochs", 3).'
+        )
+    for value in args:
+        if not isinstance(value, (str, int, float, os.PathLike)):
+            raise ConfigurationError(f"{value!r} is no command-line argument: expected strings, numbers and paths.")
+    if not path.is_file():
+        raise StorageError(f"there is no file {str(path)!r} (working directory {str(Path.cwd())!r}).")
+    return Script(str(path.resolve()), None, tuple(map(str, args)))
+
+
+def _function_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionCall:
+    name = f"the function {getattr(function, '__name__', type(function).__name__)}"
+    try:
+        return FunctionCall(ByValue.dump((function, args, kwargs), name))
+    except CustomObjectError:
+        ByValue.dump(args, "args")  # names what cannot be pickled
+        ByValue.dump(kwargs, "kwargs")
+        ByValue.dump(function, name)
+        raise
