@@ -59,6 +59,16 @@ CASES = {
         r"Parameters +7\d\d,\d{3}, of which [\d,]+ are trained.*Accuracy +\d+\.\d% of \d+ unseen reviews",
         ["transformer.keras"],
     ),
+    "torch_distributed.py": (
+        ["--epochs", "4"],
+        r"\[0\] epoch 4  loss: 0\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
+        [],
+    ),
+    "mirrored_strategy.py": (
+        ["--epochs", "4"],
+        r"\[0\] epoch 4  loss: 0\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
+        [],
+    ),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
 """For each example: its arguments, a pattern of its output, and files in its output folder."""

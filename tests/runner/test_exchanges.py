@@ -1,0 +1,93 @@
+"""Sums, broadcasts and barriers, without ranks: values of all, ranks that are out of step, ranks that end."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Exchanges, Kind, OutOfStepError, total
+
+SUM = Kind(ALL_REDUCE, "float32", (2,))
+
+
+def packed(*values):
+    return np.array(values, np.float32).tobytes()
+
+
+def test_a_sum_is_complete_when_all_ranks_have_given():
+    exchanges = Exchanges(2)
+    exchanges.give(0, 1, SUM, packed(1, 2))
+    assert exchanges.take(1) is None
+    exchanges.give(1, 1, SUM, packed(10, 20))
+    assert exchanges.take(1) == exchanges.take(1) == packed(11, 22)
+
+
+def test_a_repeated_value_counts_once():
+    exchanges = Exchanges(2)
+    for _ in range(2):
+        exchanges.give(0, 1, SUM, packed(1, 2))
+    assert exchanges.take(1) is None
+    for _ in range(2):
+        exchanges.give(1, 1, SUM, packed(10, 20))
+    assert exchanges.take(1) == packed(11, 22)
+
+
+def test_results_are_dropped_when_all_ranks_have_them():
+    exchanges = Exchanges(2)
+    for number in (1, 2, 3):
+        for rank in (0, 1):
+            exchanges.give(rank, number, Kind(BARRIER), b"")
+    assert list(exchanges._exchanges) == [3]
+
+
+def test_a_broadcast_is_the_value_of_rank_0():
+    exchanges = Exchanges(2)
+    exchanges.give(1, 1, Kind(BROADCAST), b"")
+    exchanges.give(0, 1, Kind(BROADCAST), b"value")
+    assert exchanges.take(1) == b"value"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Kind(BARRIER), r"rank 0 called all_reduce\(array of float32 with shape \(2,\)\), but rank 1 called barrier\(\)"),
+        (Kind(ALL_REDUCE, "float32", (3,)), r"rank 1 called all_reduce\(array of float32 with shape \(3,\)\)"),
+        (Kind(ALL_REDUCE, "int64", (2,)), "array of int64"),
+    ],
+)
+def test_ranks_out_of_step_are_named(other, message):
+    exchanges = Exchanges(2)
+    exchanges.give(0, 1, SUM, packed(1, 2))
+    exchanges.give(1, 1, other, packed(1, 2))
+    with pytest.raises(OutOfStepError, match=message):
+        exchanges.take(1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_no_rank_waits_for_one_that_has_ended(before):
+    exchanges = Exchanges(2)
+    if before:
+        exchanges.end(1)
+    exchanges.give(0, 1, SUM, packed(1, 2))
+    exchanges.end(1)
+    with pytest.raises(OutOfStepError, match="rank 1 has ended"):
+        exchanges.take(1)
+
+
+def test_a_rank_may_end_when_it_has_given_its_last_value():
+    exchanges = Exchanges(2)
+    exchanges.give(0, 1, SUM, packed(1, 2))
+    exchanges.give(1, 1, SUM, packed(1, 2))
+    exchanges.end(1)
+    assert exchanges.take(1) == packed(2, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_small_floats_are_summed_in_four_bytes(dtype):
+    ones = np.ones(1, dtype)
+    assert total([ones * 256] + [ones / 8] * 8) == 257  # each eighth alone would be lost
+    assert total([ones, ones]).dtype == dtype
+
+
+def test_integers_and_booleans_keep_their_dtype():
+    assert total([np.array([True, False]), np.array([True, False])]).tolist() == [True, False]
+    assert total([np.array([2], np.int8)] * 3).dtype == np.int8

@@ -1,0 +1,123 @@
+"""The state of a group, with a clock that only moves when a test moves it."""
+
+import pytest
+
+from sparkkeras.runner import group as group_module
+from sparkkeras.runner.group import Failure, Group, Result
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def group(clock):
+    """Two ranks that have joined."""
+    group = Group(2, clock=clock)
+    assert group.join(0, 7, "a", 1) is None
+    assert group.join(1, 8, "::1", 2) == group.join(0, 7, "a", 1) == ("a:1", "[::1]:2")
+    return group
+
+
+def test_time_counts_from_the_start_of_the_last_rank(group, clock):
+    group.start(1)
+    clock.now += 5
+    assert group.seconds == 0
+    group.start(0)
+    clock.now += 2
+    assert group.seconds == 2
+
+
+def test_the_first_failure_counts(group, clock):
+    group.fail(Failure(1, "ValueError: one"))
+    group.fail(Failure(0, "ValueError: two"))
+    assert group.failure() is None
+    clock.now += group_module.SETTLE_SECONDS
+    assert group.failure() == Failure(1, "ValueError: one")
+
+
+def test_a_rank_that_died_is_the_cause_of_errors_before(group):
+    group.fail(Failure(0, "RuntimeError: connection closed by peer"))
+    group.end(0, "its process ended with the exit code 1")
+    group.end(1, "killed")
+    assert group.failure() == Failure(1, "killed", is_death=True)
+
+
+def test_what_fails_while_the_group_stops_does_not_count(group):
+    group.stop()
+    group.fail(Failure(0, "RuntimeError"))
+    group.end(0, "killed")
+    group.end(1, "killed")
+    assert group.failure() is None
+
+
+def test_a_rank_that_ends_with_its_result_has_not_failed(group):
+    group.expect(0, [3])
+    group.receive(0, 0, 0, memoryview(b"abc"))
+    group.complete(0)
+    group.end(0, "exit code 0")
+    assert group.failure() is None
+    assert group.unfinished == [1]
+    assert bytes(group.result(0)[0]) == b"abc"
+
+
+def test_a_lost_connection_may_come_back(group, clock):
+    group.disconnect(1)
+    clock.now += group_module.RECONNECT_SECONDS / 2
+    group.beat(1)
+    clock.now += group_module.RECONNECT_SECONDS
+    assert group.failure() is None
+    group.disconnect(1)
+    clock.now += group_module.RECONNECT_SECONDS
+    group.failure()
+    clock.now += group_module.SETTLE_SECONDS
+    assert "its worker died" in group.failure().error
+
+
+def test_a_silent_worker_is_lost(group, clock):
+    clock.now += group_module.SILENT_SECONDS
+    group.beat(0)
+    group.failure()
+    clock.now += group_module.SETTLE_SECONDS
+    group.beat(0)
+    assert group.failure().rank == 1
+    assert "sent nothing for 10 seconds" in group.failure().error
+
+
+def test_when_nothing_is_to_come_there_is_nothing_to_wait_for(group):
+    assert group.failure(is_final=True) is None
+    group.disconnect(0)
+    assert group.failure(is_final=True).rank == 0
+
+
+def test_independent_ranks_may_start_again(clock):
+    group = Group(2, together=False, clock=clock)
+    assert group.join(0, 1, "a", 0) == ()
+    group.start(0)
+    group.disconnect(0)
+    clock.now += 100
+    assert group.failure() is None
+    assert group.join(0, 2, "b", 0) == ()
+    assert not group.is_current(0, 1)
+    assert group.is_current(0, 2)
+    assert group.host(0) == "b"
+
+
+def test_results_arrive_in_pieces_and_in_aligned_memory():
+    result = Result([5, 0, 100])
+    result.write(0, 0, memoryview(b"he"))
+    result.write(0, 2, memoryview(b"llo"))
+    result.write(2, 99, memoryview(b"!"))
+    assert [len(part) for part in result.parts] == [5, 0, 100]
+    assert bytes(result.parts[0]) == b"hello"
+    assert result.parts[2][99] == ord("!")
+    with pytest.raises(ValueError):
+        result.write(0, 4, memoryview(b"no"))

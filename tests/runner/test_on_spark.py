@@ -1,0 +1,187 @@
+"""`SparkRunner` on Spark: tasks that start together, rows of DataFrames and RDDs, workers that die, Ctrl-C."""
+
+# ruff: noqa: T201 - ranks print
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError
+from sparkkeras.runner import context, spark_runner
+from sparkkeras.runner.spark_hosts import check_barrier, check_gpus
+from tests.conftest import settle
+
+
+def until(condition, seconds=30):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it took too long"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def no_stage_is_left(request):
+    yield
+    if "sc" in request.fixturenames:
+        sc = request.getfixturevalue("sc")
+        settle(sc)
+        until(lambda: not sc.statusTracker().getActiveStageIds(), 5)
+
+
+def test_a_function_runs_in_a_process_of_each_rank(sc, capsys):
+    def train(units):
+        import keras
+
+        ranks = context()
+        print("training", flush=True)
+        output = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])(np.ones((3, 2), np.float32))
+        return os.getpid(), os.getppid(), tuple(output.shape), float(ranks.all_reduce(ranks.rank)), ranks.cores
+
+    found = SparkRunner(2).run(train, units=4)
+    assert [(shape, total, cores) for _, _, shape, total, cores in found] == [((3, 4), 1.0, 1)] * 2
+    assert len({pid for pids in found for pid in pids[:2]}) == 4
+    assert not any(is_alive(pid) for pid, *_ in found)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+
+
+def rows_of_rank():
+    batches = list(context().batches(3))
+    return [len(batch[0]) for batch in batches], [value for batch in batches for value in np.ravel(batch[1])]
+
+
+def test_ranks_read_the_rows_of_a_data_frame(spark):
+    frame = spark.createDataFrame([(float(row), row * 2.0, row) for row in range(10)], "a double, b double, c int")
+    found = SparkRunner(2).run(rows_of_rank, data=frame, features=["a", "b"], label="c")
+    assert sorted(value for _, labels in found for value in labels) == list(range(10))
+    assert all(set(sizes[:-1]) <= {3} for sizes, _ in found)
+    (features,) = SparkRunner(1).run(lambda: next(context().batches(10)), data=frame, features=["a", "b"])
+    assert sorted(map(tuple, features.tolist())) == [(row, row * 2) for row in range(10)]
+
+
+def test_ranks_read_the_rows_of_an_rdd_and_of_arrays(sc):
+    rdd = sc.parallelize([(np.ones(2, np.float32), row) for row in range(7)], 3)
+    found = SparkRunner(2).run(rows_of_rank, data=rdd)
+    assert sorted(value for _, labels in found for value in labels) == list(range(7))
+    found = SparkRunner(2).run(rows_of_rank, data=(np.ones((7, 1)), np.arange(7)))
+    assert [labels for _, labels in found] == [[0, 1, 2], [3, 4, 5, 6]]
+
+
+def test_a_file_runs_in_a_new_python(sc, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:], 'keras' in sys.modules)")
+    assert SparkRunner(2).run(script, "--fast") == [None, None]
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] {rank} ['--fast'] False" for rank in (0, 1)]
+
+
+def test_the_error_of_a_rank_ends_the_job(sc):
+    def train():
+        if context().rank == 1:
+            raise ValueError("on purpose")
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: ValueError: on purpose"):
+        SparkRunner(2).run(train)
+    assert time.monotonic() - started < 10
+
+
+def test_a_killed_worker_ends_the_run_and_its_rank(sc, tmp_path):
+    def train(folder):
+        (folder / str(os.getpid())).touch()
+        if context().rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: its worker died"):
+        SparkRunner(2).run(train, tmp_path)
+    assert time.monotonic() - started < 15
+    until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))
+
+
+def test_an_interrupt_ends_ranks_and_job_within_three_seconds(sc, tmp_path):
+    interrupted = []
+
+    def train(folder):
+        (folder / str(os.getpid())).touch()
+        time.sleep(60)
+
+    def interrupt():
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        SparkRunner(2).run(train, tmp_path)
+    assert time.monotonic() - interrupted[0] < 3
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+    thread.join()
+
+
+def test_independent_ranks_may_be_more_than_slots(sc):
+    assert SparkRunner(3, barrier=False).run(lambda: context().rank) == [0, 1, 2]
+
+
+@pytest.mark.cluster
+def test_ranks_on_two_executors(sc, spark, tmp_path):
+    frame = spark.createDataFrame([(float(row), row) for row in range(10)], "a double, b int")
+    found = SparkRunner(2).run(rows_of_rank, data=frame, features="a", label="b")
+    assert sorted(value for _, labels in found for value in labels) == list(range(10))
+    found = SparkRunner(2).run(rows_of_rank, data=(np.ones((7, 1)), np.arange(7)))
+    assert [labels for _, labels in found] == [[0, 1, 2], [3, 4, 5, 6]]
+    script = tmp_path / "train.py"
+    script.write_text("from sparkkeras.runner import context\nassert context().all_reduce(1) == 2\nprint(__file__)")
+    SparkRunner(2).run(script)
+
+
+def test_too_few_slots_are_an_error_before_a_job(sc):
+    with pytest.raises(
+        ConfigurationError, match=r"num_workers=3, but Spark has 2 slots .*master local\[3\].*local_mode=True"
+    ):
+        SparkRunner(3).run(print)
+
+
+# Without Spark
+
+
+def cluster(**settings):
+    conf = SimpleNamespace(get=lambda name, default=None: settings.get(name.replace(".", "_"), default))
+    return SimpleNamespace(context=SimpleNamespace(getConf=lambda: conf), is_local=True)
+
+
+def test_dynamic_allocation_is_an_error_before_a_job():
+    with pytest.raises(ConfigurationError, match="spark.dynamicAllocation.enabled=true"):
+        check_barrier(cluster(spark_dynamicAllocation_enabled="true"), 2, None)
+
+
+def test_gpus_have_to_be_assigned_by_spark():
+    check_gpus(cluster(spark_task_resource_gpu_amount="1"))
+    with pytest.raises(ConfigurationError, match="spark.task.resource.gpu.amount"):
+        check_gpus(cluster())
+
+
+def test_spark_that_cannot_start_and_spark_connect_have_a_remedy(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("JAVA_GATEWAY_EXITED")
+
+    monkeypatch.setattr(spark_runner, "Cluster", fails)
+    with pytest.raises(ClusterError, match="JAVA_GATEWAY_EXITED.*local_mode=True"):
+        SparkRunner(2).run(print)
+    monkeypatch.setattr(spark_runner, "active_remote_session", lambda: object())
+    with pytest.raises(ClusterError, match="Spark Connect.*local_mode=True"):
+        SparkRunner(2).run(print)

@@ -1,0 +1,400 @@
+"""`SparkRunner` on the driver's machine, without Spark. test_on_spark.py has the same on executors."""
+
+# ruff: noqa: T201 - ranks print
+
+import contextlib
+import glob
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras import ConfigurationError, CustomObjectError, DataError, SparkRunner, UnknownArgumentError, WorkerError
+from sparkkeras.runner import context, groups, local_hosts, processes, service
+from sparkkeras.runner.rank import Script
+from tests.processes import clean_environment
+
+# Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    monkeypatch.setattr(local_hosts, "spawn", processes.fork)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No run leaves a process, a thread, an open file or a temporary folder behind."""
+    me = psutil.Process()
+
+    def state():
+        folders = set(glob.glob(os.path.join(tempfile.gettempdir(), "sparkkeras-*")))
+        return me.num_fds(), set(me.children(recursive=True)), threading.active_count(), folders
+
+    files, children, threads, folders = state()
+    yield
+    now = state()
+    assert now[0] <= files
+    assert now[1] <= children
+    assert now[2] <= threads
+    assert now[3] <= folders
+
+
+def local(ranks=2, **options):
+    return SparkRunner(ranks, local_mode=True, **options)
+
+
+# Functions and files
+
+
+def test_results_are_in_the_order_of_the_ranks(capsys):
+    def train(number, factor=1):
+        ranks = context()
+        print(f"rank {ranks.rank}")
+        place = ranks.rank, ranks.world_size, ranks.local_rank
+        return os.getpid(), *place, number * factor, ranks.addresses, dict(os.environ)
+
+    found = local().run(train, 3, factor=2)
+    pids, ranks, sizes, local_ranks, numbers, addresses, variables = zip(*found, strict=True)
+    assert len({os.getpid(), *pids}) == 3
+    assert (ranks, sizes, local_ranks, numbers) == ((0, 1), (2, 2), (0, 1), (6, 6))
+    assert addresses[0] == addresses[1]
+    assert variables[1]["MASTER_PORT"] == addresses[0][0].partition(":")[2]
+    assert variables[1]["RANK"] == "1"
+    assert variables[0]["CUDA_VISIBLE_DEVICES"] == ""
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+
+
+def test_a_file_runs_as_a_program(tmp_path, capsys):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import beside
+            from sparkkeras.runner import context
+
+            if __name__ == "__main__":
+                print(context().all_reduce(context().rank + 1), beside.NAME, sys.argv[1:], sys.stdin.read() == "")
+                sys.exit()
+            """
+        )
+    )
+    assert local().run(script, "--epochs", 3) == [None, None]
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] 3 beside ['--epochs', '3'] True" for rank in (0, 1)]
+    script.write_text("import sys\nprint('before')\nsys.exit(3)")
+    with pytest.raises(WorkerError, match=r"failed: it exited with the code 3\.(.|\n)*1 line:\n\nbefore"):
+        local(1).run(str(script))
+
+
+def test_a_file_travels_where_it_does_not_exist(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("raise ValueError('here')")
+    script = Script(str(path), None, ()).with_source()
+    path.unlink()
+    with pytest.raises(ValueError, match="here"):
+        script()
+    assert not glob.glob(os.path.join(tempfile.gettempdir(), "sparkkeras-*", "train.py"))
+
+
+# Failures
+
+
+def until(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it took too long"
+        time.sleep(0.01)
+
+
+def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
+    def train():
+        print("before the error")
+        if context().rank == 1:
+            raise KeyError("missing")
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 on 127.0.0.1 failed: KeyError: 'missing'") as raised:
+        local().run(train)
+    assert time.monotonic() - started < 4
+    assert 'raise KeyError("missing")' in raised.value.worker_traceback
+    assert "/sparkkeras/" not in raised.value.worker_traceback
+    assert str(raised.value).endswith("The output of rank 1, 1 line:\n\nbefore the error")
+
+
+def test_a_killed_rank_is_the_cause_also_if_others_notice_it_first(forks):
+    def train():
+        if context().rank == 0:
+            time.sleep(0.2)
+            raise RuntimeError("connection closed by peer")
+        time.sleep(0.15)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* was killed by SIGKILL"):
+        local().run(train)
+
+
+def test_a_rank_that_ends_without_a_result_has_failed(forks):
+    with pytest.raises(WorkerError, match="its process ended with the exit code 0"):
+        local(1).run(lambda: os._exit(0))
+
+
+def test_a_stopped_process_is_noticed(forks, monkeypatch):
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
+    with pytest.raises(WorkerError, match="was stopped by a signal"):
+        local(1).run(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def test_the_timeout_ends_the_ranks(forks):
+    with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not end within timeout=0\.3 seconds") as raised:
+        local().run(lambda: time.sleep(60 * context().rank), timeout=0.3)
+    assert isinstance(raised.value, WorkerError)
+
+
+def test_an_interrupt_ends_the_ranks_within_three_seconds(forks):
+    def train():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # has to be killed
+        subprocess.Popen(["sleep", "60"])
+        time.sleep(60)
+
+    interrupted = []
+
+    def interrupt():
+        until(lambda: len([each for each in psutil.Process().children(recursive=True) if each.name() == "sleep"]) == 2)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        local().run(train)
+    assert time.monotonic() - interrupted[0] < 3
+    thread.join()
+
+
+def test_processes_that_a_rank_leaves_running_are_ended(forks):
+    pid = local(1).run(lambda: subprocess.Popen(["sleep", "60"]).pid)[0]
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.soak
+def test_ranks_end_with_the_driver():
+    code = "import time\nfrom sparkkeras import SparkRunner\nSparkRunner(2, local_mode=True).run(lambda: time.sleep(60))"
+    driver = subprocess.Popen([sys.executable, "-c", code], env=clean_environment())
+    until(lambda: len(psutil.Process(driver.pid).children()) == 2)
+    ranks = psutil.Process(driver.pid).children()
+    driver.kill()
+    driver.wait()
+    until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+
+
+# Results
+
+
+def test_what_cannot_be_pickled_is_named(forks):
+    with pytest.raises(CustomObjectError, match=r"pickling args\[1\] \(<unlocked _thread.lock"):
+        local().run(print, 1, threading.Lock())
+    with pytest.raises(CustomObjectError, match="pickling lock .* failed"):
+        local().run(print, lock=threading.Lock())
+    lock = threading.Lock()
+    with pytest.raises(CustomObjectError, match="the function <lambda> cannot be sent"):
+        local().run(lambda: lock)
+    with pytest.raises(WorkerError, match="the result of rank 0 cannot be pickled, since pickling lock"):
+        local(1).run(lambda: {"lock": threading.Lock()})
+
+
+def test_large_results_arrive_whole(forks, monkeypatch):
+    monkeypatch.setattr(service, "PIECE_BYTES", 1 << 20)
+
+    def make():
+        return {"a": np.arange(700_000.0), "b": [np.ones(3), "text"], "rank": context().rank}
+
+    for rank, found in enumerate(local().run(make)):
+        assert np.array_equal(found["a"], np.arange(700_000.0))
+        assert found["a"].flags.writeable
+        assert (found["b"][0].tolist(), found["b"][1], found["rank"]) == ([1, 1, 1], "text", rank)
+
+
+def test_results_have_a_limit(forks, monkeypatch):
+    from sparkkeras.runner import rank
+
+    monkeypatch.setattr(rank, "VALUE_BYTES", 1000)
+    with pytest.raises(WorkerError, match="the result of rank 0 has .* write it to a file system"):
+        local(1).run(lambda: np.zeros(1000))
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_instances_of_own_classes_are_results(forks):
+    (found,) = local(1).run(lambda: Answer(3))
+    assert found.value == 3
+    assert isinstance(found, Answer)
+
+
+# Rows
+
+
+def rows_of_rank():
+    ranks = context()
+    data = ranks.dataset(4)
+    return list(ranks.batches(4)), ranks.steps(4), [data[index] for index in range(len(data))]
+
+
+def test_each_row_goes_to_one_rank_once(forks):
+    x, y = np.arange(22.0, dtype=np.float32).reshape(11, 2), np.arange(11)
+    found = local(2).run(rows_of_rank, data=(x, y))
+    batches = [batch for own, _, _ in found for batch in own]
+    assert [len(batch[0]) for batch in batches] == [4, 1, 4, 2]
+    assert np.array_equal(np.concatenate([batch[0] for batch in batches]), x)
+    assert np.concatenate([batch[1] for batch in batches]).tolist() == list(range(11))
+    assert [steps for _, steps, _ in found] == [2, 2]
+    for own, _, data in found:
+        for (x1, y1), (x2, y2) in zip(own, data, strict=True):
+            assert np.array_equal(x1, x2)
+            assert np.array_equal(y1, y2)
+
+
+def test_a_rank_may_have_no_rows_and_rows_no_labels(forks):
+    found = local(3).run(rows_of_rank, data={"a": np.arange(2), "b": np.array(["u", "v"])})
+    assert [[{name: list(part) for name, part in batch.items()} for batch in own] for own, _, _ in found] == [
+        [],
+        [{"a": [0], "b": ["u"]}],
+        [{"a": [1], "b": ["v"]}],
+    ]
+    assert [steps for _, steps, _ in found] == [1, 1, 1]
+
+
+def test_rows_may_be_changed(forks):
+    def train():
+        for batch in context().batches(2):
+            batch += 1
+        return [batch.sum() for batch in context().batches(2)]
+
+    assert local(1).run(train, data=np.zeros((3, 1))) == [[0, 0]]
+
+
+# The other ranks
+
+
+def test_ranks_exchange_values(forks):
+    def train():
+        ranks = context()
+        ranks.barrier()
+        total = ranks.all_reduce(np.full((2, 1), ranks.rank + 1, np.int16))
+        return total.dtype.name, total.tolist(), ranks.broadcast(("from", ranks.rank)), float(ranks.all_reduce(0.5))
+
+    assert local(3).run(train) == [("int16", [[6], [6]], ("from", 0), 1.5)] * 3
+
+
+def test_tensors_of_pytorch_are_summed(forks):
+    torch = pytest.importorskip("torch")
+
+    def train():
+        ranks = context()
+        ones = torch.ones(2, requires_grad=True)
+        return ranks.all_reduce(ones).tolist(), ranks.all_reduce(ones.to(torch.bfloat16)).dtype.name
+
+    assert local(2).run(train) == [([2, 2], "bfloat16")] * 2
+
+
+def test_ranks_out_of_step_are_an_error_and_not_a_hang(forks):
+    def train():
+        ranks = context()
+        if ranks.rank == 0:
+            ranks.barrier()
+
+    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .* cannot end: rank 1 has ended without it"):
+        local().run(train)
+
+
+def test_reports_appear_on_the_driver(forks, capsys):
+    def train():
+        return [context().report(epoch, {"loss": np.float32(0.5) / epoch}) for epoch in (1, 2)]
+
+    assert local(1).run(train) == [[False, False]]
+    assert capsys.readouterr().out == "[0] epoch 1  loss: 0.5\n[0] epoch 2  loss: 0.25\n"
+
+
+def test_independent_ranks_know_no_others(forks):
+    def train():
+        ranks = context()
+        with pytest.raises(ConfigurationError, match=r"barrier\(\) needs ranks that run at the same time"):
+            ranks.barrier()
+        return ranks.addresses, ranks.rank, "MASTER_ADDR" in os.environ
+
+    assert local(2, barrier=False).run(train) == [((), 0, False), ((), 1, False)]
+
+
+def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
+    from sparkkeras import ClusterError
+
+    with pytest.raises(ClusterError, match=r"context\(\) was called outside of SparkRunner.run"):
+        context()
+
+    def train():
+        with contextlib.suppress(ChildProcessError):
+            if os.fork() == 0:
+                try:
+                    context()
+                except ClusterError as error:
+                    print(error, flush=True)
+                os._exit(0)
+            os.wait()
+
+    local(1).run(train)
+    assert "in a process that a rank has started" in capsys.readouterr().out
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: SparkRunner(0), ConfigurationError, "num_workers=0: expected a positive whole number"),
+        (lambda: SparkRunner(2, local=True), UnknownArgumentError, "Did you mean 'local_mode'"),
+        (lambda: SparkRunner(2, True), UnknownArgumentError, "name the others"),
+        (lambda: SparkRunner(2, gpus_per_worker=1), ConfigurationError, "requires use_gpu=True"),
+        (lambda: local().run(3), ConfigurationError, "expected a function, or the path of a Python file"),
+        (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
+        (lambda: local().run(__file__, epochs=3), ConfigurationError, "epochs= is an argument by name"),
+        (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line argument"),
+        (lambda: local().run(print, timeout=0), ConfigurationError, "timeout=0: expected a positive number"),
+        (lambda: local().run(print, features="a"), ConfigurationError, "features= names columns of data, which is missing"),
+        (lambda: local().run(print, data=np.ones(3), label="a"), ConfigurationError, "label= requires a Spark DataFrame"),
+        (lambda: local().run(print, data=print), ConfigurationError, "data is a function"),
+        (lambda: local().run(print, data=np.ones(0)), DataError, "no rows"),
+        (lambda: local().run(print, data=(np.ones(3), np.ones(2))), DataError, "the same number of rows"),
+    ],
+)
+def test_mistakes_are_errors_before_a_process_starts(call, kind, message, monkeypatch):
+    monkeypatch.setattr(groups, "serving", None)
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_gpus_are_distributed(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
+    assert local_hosts.gpus_of_ranks(2, None) == (("0", "2"), ("5", "7"))
+    assert local_hosts.gpus_of_ranks(2, 1) == (("0",), ("2",))
+    with pytest.raises(ConfigurationError, match="3 ranks with 2 GPUs each need 6, but this machine has 4"):
+        local_hosts.gpus_of_ranks(3, 2)
+
+
+def test_nothing_needed_for_ranks_loads_keras():
+    code = "import sys, sparkkeras.runner.rank, sparkkeras.runner.processes; print('keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
