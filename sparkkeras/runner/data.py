@@ -6,10 +6,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike
@@ -21,8 +21,12 @@ from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.frame import Columns, is_frame
 from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_function, is_rdd
+from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.worker.device import forking_environment
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,15 @@ class Parts:
     """The rows of the ranks.
 
     Attributes:
-        rows: Those of each rank, which its worker can open.
+        rows: Those of each rank, which its worker can open; ``None``: the partitions of ``handles`` have them.
         counts: Their numbers.
+        handles: An RDD with the handle of each rank, which Spark runs where the files are; ``None``: any worker can open the
+            rows.
     """
 
-    rows: tuple[Rows, ...]
+    rows: tuple[Rows, ...] | None
     counts: tuple[int, ...]
+    handles: RDD[Handle] | None = None
 
     @classmethod
     def of(cls, rows: tuple[Rows, ...], counts: tuple[int, ...], ranks: int) -> Parts:
@@ -73,8 +80,14 @@ def source_of(data: Any, features: Columns | None, label: Columns | None) -> Sou
 
 
 @contextmanager
-def stored_on_workers(source: Source, ranks: int) -> Iterator[Parts]:
+def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[Parts]:
     """Store the rows on the workers, until the context ends.
+
+    Args:
+        source: The rows.
+        ranks: The number of ranks.
+        everywhere: Whether all workers must be able to open all rows, which pass through the driver for that. Otherwise they
+            stay on the workers that have read them.
 
     Raises:
         DataError: The rows are malformed, or there are none.
@@ -82,6 +95,10 @@ def stored_on_workers(source: Source, ranks: int) -> Iterator[Parts]:
     """
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
         here = driver_dataset(stored, "SparkRunner needs a SparkContext, which Spark Connect does not have.")
+        if isinstance(stored, StoredSparkDataset) and source.on_cluster and not (everywhere or stored.cluster.is_local):
+            counts = tuple(handle.rows or 0 for handle in stored.handles)
+            yield replace(Parts.of((), counts, len(counts)), rows=None, handles=stored.handle_rdd)
+            return
         with here.everywhere() as rows:
             yield Parts.of(rows, tuple(handle.rows or 0 for handle in stored.handles), ranks)
 

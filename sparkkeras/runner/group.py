@@ -114,7 +114,7 @@ class Group:
         self._ranks = [_Rank() for _ in range(size)]
         self._exchanges = Exchanges(size)
         self._failures = _Failures()
-        self._is_stopping = False
+        self._is_stopping = self._misses_rows = False
         self._all_started: float | None = None
 
     # Calls of workers
@@ -131,6 +131,17 @@ class Group:
             if any(each.attempt is None for each in self._ranks):
                 return None
             return tuple(host_and_port(each.host, each.port) for each in self._ranks)
+
+    def miss(self) -> None:
+        """Note that a worker does not find the rows of its rank: the group cannot start."""
+        with self._lock:
+            self._is_stopping = self._misses_rows = True
+
+    @property
+    def misses_rows(self) -> bool:
+        """Whether a worker did not find the rows of its rank."""
+        with self._lock:
+            return self._misses_rows
 
     def is_current(self, rank: int, attempt: int) -> bool:
         """Whether an attempt at a rank has not been replaced by a later one."""

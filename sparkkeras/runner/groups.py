@@ -27,11 +27,18 @@ STOP_SECONDS = 4.0
 INTERRUPT_SECONDS = 2.0
 """The same after an interrupt (Ctrl-C)."""
 
+EXIT_SECONDS = 10.0
+"""How long the processes of ranks have to exit when the results of all have arrived, before they are ended."""
+
 CANCEL_SECONDS = 5.0
 """How long the driver waits for cancelled tasks."""
 
 StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
+
+
+class RowsMissingError(Exception):
+    """Spark ran the task of a rank where its rows are not. No rank has started."""
 
 
 def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: float | None) -> list[Any]:
@@ -46,6 +53,7 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
         WorkerTimeoutError: The ranks did not end within the timeout.
+        RowsMissingError: A worker did not find the rows of its rank.
     """
     with serving("socket", GroupService(group), ServerOptions(), 0, driver, group.size) as address, interrupts_here():
         running = start(address)
@@ -57,8 +65,13 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
         _end(group, running, STOP_SECONDS)
         _show(group)
         if error is not None:
-            raise error from _error_of(running)
+            cause = _error_of(running)
+            if isinstance(cause, ClusterError) and not isinstance(cause, WorkerError):
+                raise cause  # for instance that the job was cancelled, which ended the workers
+            raise error from cause
     running.result()
+    if group.misses_rows:
+        raise RowsMissingError
     if group.unfinished:
         raise WorkerError(f"{_named(group.unfinished)} ended without a result: its task was lost.")
     return [_result(group, rank) for rank in range(group.size)]
@@ -66,13 +79,16 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
 
 def _watch(group: Group, running: Running[Any], timeout: float | None) -> WorkerError | None:
     """Show output until the hosts have ended or the group has failed; returns the error."""
+    exits_until: float | None = None
     while True:
         is_done = running.done
         _show(group)
         failure = group.failure(is_done)
         if failure is not None:
             return failed(group, failure)
-        if is_done:
+        if exits_until is None and not group.unfinished:
+            exits_until = time.monotonic() + EXIT_SECONDS
+        if is_done or (exits_until is not None and time.monotonic() >= exits_until):
             return None
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)

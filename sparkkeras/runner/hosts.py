@@ -63,7 +63,7 @@ class Host:
         driver: The address of the driver.
         world_size: The number of ranks.
         together: Whether all ranks run at the same time.
-        parts: The rows of each rank; ``None``: the run has no data.
+        parts: The rows of each rank; ``None``: the run has no data, or each host gets those of its rank.
         rows: The number of rows of each rank.
     """
 
@@ -74,10 +74,20 @@ class Host:
     parts: tuple[Rows, ...] | None = None
     rows: tuple[int, ...] | None = None
 
-    def run(self, seat: Seat, start: Start) -> None:
-        """Run a rank. What becomes of it is known to the driver; here it is no error."""
+    def run(self, seat: Seat, start: Start, rows: Rows | None = None) -> None:
+        """Run a rank. What becomes of it is known to the driver; here it is no error.
+
+        Args:
+            seat: The rank, and where it runs.
+            start: Starts its process.
+            rows: Its rows, if they are not in `parts`.
+        """
+        rows = rows if self.parts is None else self.parts[seat.rank]
         with ExitStack() as stack:
             client = stack.enter_context(RankClient(self.driver, seat.rank, seat.attempt, is_worker=True))
+            if isinstance(rows, Handle) and not _exists(rows):
+                client.miss()
+                return
             port = stack.enter_context(closing(reserve_port())).getsockname()[1] if self.together else 0
             try:
                 addresses = client.join(seat.host, port)
@@ -93,7 +103,7 @@ class Host:
                 cores=seat.cores,
                 accelerators=seat.accelerators,
                 addresses=addresses,
-                handle=None if self.parts is None else _stored(self.parts[seat.rank], stack),
+                handle=None if rows is None else _stored(rows, stack),
                 rows=self.rows,
             )
             variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
@@ -126,6 +136,15 @@ def _resources(seat: Seat) -> dict[str, str]:
     """The environment variables that limit a process to its cores and GPUs."""
     cores = str(seat.cores)
     return {"NPROC": cores, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": ",".join(seat.accelerators)}
+
+
+def _exists(handle: Handle) -> bool:
+    """Whether the files of a handle are on this machine."""
+    try:
+        handle.open()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _stored(rows: Rows, stack: ExitStack) -> Handle:

@@ -153,7 +153,7 @@ def spawn(main: Main, environment: Mapping[str, str]) -> Process:
             pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-m", __name__],
-                {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **environment},
+                {**os.environ, "PYTHONPATH": path, **environment},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, payload.fileno(), _PAYLOAD),
                     (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
@@ -181,7 +181,8 @@ def _main() -> None:
     with os.fdopen(_PAYLOAD, "rb") as payload:
         parent, main = pickle.load(payload)
     die_with_parent(parent)
-    os._exit(_run(main))
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.exit(_run(main))
 
 
 def _run(main: Main) -> int:

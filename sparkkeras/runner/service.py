@@ -4,6 +4,7 @@
 call       meaning                                                  body of the request / of the reply
 =========  =======================================================  =====================================================
 `join`     a worker has a port for its rank; reply when all have    - / the addresses of all ranks, as JSON
+`miss`     a worker does not find the rows of its rank
 `beat`     heartbeat with output; replies whether to stop           lines, as JSON / -
 `end`      the process of the rank has ended
 `start`    the process of the rank calls the function
@@ -16,7 +17,7 @@ call       meaning                                                  body of the 
 `fail`     the function raised an exception                         the traceback / -
 =========  =======================================================  =====================================================
 
-The first three are calls of the worker, the others of the process of its rank. All can be repeated. The calls use the
+The first four are calls of the worker, the others of the process of its rank. All can be repeated. The calls use the
 transports of `sparkkeras.rpc`; no call waits on the driver, so a rank that waits for others asks again.
 """
 
@@ -69,7 +70,8 @@ class GroupService(Service):
         calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
             name: (self._of_current(handle), limit) for name, (handle, limit) in of_ranks.items()
         }
-        super().__init__({"health": (lambda call: Reply({}), 0), "join": (self._join, 0), **calls}, group.disconnect)
+        calls |= {"health": (lambda call: Reply({}), 0), "join": (self._join, 0), "miss": (self._miss, 0)}
+        super().__init__(calls, group.disconnect)
         self._group = group
 
     def _of_current(self, handle: Callable[[int, Call], Reply | None]) -> Callable[[Call], Reply]:
@@ -95,6 +97,10 @@ class GroupService(Service):
         if addresses is None:
             return Reply({"wait": True, "stop": self._group.is_stopping})
         return Reply({}, (memoryview(json.dumps(addresses).encode()),))
+
+    def _miss(self, call: Call) -> Reply:
+        self._group.miss()
+        return Reply({})
 
     def _beat(self, rank: int, call: Call) -> Reply:
         if call.body:
@@ -166,6 +172,10 @@ class RankClient(Client):
                 break
             time.sleep(delay)
         return tuple(json.loads(bytes(body)))
+
+    def miss(self) -> None:
+        """Report that the rows of the rank are not on this machine."""
+        self._call("miss", self._fields)
 
     def beat(self, lines: Sequence[str] = ()) -> bool:
         """Send a heartbeat with output; returns whether to end the process of the rank."""

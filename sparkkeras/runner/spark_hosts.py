@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.data.dataset import Running
+from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.hosts import Host, Seat
 from sparkkeras.runner.processes import fork, spawn
@@ -15,6 +16,9 @@ from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.slots import slots_of
 from sparkkeras.worker import device
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 REGISTER_SECONDS = 10.0
 """How long executors have to register, before a barrier stage with too few slots is rejected."""
@@ -38,8 +42,7 @@ class RankTask:
 
     def __call__(self, rank: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Run the rank; yields nothing, since its result goes to the driver directly."""
-        for _ in rows:
-            pass
+        handle = next(iter(list(rows)), None)  # read to the end, since Spark cannot reuse the worker otherwise
         context = task_context(rank, self.cores)
         forks = self.host.work.value.forks
         if forks:
@@ -49,7 +52,7 @@ class RankTask:
                 raise ClusterError("a worker for SparkRunner has used the Keras backend, so it cannot fork processes.")
         name = "127.0.0.1" if self.is_local else _host_of(rank, self.host.together)
         accelerators = context.accelerators if self.use_gpu else ()
-        self.host.run(Seat(rank, context.attempt, name, context.cores, accelerators), fork if forks else spawn)
+        self.host.run(Seat(rank, context.attempt, name, context.cores, accelerators), fork if forks else spawn, handle)
         return iter(())
 
 
@@ -64,10 +67,17 @@ def _host_of(rank: int, together: bool) -> str:
     return socket.gethostname()
 
 
-def start_tasks(cluster: Cluster, task: RankTask, gpus_per_worker: int | None) -> Running[Any]:
-    """Run a task for each rank in the background."""
+def start_tasks(cluster: Cluster, task: RankTask, gpus_per_worker: int | None, handles: RDD[Handle] | None) -> Running[Any]:
+    """Run a task for each rank in the background.
+
+    Args:
+        cluster: The cluster.
+        task: The task.
+        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
+        handles: The handle of the rows of each rank, if Spark is to run its task where they are.
+    """
     size = task.host.world_size
-    ranks: Any = cluster.context.parallelize(range(size), size)
+    ranks: Any = cluster.context.parallelize((), size) if handles is None else handles
     with cluster.training_workers():
         mapped = (ranks.barrier() if task.host.together else ranks).mapPartitionsWithIndex(task)
         if gpus_per_worker is not None:

@@ -18,7 +18,7 @@ from sparkkeras.rpc.options import check_seconds
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import data as data_of_ranks
 from sparkkeras.runner.group import Group
-from sparkkeras.runner.groups import run_group
+from sparkkeras.runner.groups import RowsMissingError, StartHosts, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.local_hosts import gpus_of_ranks, start_threads
 from sparkkeras.runner.rank import FunctionCall, Script, Work
@@ -126,13 +126,15 @@ class SparkRunner:
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
         work = self._work(function_or_file, args, kwargs)
         source = None if data is None else data_of_ranks.source_of(data, features, label)
+        try:
+            return self._run(work, source, timeout)
+        except RowsMissingError:
+            return self._run(work, source, timeout, everywhere=True)
+
+    def _run(self, work: Work, source: Source | None, timeout: float | None, everywhere: bool = False) -> list[Any]:
         group = Group(self.num_workers, together=self.barrier)
-        with (
-            self._on_driver(group, work, source) if self.local_mode else self._on_cluster(group, work, source) as (
-                driver,
-                start,
-            )
-        ):
+        hosts = self._on_driver(group, work, source) if self.local_mode else self._on_cluster(work, source, everywhere)
+        with hosts as (driver, start):
             return run_group(group, driver, start, timeout)
 
     def _work(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
@@ -143,7 +145,7 @@ class SparkRunner:
         return _function_call(given, args, kwargs)
 
     @contextmanager
-    def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, Any]]:
+    def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, StartHosts]]:
         """The address of the driver, and a function that starts ranks on its machine."""
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
         with ExitStack() as stack:
@@ -157,7 +159,7 @@ class SparkRunner:
             yield DriverAddress("127.0.0.1", "127.0.0.1", is_local=True), start
 
     @contextmanager
-    def _on_cluster(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, Any]]:
+    def _on_cluster(self, work: Work, source: Source | None, everywhere: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
         """The address of the driver, and a function that starts ranks on Spark."""
         cluster = _cluster()
         if self.barrier:
@@ -166,16 +168,17 @@ class SparkRunner:
             check_gpus(cluster)
         if isinstance(work, Script) and not cluster.is_local:
             work = work.with_source()
+        shares_rows = everywhere or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
         with ExitStack() as stack:
             parts = None
             if source is not None:
-                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers))
+                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers, shares_rows))
             shared = stack.enter_context(cluster.share(work))
 
             def start(address: Address) -> Running[Any]:
                 host = self._host(shared, address, parts)
                 task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local)
-                return start_tasks(cluster, task, self.gpus_per_worker)
+                return start_tasks(cluster, task, self.gpus_per_worker, None if parts is None else parts.handles)
 
             yield cluster.driver, start
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sparkkeras import ConfigurationError, CustomObjectError, DataError, SparkRunner, UnknownArgumentError, WorkerError
-from sparkkeras.runner import context, groups, local_hosts, processes, service
+from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
 from sparkkeras.runner.rank import Script
 from tests.processes import clean_environment
 
@@ -398,3 +398,24 @@ def test_gpus_are_distributed(monkeypatch):
 def test_nothing_needed_for_ranks_loads_keras():
     code = "import sys, sparkkeras.runner.rank, sparkkeras.runner.processes; print('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_rows_that_a_worker_does_not_find_are_sent_to_all(forks, monkeypatch):
+    """On a cluster, Spark may run the task of a rank where its rows are not."""
+    sent = []
+    run = SparkRunner._run
+
+    def first_without_files(self, work, source, timeout, everywhere=False):
+        sent.append(everywhere)
+        with monkeypatch.context() as patch:
+            patch.setattr(hosts, "_exists", lambda handle: everywhere or handle.partition == 0)
+            return run(self, work, source, timeout, everywhere)
+
+    monkeypatch.setattr(SparkRunner, "_run", first_without_files)
+    assert local().run(lambda: context().steps(1), data=np.zeros(5)) == [3, 3]
+    assert sent == [False, True]
+
+
+def test_a_process_that_does_not_exit_is_ended_when_all_results_are_there(monkeypatch):
+    monkeypatch.setattr(groups, "EXIT_SECONDS", 0.1)
+    assert local(1).run(lambda: threading.Thread(target=time.sleep, args=(60,)).start()) == [None]
