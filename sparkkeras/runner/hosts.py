@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows, Shared
@@ -94,7 +93,7 @@ class Host:
             except GroupStoppedError:
                 return
             main = RankMain(
-                work=self.work.value,
+                work=self.work.value.on_host(stack),
                 driver=self.driver,
                 attempt=seat.attempt,
                 rank=seat.rank,
@@ -151,6 +150,6 @@ def _stored(rows: Rows, stack: ExitStack) -> Handle:
     """Rows in files on this machine; those that are not in files already are written, and removed in the end."""
     if isinstance(rows, Handle):
         return rows
-    folder = Path(tempfile.mkdtemp(prefix="sparkkeras-"))
+    folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return files.write(rows.blocks(), 0, folder)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
 import runpy
+import shutil
 import sys
-import tempfile
 import traceback
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from sparkkeras.data import files
 from sparkkeras.data.files import Handle
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
@@ -30,6 +31,10 @@ class Work(Protocol):
         """Whether it may run in a fork of a worker that has imported the backend."""
         ...
 
+    def on_host(self, stack: ExitStack) -> Work:
+        """The same work, with files on this machine until the stack is closed."""
+        ...
+
     def __call__(self) -> Any:
         """Do it, and return the result."""
         ...
@@ -45,6 +50,10 @@ class FunctionCall:
     def forks(self) -> bool:
         """Yes."""
         return True
+
+    def on_host(self, stack: ExitStack) -> Work:
+        """The same: it needs no files."""
+        return self
 
     def __call__(self) -> Any:
         """Call the function."""
@@ -79,19 +88,22 @@ class Script:
         """
         return replace(self, source=Path(self.path).read_bytes())
 
+    def on_host(self, stack: ExitStack) -> Work:
+        """The script as a file on this machine."""
+        if self.source is None:
+            return self
+        folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        path = folder / Path(self.path).name
+        path.write_bytes(self.source)
+        return Script(str(path), None, self.args)
+
     def __call__(self) -> None:
         """Run the file, with its folder on the import path."""
-        with ExitStack() as stack:
-            path = Path(self.path)
-            if self.source is not None:
-                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkkeras-"))) / path.name
-                path.write_bytes(self.source)
-            sys.argv = [str(path), *self.args]
-            sys.path.insert(0, str(path.parent))
-            try:
-                runpy.run_path(str(path), run_name="__main__")
-            finally:
-                linecache.updatecache(str(path))  # for the traceback, after the file is gone
+        sys.argv = [self.path, *self.args]
+        sys.path.insert(0, str(Path(self.path).parent))
+        runpy.run_path(self.path, run_name="__main__")
 
 
 @dataclass(frozen=True)
