@@ -87,13 +87,14 @@ class Host:
             if isinstance(rows, Handle) and not _exists(rows):
                 client.miss()
                 return
+            work, handle = self.work.value.on_host(stack), None if rows is None else _stored(rows, stack)
             port = stack.enter_context(closing(reserve_port())).getsockname()[1] if self.together else 0
             try:
                 addresses = client.join(seat.host, port)
             except GroupStoppedError:
                 return
             main = RankMain(
-                work=self.work.value.on_host(stack),
+                work=work,
                 driver=self.driver,
                 attempt=seat.attempt,
                 rank=seat.rank,
@@ -102,7 +103,7 @@ class Host:
                 cores=seat.cores,
                 accelerators=seat.accelerators,
                 addresses=addresses,
-                handle=None if rows is None else _stored(rows, stack),
+                handle=handle,
                 rows=self.rows,
             )
             variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
@@ -120,9 +121,9 @@ def _watch(process: Process, client: RankClient) -> None:
         waiting += limit.apply(lines.split(process.read(READ_SECONDS)))
         idle = time.monotonic() - sent
         if idle >= BEAT_SECONDS or len(waiting) >= _MAX_LINES or (waiting and idle >= OUTPUT_SECONDS):
-            shall_end = client.beat(waiting)
+            must_end = client.beat(waiting)
             waiting, sent = [], time.monotonic()
-            if shall_end:
+            if must_end:
                 process.end()
     process.end()
     waiting += limit.apply([*lines.split(process.drain()), *lines.rest()])

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 
-class Batches(keras.utils.PyDataset):  # type: ignore[misc, unused-ignore]
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches by their index.
 
     Args:
