@@ -226,6 +226,13 @@ class Group:
             return self._is_stopping
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the processes of all ranks that have joined have ended, or their workers are gone."""
+        with self._lock:
+            joined = (each for each in self._ranks if each.attempt is not None)
+            return all(each.has_ended or each.disconnected is not None for each in joined)
+
+    @property
     def seconds(self) -> float:
         """The time since all ranks have started; 0 before that."""
         with self._lock:

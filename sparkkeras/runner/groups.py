@@ -98,16 +98,17 @@ def _watch(group: Group, running: Running[Any], timeout: float | None) -> Worker
 def _end(group: Group, running: Running[Any], seconds: float) -> None:
     """Stop the group, and cancel its tasks if they have not ended after this time."""
     group.stop()
-    if not _wait(running, seconds):
+    if not _wait(group, running, seconds):
         running.cancel()
-        _wait(running, CANCEL_SECONDS)
+        _wait(group, running, CANCEL_SECONDS)
 
 
-def _wait(running: Running[Any], seconds: float) -> bool:
+def _wait(group: Group, running: Running[Any], seconds: float) -> bool:
+    """Wait until the tasks have ended, and the hosts: Spark may give up a stage while some of its tasks still run."""
     deadline = time.monotonic() + seconds
-    while not running.done and time.monotonic() < deadline:
+    while not (running.done and group.has_ended) and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)
-    return running.done
+    return running.done and group.has_ended
 
 
 def _show(group: Group) -> None:

@@ -98,6 +98,13 @@ def test_when_nothing_is_to_come_there_is_nothing_to_wait_for(group):
     assert group.failure(is_final=True).rank == 0
 
 
+def test_a_group_has_ended_with_its_last_host(group):
+    group.end(0, "exit code 0")
+    assert not group.has_ended
+    group.disconnect(1)
+    assert group.has_ended
+
+
 def test_independent_ranks_may_start_again(clock):
     group = Group(2, together=False, clock=clock)
     assert group.join(0, 1, "a", 0) == ()
