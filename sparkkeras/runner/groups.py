@@ -21,17 +21,14 @@ from sparkkeras.spark.job_errors import interrupts_here
 TICK_SECONDS = 0.05
 """The interval at which the driver shows output and looks how the group is doing."""
 
-STOP_SECONDS = 4.0
-"""How long the hosts have to end their processes, before the driver cancels their tasks."""
+STOP_SECONDS = 4.0, 5.0
+"""How long the hosts have to end their processes before the driver cancels their tasks, and how long the tasks have then."""
 
-INTERRUPT_SECONDS = 2.0
+INTERRUPT_SECONDS = 2.0, 0.8
 """The same after an interrupt (Ctrl-C)."""
 
 EXIT_SECONDS = 10.0
 """How long the processes of ranks have to exit when the results of all have arrived, before they are ended."""
-
-CANCEL_SECONDS = 5.0
-"""How long the driver waits for cancelled tasks."""
 
 StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
@@ -95,12 +92,12 @@ def _watch(group: Group, running: Running[Any], timeout: float | None) -> Worker
         time.sleep(TICK_SECONDS)
 
 
-def _end(group: Group, running: Running[Any], seconds: float) -> None:
-    """Stop the group, and cancel its tasks if they have not ended after this time."""
+def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> None:
+    """Stop the group, and cancel its tasks if they have not ended; see `STOP_SECONDS`."""
     group.stop()
-    if not _wait(group, running, seconds):
+    if not _wait(group, running, seconds[0]):
         running.cancel()
-        _wait(group, running, CANCEL_SECONDS)
+        _wait(group, running, seconds[1])
 
 
 def _wait(group: Group, running: Running[Any], seconds: float) -> bool:

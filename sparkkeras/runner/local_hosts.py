@@ -31,7 +31,7 @@ def start_threads(group: Group, host: Host, gpus: tuple[tuple[str, ...], ...]) -
     inherited = device.worker_environment(cores) if "keras" in sys.modules else {}
 
     def start(main: RankMain, variables: Mapping[str, str]) -> Process:
-        return spawn(main, inherited | variables)
+        return spawn(main, {**inherited, **variables})
 
     def run(rank: int) -> None:
         try:

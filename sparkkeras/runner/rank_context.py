@@ -116,7 +116,7 @@ class RankContext:
         """
         value = _as_numpy(array)
         kind = Kind(ALL_REDUCE, value.dtype.name, value.shape)
-        found = self._exchange(kind, memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+        found = self._exchange(kind, np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return np.frombuffer(found, named_dtype(kind.dtype)).reshape(kind.shape).copy()
 
     def broadcast(self, value: Any) -> Any:

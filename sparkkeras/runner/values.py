@@ -45,10 +45,11 @@ def _dump(value: Any, name: str, arrays: list[pickle.PickleBuffer] | None) -> by
     from pyspark import cloudpickle
 
     try:
-        return cloudpickle.dumps(value, 5, None if arrays is None else arrays.append)
+        data: bytes = cloudpickle.dumps(value, 5, None if arrays is None else arrays.append)
     except Exception as error:
         raise CustomObjectError(
             f"{name} cannot be pickled, since pickling {culprit(value, name)} failed: {type(error).__name__}: {error}. "
             "Return arrays, numbers and strings, or write what cannot be pickled to a file and return its path; of a Keras "
             "model, return model.get_weights()."
         ) from error
+    return data

@@ -32,13 +32,12 @@ def is_alive(pid):
         return False
 
 
-@pytest.fixture(autouse=True)
-def no_stage_is_left(request):
-    yield
-    if "sc" in request.fixturenames:
-        sc = request.getfixturevalue("sc")
-        settle(sc)
-        until(lambda: not sc.statusTracker().getActiveStageIds(), 5)
+@pytest.fixture
+def sc(sc):
+    """The SparkContext, in which no run leaves a stage."""
+    yield sc
+    settle(sc)
+    until(lambda: not sc.statusTracker().getActiveStageIds(), 5)
 
 
 def test_a_function_runs_in_a_process_of_each_rank(sc, capsys):
