@@ -3,7 +3,6 @@
 # ruff: noqa: T201 - ranks print
 
 import contextlib
-import glob
 import os
 import signal
 import subprocess
@@ -33,12 +32,15 @@ def forks(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left():
+def nothing_is_left(monkeypatch, tmp_path_factory):
     """No run leaves a process, a thread, an open file or a temporary folder behind."""
     me = psutil.Process()
+    own = tmp_path_factory.mktemp("temporary")  # other tests run at the same time
+    monkeypatch.setenv("TMPDIR", str(own))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
     def state():
-        folders = set(glob.glob(os.path.join(tempfile.gettempdir(), "sparkkeras-*")))
+        folders = set(own.glob("sparkkeras-*"))
         return me.num_fds(), set(me.children(recursive=True)), threading.active_count(), folders
 
     files, children, threads, folders = state()
