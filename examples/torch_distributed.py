@@ -36,7 +36,7 @@ def train(epochs: int) -> dict[str, Any]:
     torch.distributed.init_process_group("gloo")  # finds the others in MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE
     torch.manual_seed(SEED)
     network = DistributedDataParallel(build())
-    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
     loss_of = torch.nn.CrossEntropyLoss()
     for epoch in range(1, epochs + 1):
         total = 0.0

@@ -136,6 +136,7 @@ def test_independent_ranks_may_be_more_than_slots(sc):
     assert SparkRunner(3, barrier=False).run(lambda: context().rank) == [0, 1, 2]
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_ranks_on_two_executors(sc, spark, tmp_path):
     frame = spark.createDataFrame([(float(row), row) for row in range(10)], "a double, b int")
