@@ -111,6 +111,34 @@ def test_a_killed_worker_ends_the_run_and_its_rank(sc, tmp_path):
     until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))
 
 
+@pytest.mark.soak
+def test_a_stopped_worker_ends_the_run_and_its_rank(sc, tmp_path):
+    def train(folder):
+        (folder / str(os.getpid())).touch()
+        (folder / str(os.getppid())).touch()
+        if context().rank == 1:
+            os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: its worker has sent nothing for 1. seconds"):
+        SparkRunner(2).run(train, tmp_path)
+    assert time.monotonic() - started < 25
+    stopped = [int(path.name) for path in tmp_path.iterdir()]
+    until(lambda: sum(map(is_alive, stopped)) <= 1)  # Spark may keep the worker of rank 0 for other tasks
+
+
+@pytest.mark.soak
+def test_results_of_900_mb(sc):
+    for found in (
+        SparkRunner(1).run(lambda: np.full(110_000_000, 7.0)),
+        SparkRunner(1, local_mode=True).run(lambda: np.full(110_000_000, 7.0)),
+    ):
+        assert found[0].shape == (110_000_000,)
+        assert found[0][-1] == 7
+        del found
+
+
 def test_an_interrupt_ends_ranks_and_job_within_three_seconds(sc, tmp_path):
     interrupted = []
 
