@@ -59,10 +59,10 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
         except BaseException:
             _end(group, running, INTERRUPT_SECONDS)
             raise
+        cause = _error_of(running)
         _end(group, running, STOP_SECONDS)
         _show(group)
         if error is not None:
-            cause = _error_of(running)
             if isinstance(cause, ClusterError) and not isinstance(cause, WorkerError):
                 raise cause  # for instance that the job was cancelled, which ended the workers
             raise error from cause
@@ -116,7 +116,7 @@ def _show(group: Group) -> None:
 
 
 def _error_of(running: Running[Any]) -> BaseException | None:
-    """The error of the tasks, which may say more about a worker that was lost."""
+    """The error of tasks that have ended, which may say more about a worker that was lost."""
     if running.done:
         try:
             running.result()

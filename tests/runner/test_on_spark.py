@@ -160,6 +160,23 @@ def test_an_interrupt_ends_ranks_and_job_within_three_seconds(sc, tmp_path):
     thread.join()
 
 
+def test_a_job_that_the_user_cancels_says_so(sc, tmp_path):
+    def train(folder):
+        (folder / str(os.getpid())).touch()
+        time.sleep(60)
+
+    def cancel():
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        sc.cancelAllJobs()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(ClusterError, match="the Spark job was cancelled"):
+        SparkRunner(2).run(train, tmp_path)
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+    thread.join()
+
+
 def test_independent_ranks_may_be_more_than_slots(sc):
     assert SparkRunner(3, barrier=False).run(lambda: context().rank) == [0, 1, 2]
 
