@@ -32,24 +32,25 @@ def forks(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch, tmp_path_factory):
-    """No run leaves a process, a thread, an open file or a temporary folder behind."""
+def nothing_is_left(tmp_path_factory, monkeypatch):
+    """No run leaves a process, a thread, an open file or a temporary file behind."""
     me = psutil.Process()
-    own = tmp_path_factory.mktemp("temporary")  # other tests run at the same time
-    monkeypatch.setenv("TMPDIR", str(own))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-
-    def state():
-        folders = set(own.glob("sparkkeras-*"))
-        return me.num_fds(), set(me.children(recursive=True)), threading.active_count(), folders
-
-    files, children, threads, folders = state()
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))  # for new processes
+    files, children, threads = me.num_fds(), set(me.children(recursive=True)), threading.active_count()
     yield
-    now = state()
-    assert now[0] <= files
-    assert now[1] <= children
-    assert now[2] <= threads
-    assert now[3] <= folders
+    assert me.num_fds() <= files
+    assert set(me.children(recursive=True)) <= children
+    until(lambda: threading.active_count() <= threads)
+    assert list(folder.iterdir()) == []
+
+
+def until(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it took too long"
+        time.sleep(0.01)
 
 
 def local(ranks=2, **options):
@@ -113,13 +114,6 @@ def test_a_file_travels_where_it_does_not_exist(tmp_path, monkeypatch):
 
 
 # Failures
-
-
-def until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it took too long"
-        time.sleep(0.01)
 
 
 def test_a_failed_rank_ends_the_others_and_its_traceback_is_the_error(forks):
