@@ -76,6 +76,11 @@ def weight_variables(model: keras.Model) -> list[Any]:
     return [weight for first in (True, False) for weight, flag in zip(weights, flags, strict=True) if flag == first]
 
 
+def statistics_variables(model: keras.Model) -> list[Any]:
+    """The weights that training changes without gradients, if at all; they come last in the weight vector."""
+    return [weight for weight, flag in zip(model.weights, trained(model), strict=True) if not flag]
+
+
 def trainable_size(model: keras.Model) -> int:
     """The number of values that training changes, which come first in the weight vector."""
     flags = zip(model.weights, trained(model), strict=True)

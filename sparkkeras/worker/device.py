@@ -10,9 +10,9 @@ import logging
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +300,7 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
         ahead = _read_ahead(pieces, EPOCH_BYTES)
         following = next(pieces, None)
         if following is None:
-            yield _dataset_in_memory(spec, batch_size, concatenate(list(_drained(ahead))))
+            yield _dataset_in_memory(spec, batch_size, concatenate(list(_drained(ahead)) or [spec.zeros(0)]))
             return
         pieces = chain(_drained(ahead), [following], pieces)
     source = _tensorflow_source(spec, batch_size, held_out)
@@ -313,6 +313,49 @@ def feed(spec: BlockSpec, batch_size: int | None, pieces: Iterator[Block], held_
         raise
     finally:
         source.pieces, source.error = iter(()), None
+
+
+def in_step(batches: Any, padding: Block, steps: int) -> Any:
+    """What `feed` returned, followed by copies of ``padding`` until there are ``steps`` batches.
+
+    Each batch comes in a pair with a flag of shape (1,): 1, or 0 for a copy of ``padding``.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        rows = zip(batches, repeat(True))
+        return _flagged(islice(chain(rows, repeat((_in_tuple(_packed(padding)), False))), steps))
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset
+
+    def paired(data: Any, flag: int) -> Any:
+        return dataset.zip((data, dataset.from_tensors(np.full(1, flag, np.float32)).repeat()))
+
+    padded = paired(batches, 1).concatenate(paired(dataset.from_tensors(_packed(padding)).repeat(), 0))
+    return padded.take(steps).with_options(_tensorflow_options())
+
+
+def flagged(batches: Any, flags: Iterator[bool]) -> Any:
+    """What `feed` returned, each batch in a pair with a flag as in `in_step`. A flag is read after its batch."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return _flagged(zip(batches, flags, strict=False))
+    import tensorflow as tf
+
+    def generate() -> Iterator[Any]:
+        return (np.full(1, flag, np.float32) for flag in flags)
+
+    signature = tf.TensorSpec((1,), tf.float32)
+    numbers = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    return tf.data.Dataset.zip((batches, numbers)).with_options(_tensorflow_options())
+
+
+def _flagged(pairs: Iterable[tuple[Any, bool]]) -> Iterator[Any]:
+    """A generator, which Keras expects."""
+    for batch, flag in pairs:
+        yield batch, np.full(1, flag, np.float32)
 
 
 def _transferred(batches: Iterator[Any], target: str) -> Iterator[Any]:

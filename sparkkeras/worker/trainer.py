@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ from sparkkeras.worker.batches import (
     pieces_of,
 )
 from sparkkeras.worker.generators import seed_generators
+from sparkkeras.worker.lockstep import Lockstep
 
 KEPT_STEPS = 3
 """The number of other values of ``steps_per_execution`` for which a model keeps its compiled functions."""
@@ -137,6 +139,7 @@ class LocalTrainer:
         callbacks: Sequence[Any] | None = None,
         exchange: Exchange | None = None,
         held_out: HeldOut | None = None,
+        lockstep: Lockstep | None = None,
     ) -> Replica | None:
         """Train on a range of batches of one epoch.
 
@@ -148,14 +151,18 @@ class LocalTrainer:
             callbacks: Keras callbacks that outlive this call, instead of new copies of those in ``options``.
             exchange: Exchanges weights during training.
             held_out: Validation rows. Their metrics are in the logs, with the prefix ``val_``, also for callbacks.
+            lockstep: Averages gradients with other workers, which call this method at the same time with the same state,
+                epoch, options and kinds of callbacks. If a callback of one stops training, all stop at the end of the epoch.
 
         Returns:
-            The trained model, or ``None`` if the range contains no rows.
+            The trained model, or ``None`` if the range contains no rows. With ``lockstep``, there is always a replica.
         """
         seed = (options.seed, self.context.worker, batch_range.epoch, batch_range.first)
         started = time.perf_counter()
         seed_generators(seed)
         with batches_of_epoch(rows, batch_range, options, self.context.worker, self._check_streamed) as epoch:
+            in_step = None if lockstep is None else lockstep.epoch(epoch, options.batch_size)
+            epoch = in_step or epoch
             if epoch is None:
                 return None
             if callbacks is None:
@@ -168,13 +175,14 @@ class LocalTrainer:
             state.put(model)
             model_state.reseed(model, seed)
             seed_generators((*seed, 1))  # building the model may have drawn numbers
-            end = _end_of_epoch(model, hooked)
+            end = _end_of_epoch(model, hooked, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,
                 self._validating(model, held_out) as validation_batches,
                 _streaming(),
                 explained_errors(model, epoch.spec),
+                nullcontext(batches) if in_step is None else in_step.training(model, batches) as batches,
             ):
                 history = model.fit(
                     batches,
@@ -343,26 +351,34 @@ def _streaming() -> Iterator[None]:
         yield
 
 
-def _end_of_epoch(model: Any, counts: bool) -> Any:
+def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[ModelState, bool]] | None) -> Any:
     """A callback that copies the state at the end of an epoch, before Keras overwrites the weights with moving averages.
 
     Args:
         model: The model.
         counts: Whether to count steps, for which Keras waits after each batch. It does so anyway if there are other batch
             hooks, without which no callback can stop an epoch early.
+        together: Ends the epoch together with other workers: takes whether this worker wants to stop training, and returns
+            the common state, and whether to stop. In the middle of an epoch, no worker can stop.
     """
     import keras
 
     class EndOfEpoch(keras.callbacks.Callback):  # type: ignore[misc]
         state: ModelState
         steps = 0
+        stopped = False
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.state = ModelState.take(model)
+            if together is None:
+                self.state = ModelState.take(model)
+            else:
+                self.state, model.stop_training = together(bool(model.stop_training or self.stopped))
 
     class Counting(EndOfEpoch):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.steps += int(model.steps_per_execution)
+            if together is not None and model.stop_training:
+                self.stopped, model.stop_training = True, False
 
     return Counting() if counts else EndOfEpoch()
 

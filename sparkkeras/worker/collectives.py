@@ -1,0 +1,630 @@
+"""Groups of processes that train in step: the collective operations of each backend, and noticing that a peer is gone.
+
+A process is in one group for its whole life. It is a fork of a process that has only imported the backend, since `join` has
+to come before the first operation. After an error in a group, its processes must end: the backends cannot form the group
+anew.
+
+What the backends listen on is not authenticated (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.errors import ClusterError
+from sparkkeras.weights import Array
+
+Address = tuple[str, int]
+
+HEARTBEAT_SECONDS = 1.0
+"""The interval at which a process checks its peers."""
+
+LOST_SECONDS = 5.0
+"""A peer that has not answered for so long is gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class PeerLostError(ClusterError):
+    """Another process of the group has ended, was stopped, or cannot be reached."""
+
+
+def hold_port(host: str) -> socket.socket:
+    """A socket that is bound to a free port of a host, and keeps the port for the process that will listen on it.
+
+    The process that forks a member of a group keeps it open as long as the member lives.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((host, 0))
+    return held
+
+
+def join(rank: int, addresses: Sequence[Address], held: socket.socket, timeout: float = 60.0) -> Group:
+    """Join a group with the collectives of Keras's current backend, which must not have run any operation.
+
+    Args:
+        rank: The index of this process in the group.
+        addresses: Host and port of each process, by rank, as the others reach it.
+        held: The socket of `hold_port` that is bound to the port of this process.
+        timeout: How long to wait for the others, in seconds.
+
+    Raises:
+        PeerLostError: Some processes did not join. With JAX, this process ends with SIGABRT instead.
+    """
+    import keras
+
+    kinds: dict[str, type[Group]] = {"tensorflow": _TensorFlowGroup, "jax": _JaxGroup, "torch": _TorchGroup}
+    group = kinds[keras.backend.backend()](rank, addresses)
+    if group.size > 1:
+        group.connect(held, timeout)
+    return group
+
+
+class Group(ABC):
+    """Processes that call the same operations in the same order.
+
+    Attributes:
+        rank: The index of this process.
+        addresses: Host and port of each process, by rank.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[Address]) -> None:
+        self.rank, self.addresses = rank, tuple(addresses)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self.addresses)
+
+    def gather(self, array: Array) -> list[Array]:
+        """The arrays of all ranks, which have the same shape and dtype."""
+        array = np.asarray(array)
+        if self.size == 1:
+            return [array]
+        data = array.tobytes()
+        words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)  # a dtype that all backends gather
+        with self.reporting_losses():
+            found = self._gather(words) if len(words) else np.zeros((self.size, 0), np.int32)
+        return [np.frombuffer(row.tobytes()[: len(data)], array.dtype).reshape(array.shape) for row in found]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, which may differ in length."""
+        sizes = [int(size) for size in self.gather(np.array(len(data), np.int32))]
+        rows = self.gather(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def mean(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any, dtype: str | None) -> list[Any]:
+        """The mean of gradients over the ranks, in a training step.
+
+        Args:
+            gradients: The gradients of this rank, some perhaps ``None``.
+            variables: The variables that they are for.
+            weight: The weight of this rank, a float32 scalar; with 0, the gradients do not matter, even if they are not
+                finite. At least one rank has another weight.
+            dtype: The dtype in which gradients travel; ``None``: float32, or float64 for gradients in float64.
+        """
+        from keras import ops
+
+        if self.size == 1:
+            return list(gradients)
+        given = self._complete(gradients, variables)
+        wide = "float64" if any(_dtype(each) == "float64" for each in given if each is not None) else "float32"
+        shapes = [tuple(variable.shape) for variable in variables]
+        sizes = [0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)]
+        pairs = zip(given, sizes, strict=True)
+        vectors = [_flattened(each, size, wide) for each, size in pairs if each is not None]
+        counts = ops.convert_to_tensor(self._counts(gradients), "float32")
+        if dtype is None:
+            summed = self._sum(_weighted(ops.concatenate([*vectors, ops.cast(counts, wide)]), weight))
+            weights = summed[sum(sizes) :]
+            divisor = weights[0]
+        else:
+            # Sums of weights have too few digits in half precision, so gradients are divided by them before they travel.
+            weights = self._sum(_weighted(counts, weight))
+            summed = self._sum(ops.cast(_weighted(ops.concatenate(vectors), weight / weights[0]), dtype))
+            summed, divisor = ops.cast(summed, wide), ops.ones((), wide)
+        ends = itertools.accumulate(sizes)
+        means = [
+            None if each is None else ops.cast(ops.reshape(summed[end - size : end], shape) / divisor, _dtype(each))
+            for each, size, end, shape in zip(given, sizes, ends, shapes, strict=True)
+        ]
+        return self._contributed(means, weights[1:])
+
+    def begin_step(self) -> None:  # noqa: B027 - not every backend needs it
+        """Called at the beginning of a training step, or of its trace."""
+
+    def adopt(self, model: Any) -> None:  # noqa: B027 - not every backend needs it
+        """Prepare a model whose ``train_step`` calls `mean`. Its training is inside of `reporting_losses`."""
+
+    def leave(self) -> None:
+        """Leave the group when all processes have come here."""
+        self.gather(np.zeros((), np.int32))
+
+    @abstractmethod
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        """Connect with the other processes."""
+
+    @abstractmethod
+    def _gather(self, words: Array) -> Array:
+        """The vectors of all ranks, as rows."""
+
+    @abstractmethod
+    def _sum(self, vector: Any) -> Any:
+        """The sum of the vectors of all ranks, in a training step."""
+
+    def _complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+        """The gradients that are sent, at the same places on all ranks."""
+        return gradients
+
+    def _counts(self, gradients: Sequence[Any]) -> list[float]:
+        """What is multiplied by the weight and summed besides gradients: 1, then perhaps which gradients this rank has."""
+        return [1.0]
+
+    def _contributed(self, means: list[Any], presence: Any) -> list[Any]:
+        """The means, without those to which no rank contributed."""
+        return means
+
+    @contextmanager
+    def reporting_losses(self) -> Iterator[None]:
+        """Raise errors of collectives for which a peer is the reason as `PeerLostError`."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, PeerLostError) and (lost := self._reason(error)):
+                raise PeerLostError(lost) from error
+            raise
+
+    def _reason(self, error: Exception) -> str:
+        """What happened to the peers, if this is the reason of an error; otherwise an empty string."""
+        return ""
+
+    def _gone(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(f"{rank} ({_joined(self.addresses[rank])})" for rank in ranks)
+        return (
+            f"the process of rank {named} does not answer: it has ended, is stopped, or is out of memory, or the network is "
+            "interrupted. Look for its own error."
+        )
+
+    def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
+        named = ", ".join(f"{rank} ({_joined(self.addresses[rank])})" for rank in ranks)
+        return PeerLostError(
+            f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or cannot "
+            f"be reached from rank {self.rank} ({_joined(self.addresses[self.rank])}): check that workers may connect to "
+            "each other on any port."
+        )
+
+
+class _TensorFlowGroup(Group):
+    """TensorFlow's collective operations, without a strategy. A thread aborts them when a peer does not answer."""
+
+    _calls = 0
+
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        import tensorflow as tf
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+        from tensorflow.python.eager import context
+
+        os.environ["TF_GRPC_REUSE_PORT"] = "1"  # beside the socket that holds the port
+        self._context = context.context()
+        gpus = bool(tf.config.list_physical_devices("GPU"))
+        self._hint = "nccl" if gpus else "ring"
+        self._context.configure_collective_ops(
+            collective_leader=_task(0), device_filters=(f"/job:worker/task:{self.rank}",), use_nccl_communication=gpus
+        )
+        cluster = tf.train.ClusterSpec({"worker": [_joined(address) for address in self.addresses]})
+        self._context.enable_collective_ops(
+            tensorflow_server_pb2.ServerDef(
+                cluster=cluster.as_cluster_def(),
+                default_session_config=self._context.config,
+                job_name="worker",
+                task_index=self.rank,
+                protocol="grpc",
+            )
+        )
+        self._context.ensure_initialized()
+        self._instances: dict[tuple[int, int, str], int] = {}
+        self._gathers = 0
+        self._lost: list[int] = []
+        self._left = threading.Event()
+        _wait_for(lambda: [rank for rank in self._others if not self._answers(rank)], timeout, self._missing)
+        self.gather(np.zeros((), np.int32))
+        threading.Thread(target=self._watch, name="sparkkeras-peers", daemon=True).start()
+
+    def adopt(self, model: Any) -> None:
+        if model.jit_compile is True and self.size > 1:
+            _log.warning("XLA does not compile collectives: the model %r is trained with jit_compile=False.", model.name)
+        model.jit_compile = model.jit_compile and self.size == 1
+
+    def begin_step(self) -> None:
+        self._calls = 0
+
+    def leave(self) -> None:
+        super().leave()
+        if self.size > 1:
+            self._left.set()
+
+    def _gather(self, words: Array) -> Array:
+        import tensorflow as tf
+
+        self._gathers += 1
+        with tf.device("/device:CPU:0"):
+            found = tf.raw_ops.CollectiveGatherV2(
+                input=tf.constant(words),
+                group_size=self.size,
+                group_key=2,  # its devices are CPUs
+                instance_key=self._gathers,
+                ordering_token=[],
+                communication_hint="ring",
+            )
+        result: Array = found.numpy().reshape(self.size, -1)
+        return result
+
+    def _sum(self, vector: Any) -> Any:
+        import tensorflow as tf
+
+        # Ranks know the vectors that belong together by a key; a key is for vectors of one size.
+        call = (self._calls, int(vector.shape[0]), vector.dtype.name)
+        self._calls += 1
+        return tf.raw_ops.CollectiveReduceV2(
+            input=vector,
+            group_size=self.size,
+            group_key=1,
+            instance_key=self._instances.setdefault(call, len(self._instances) + 1),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint=self._hint,
+        )
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _answers(self, rank: int) -> bool:
+        import tensorflow as tf
+
+        try:
+            self._context.check_collective_ops_peer_health(_task(rank), int(HEARTBEAT_SECONDS * 1000))
+        except tf.errors.OpError:
+            return False
+        return True
+
+    def _watch(self) -> None:
+        """Abort collectives when a peer has not answered for some seconds."""
+        from tensorflow.python.framework import errors
+
+        answered = dict.fromkeys(self._others, time.monotonic())
+        while not self._left.wait(HEARTBEAT_SECONDS):
+            for rank in self._others:
+                if self._answers(rank):
+                    answered[rank] = time.monotonic()
+            self._lost = [rank for rank, when in answered.items() if time.monotonic() - when > LOST_SECONDS]
+            if self._lost and not self._left.is_set():
+                self._context.abort_collective_ops(errors.UNAVAILABLE, self._gone(self._lost))
+                return
+
+    def _reason(self, error: Exception) -> str:
+        import tensorflow as tf
+
+        if not isinstance(error, tf.errors.OpError):
+            return ""
+        lost = self._lost or [rank for rank in self._others if not self._answers(rank)]
+        return self._gone(lost) if lost else ""
+
+
+def _task(rank: int) -> str:
+    return f"/job:worker/replica:0/task:{rank}"
+
+
+class _TorchGroup(Group):
+    """PyTorch's process groups: gloo, and NCCL for gradients on GPUs. Heartbeats go through the store of rank 0."""
+
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        import torch
+
+        distributed = _torch_distributed()
+        store = self._store(held, timeout)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self.addresses[self.rank][0])]
+        options._timeout = _FOREVER  # heartbeats tell a slow peer from one that is gone
+        gloo = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), self.rank, self.size, options)
+        self._host: Any = gloo
+        self._device: Any = gloo
+        if torch.cuda.is_available():
+            on_gpu = distributed.PrefixStore("nccl", store)
+            chosen = distributed.ProcessGroupNCCL.Options()
+            self._device = distributed.ProcessGroupNCCL(on_gpu, self.rank, self.size, chosen)
+
+    def _store(self, held: socket.socket, timeout: float) -> Any:
+        """The store, when all processes have joined. Rank 0 serves it."""
+        distributed = _torch_distributed()
+        host, port = self.addresses[0]
+        serving: dict[str, Any] = {}
+        if self.rank == 0:
+            held.listen()
+            serving = {"is_master": True, "master_listen_fd": os.dup(held.fileno())}
+        wait: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=timeout)}
+        try:
+            store = distributed.TCPStore(host, port, self.size, **serving, **wait)
+            beats = distributed.TCPStore(host, port, self.size, is_master=False, **wait)
+        except RuntimeError as error:  # torch.distributed.DistError
+            raise self._missing([0], timeout) from error
+        store.set(f"joined/{self.rank}", "")
+
+        def missing() -> list[int]:
+            return [rank for rank in range(self.size) if not store.check([f"joined/{rank}"])]
+
+        _wait_for(missing, timeout, self._missing)
+        self._beats = _Beats(beats, self.rank, self.size)
+        return store
+
+    def leave(self) -> None:
+        super().leave()
+        if self.size > 1:
+            self._beats.stop()
+
+    def _gather(self, words: Array) -> Array:
+        import torch
+
+        mine = torch.from_numpy(words.copy())
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(self._host.allgather([found], [mine]))
+        return np.stack([each.numpy() for each in found])
+
+    def _sum(self, vector: Any) -> Any:
+        vector = vector.detach().contiguous()
+        self._wait(self._device.allreduce([vector]))
+        return vector
+
+    def _wait(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(timedelta(seconds=HEARTBEAT_SECONDS))
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise PeerLostError(_unreachable(error)) from error
+                silent = self._beats.silent()
+                if silent:
+                    raise PeerLostError(self._gone(silent)) from None
+
+    def _complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+        """PyTorch has no gradients for what a step did not use, which may depend on the data."""
+        from keras import ops
+
+        pairs = zip(gradients, variables, strict=True)
+        return [ops.zeros(variable.shape, variable.dtype) if each is None else each for each, variable in pairs]
+
+    def _counts(self, gradients: Sequence[Any]) -> list[float]:
+        return [1.0, *(float(each is not None) for each in gradients)]
+
+    def _contributed(self, means: list[Any], presence: Any) -> list[Any]:
+        flags = presence.tolist()
+        return [mean if flag > 0 else None for mean, flag in zip(means, flags, strict=True)]
+
+
+def _torch_distributed() -> Any:
+    """The module, whose declared types lack most of what is used here."""
+    from torch import distributed
+
+    return distributed
+
+
+_FOREVER = timedelta(days=7)
+
+
+class _Beats:
+    """Heartbeats through a store: each process counts up, and notes when it last saw the others' counts change."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank = store, rank
+        now = time.monotonic()
+        self._seen = {other: (b"", now) for other in range(size) if other != rank}
+        self._answered = now
+        self._stopped = threading.Event()
+        store.set(f"beat/{rank}", "0")
+        threading.Thread(target=self._run, name="sparkkeras-heartbeats", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def silent(self) -> list[int]:
+        """The ranks that are gone."""
+        limit = time.monotonic() - LOST_SECONDS
+        if self._answered < limit:  # the store does not answer
+            return [0]
+        return [rank for rank, (_, when) in self._seen.items() if when < limit]
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
+            count += 1
+            try:
+                self._store.set(f"beat/{self._rank}", str(count))
+                for rank, (last, _) in list(self._seen.items()):
+                    beat = self._store.get(f"beat/{rank}")
+                    if beat != last:
+                        self._seen[rank] = beat, time.monotonic()
+            except RuntimeError:  # rank 0 is gone
+                return
+            self._answered = time.monotonic()
+
+
+class _JaxGroup(Group):
+    """JAX's distributed runtime: a step is compiled for one device of each process, with one sum over them.
+
+    The arrays of a step are replicated as far as JAX knows, but differ between processes, also in shape: the programs of
+    the processes need only have the same collectives.
+
+    The coordination service of rank 0 checks the processes. When one is gone, it ends all others with SIGABRT, without an
+    exception; whoever started them has to explain it.
+    """
+
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        jax = _jax()
+        sharding = jax.sharding
+        if not hasattr(jax, "shard_map"):
+            raise ClusterError(f"training in step needs JAX 0.7 or newer, but the workers have {jax.__version__}.")
+        coordinator = _joined(self.addresses[0])
+        self._bind_to_host()
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                self.size,
+                self.rank,
+                cluster_detection_method="deactivate",
+                initialization_timeout=int(timeout),
+                heartbeat_timeout_seconds=int(LOST_SECONDS),
+                shutdown_timeout_seconds=int(LOST_SECONDS),
+                coordinator_bind_address=coordinator,
+            )
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"not all of the {self.size} processes joined the group at {coordinator} within {timeout:.0f} s: "
+                f"{str(error).partition(chr(10))[0]}. Check that workers may connect to each other on any port."
+            ) from error
+        first = {device.process_index: device for device in reversed(jax.devices())}
+        self._mesh = sharding.Mesh(np.array([first[rank] for rank in range(self.size)]), ("ranks",))
+        self._replicated = sharding.NamedSharding(self._mesh, sharding.PartitionSpec())
+        self._gathered = self._compiled(lambda vector: jax.lax.all_gather(vector, "ranks"))
+        with _without_output():  # of gloo
+            self.gather(np.zeros((), np.int32))
+
+    def _bind_to_host(self) -> None:
+        """Have gloo use the interface of this process's address, and not that of the machine's name."""
+        from jax._src import xla_bridge
+
+        runtime: Any = vars(xla_bridge)["_jax"]
+        make, host = runtime.make_gloo_tcp_collectives, self.addresses[self.rank][0]
+        runtime.make_gloo_tcp_collectives = lambda **options: make(**{"hostname": host, **options})
+
+    def adopt(self, model: Any) -> None:
+        if self.size == 1:
+            return
+
+        def make_train_function(force: bool = False) -> None:
+            if model.train_function is None or force:
+                model.train_function = self._train_function(model)
+
+        vars(model)["make_train_function"] = make_train_function
+
+    def _train_function(self, model: Any) -> Callable[[Any, Iterator[Any]], Any]:
+        """Keras's train function of ``steps_per_execution`` steps, for a step over all processes."""
+        step = self._compiled(model.train_step, donate_argnums=0)
+
+        def train(state: Any, batches: Iterator[Any]) -> Any:
+            logs, state = step(state, next(batches))
+            for _ in range(model.steps_per_execution - 1):
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                logs, state = step(state, batch)
+            return logs, state
+
+        return train
+
+    def leave(self) -> None:
+        super().leave()
+        if self.size > 1:
+            _jax().distributed.shutdown()
+
+    def _gather(self, words: Array) -> Array:
+        return np.asarray(self._gathered(words))
+
+    def _sum(self, vector: Any) -> Any:
+        return _jax().lax.psum(vector, "ranks")
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """A function of arrays of this process, compiled for one device of each process."""
+        jax = _jax()
+        everywhere = jax.sharding.PartitionSpec()
+        mapped = jax.shard_map(function, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+        compiled = jax.jit(mapped, **options)
+
+        def shared(value: Any) -> Any:
+            local = value if isinstance(value, jax.Array) else jax.device_put(value, self._mesh.local_devices[0])
+            return jax.make_array_from_single_device_arrays(local.shape, self._replicated, [local])
+
+        def run(*arguments: Any) -> Any:
+            results = compiled(*jax.tree.map(shared, arguments))
+            return jax.tree.map(lambda array: array.addressable_data(0), results)
+
+        return run
+
+    def _reason(self, error: Exception) -> str:
+        return _unreachable(error) if "Gloo" in str(error) else ""
+
+
+def _jax() -> Any:
+    """The module, many of whose functions have no types."""
+    import jax
+
+    return jax
+
+
+def _wait_for(missing: Callable[[], list[int]], timeout: float, error: Callable[[list[int], float], Exception]) -> None:
+    """Wait until no rank is missing."""
+    deadline = time.monotonic() + timeout
+    while ranks := missing():
+        if time.monotonic() > deadline:
+            raise error(ranks, timeout)
+        time.sleep(0.02)
+
+
+def _unreachable(error: Exception) -> str:
+    """The message for a collective that fails without saying which peer is the reason."""
+    reason = str(error).strip().partition("\n")[0]
+    return f"another process of the group has ended, or cannot be reached ({reason}). Look for its own error."
+
+
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Discard what native code writes to standard output."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _joined(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _flattened(gradient: Any, size: int, dtype: str) -> Any:
+    from keras import ops
+
+    return ops.reshape(ops.cast(ops.convert_to_tensor(gradient), dtype), (size,))
+
+
+def _weighted(vector: Any, weight: Any) -> Any:
+    """A vector times a weight; zeros if the weight is 0, even if the vector is not finite."""
+    from keras import ops
+
+    return ops.cond(weight > 0, lambda: vector * ops.cast(weight, vector.dtype), lambda: ops.zeros_like(vector))
+
+
+def _dtype(tensor: Any) -> str:
+    import keras
+
+    return str(keras.backend.standardize_dtype(tensor.dtype))

@@ -1,0 +1,269 @@
+"""Workers in step give the weights of plain Keras on the union of their batches. Three processes run most of the cases."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras.data.block import Block, from_arrays
+from sparkkeras.data.local_dataset import LocalStream
+from sparkkeras.errors import ClusterError, DataError
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.worker.batches import FitOptions
+from tests.conftest import long
+from tests.worker import groups
+
+BATCH = 8
+PLAIN = FitOptions(BATCH, shuffle=False)
+UNEVEN = (41, 0, 20)
+"""The rows of three workers: six steps, none, and three."""
+
+
+@pytest.fixture(scope="module")
+def three():
+    with groups.group_of(3) as processes:
+        yield processes
+
+
+@pytest.fixture
+def rows(digits):
+    """Rows of digits in parts, with weights if asked for."""
+
+    def make(counts=UNEVEN, weighted=False):
+        x, y = digits[0], digits[1].astype(np.int32)
+        weights = np.random.default_rng(1).uniform(0, 3, len(x)).astype(np.float32) if weighted else None
+        starts = np.cumsum((0, *counts))
+        return [
+            from_arrays(x[a:b], y[a:b], None if weights is None else weights[a:b]) for a, b in itertools.pairwise(starts)
+        ]
+
+    return make
+
+
+def dense(name="adam", optimizer=None, layers=(), **compiled):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((64,), name="pixels")
+    hidden = keras.layers.Dense(16, "relu", name="hidden")(inputs)
+    for layer in layers:
+        hidden = layer(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(10, "softmax", name="scores")(hidden), name=name)
+    compiled = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | compiled
+    model.compile(**compiled, optimizer=optimizer or OPTIMIZERS["adam"]())
+    return model
+
+
+def two_by_two(optimizer):
+    """Two inputs, and two outputs of different shapes."""
+    keras.utils.set_random_seed(3)
+    a, b = keras.Input((40,), name="a"), keras.Input((24,), name="b")
+    both = keras.layers.Concatenate(name="both")([keras.layers.Dense(8, "tanh", name="da")(a), b])
+    outputs = [keras.layers.Dense(10, "softmax", name="scores")(both), keras.layers.Dense(3, name="values")(both)]
+    model = keras.Model([a, b], outputs, name="two_by_two")
+    losses = ["sparse_categorical_crossentropy", "mse"]
+    model.compile(optimizer, losses, loss_weights=[1.0, 0.3], metrics=[["accuracy"], ["mae"]])
+    return model
+
+
+def union(blocks, step):
+    """The batches of all workers in a step, as one."""
+    parts = [block[step * BATCH : (step + 1) * BATCH] for block in blocks]
+    columns = zip(*(part.arrays for part in parts), strict=True)
+    return Block(blocks[0].form, tuple(map(np.concatenate, columns)))
+
+
+def plain(model, blocks, epochs=2, class_weight=None):
+    """Plain Keras on the unions; returns the metrics of the last epoch."""
+    for _ in range(epochs):
+        total, rows = {}, 0
+        for step in range(max(-(-block.rows // BATCH) for block in blocks)):
+            batch = union(blocks, step)
+            sides = (batch.x, batch.y, batch.sample_weight)
+            x, y, weight = (list(side) if isinstance(side, tuple) else side for side in sides)
+            model.reset_metrics()
+            logs = model.train_on_batch(x, y, sample_weight=weight, class_weight=class_weight, return_dict=True)
+            total = {name: total.get(name, 0) + float(value) * batch.rows for name, value in logs.items()}
+            rows += batch.rows
+    return {name: value / rows for name, value in total.items()}
+
+
+def trained(processes, model, blocks, options=PLAIN, **more):
+    """The replicas of the last epoch by rank, which are equal to the last bit."""
+    archive, state = ModelArchive.pack(model), ModelState.take(model)
+    size = len(blocks)
+    arguments = [[value] * size for value in (archive, state)]
+    constant = [[value] * size for value in (options, more.pop("epochs", 2), more.pop("gradient_dtype", None))]
+    callbacks = more.pop("callbacks", ((),) * size)
+    found = [replicas[-1] for replicas in processes.run(groups.train, *arguments, blocks, *constant, callbacks)]
+    first = found[0].state
+    for replica in found[1:]:
+        assert np.array_equal(replica.state.weights.vector, first.weights.vector)
+        assert np.array_equal(replica.state.optimizer.vector, first.optimizer.vector)
+    assert not np.array_equal(first.weights.vector, state.weights.vector)
+    return found
+
+
+def difference(replicas, model):
+    """The largest difference from the weights and optimizer variables of a model."""
+    mine, theirs = replicas[0].state, ModelState.take(model)
+    assert [int(each) for each in mine.optimizer.integer_variables] == [
+        int(each) for each in theirs.optimizer.integer_variables
+    ]
+    return max(
+        np.abs(mine.weights.vector - theirs.weights.vector).max(),
+        np.abs(mine.optimizer.vector - theirs.optimizer.vector).max(initial=0),
+    )
+
+
+def schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.8)
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01, use_ema=True),
+    "clipnorm": lambda: keras.optimizers.SGD(schedule(), clipnorm=0.05),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01, clipnorm=0.1), initial_scale=2.0**10, dynamic_growth_steps=3
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("adam", marks=pytest.mark.core),
+        *map(long, ("sgd", "clipnorm", "global_clipnorm", "accumulation", "loss_scale")),
+    ],
+)
+def test_uneven_workers_equal_plain_keras(three, rows, name):
+    model = dense(name, OPTIMIZERS[name]())
+    replicas = trained(three, model, rows())
+    assert [(replica.steps, replica.rows) for replica in replicas] == [(6, 41), (0, 0), (3, 20)]
+    state = metrics.merge(replica.metrics for replica in replicas)
+    expected = plain(model, rows())
+    assert difference(replicas, model) < 1e-5
+    assert metrics.results(model, state) == pytest.approx(expected, abs=1e-5)  # the padding does not count
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("counts", [(41,), (30, 31), (16, 16, 16), (1, 40, 2)])
+def test_all_optimizers_and_numbers_of_workers(rows, name, counts):
+    with groups.group_of(len(counts)) as processes:
+        model = dense(name, OPTIMIZERS[name]())
+        replicas = trained(processes, model, rows(counts))
+        plain(model, rows(counts))
+        assert difference(replicas, model) < 1e-5
+
+
+def test_weights_inputs_and_outputs(three, rows):
+    """Sample weights of several outputs, a scaled loss, a clipped mean, accumulation and a schedule in one."""
+    optimizer = keras.optimizers.SGD(schedule(), clipnorm=0.05, gradient_accumulation_steps=2)
+    model = two_by_two(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10, dynamic_growth_steps=3))
+    blocks = []
+    for block in rows((20, 41, 3), weighted=True):
+        x, y, weight = block.x, block.y, block.sample_weight
+        blocks.append(from_arrays((x[:, :40], x[:, 40:]), (y, x[:, :3] * 2), (weight, weight**2), 2, 2))
+    replicas = trained(three, model, blocks)
+    state = metrics.merge(replica.metrics for replica in replicas)
+    expected = plain(model, blocks)
+    assert difference(replicas, model) < 1e-5
+    found = metrics.results(model, state)
+    for name in ("loss", "scores_accuracy", "values_mae"):  # in graphs, Keras does not weight the losses of outputs by rows
+        assert found[name] == pytest.approx(expected[name], abs=1e-5)
+
+
+@pytest.mark.soak
+def test_class_weights(three, rows):
+    weights = {number: 0.2 + number / 4 for number in range(10)}
+    model = dense()
+    replicas = trained(three, model, rows(), FitOptions(BATCH, shuffle=False, class_weight=weights))
+    plain(model, rows(), class_weight=weights)
+    assert difference(replicas, model) < 1e-5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("steps", [2, 5])
+def test_several_steps_in_an_execution(three, rows, steps):
+    if keras.backend.backend() == "torch":
+        pytest.skip("Keras supports one step only")
+    model = dense(f"executions_{steps}", steps_per_execution=steps)
+    replicas = trained(three, model, rows())
+    plain(model, rows())
+    assert difference(replicas, model) < 1e-5
+
+
+@pytest.mark.soak
+def test_mixed_precision(three, rows):
+    policy = keras.DTypePolicy("mixed_float16")
+    layers = [keras.layers.Dense(16, "relu", name="half", dtype=policy)]
+    model = dense("mixed", OPTIMIZERS["loss_scale"](), layers)
+    replicas = trained(three, model, rows())
+    plain(model, rows())
+    assert difference(replicas, model) < 2e-3
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_travel_in_half_precision(three, rows, dtype):
+    model = dense(f"travel_{dtype}", keras.optimizers.SGD(0.1))
+    replicas = trained(three, model, rows(), gradient_dtype=dtype)
+    plain(model, rows())
+    assert 1e-7 < difference(replicas, model) < {"float16": 5e-4, "bfloat16": 5e-3}[dtype]
+
+
+@pytest.mark.core
+def test_batch_statistics_are_averaged_and_padding_changes_nothing(three, rows):
+    normalization = keras.layers.BatchNormalization(momentum=0.5, trainable=True, name="normalization")
+    frozen = keras.layers.Dense(16, name="frozen", trainable=False)
+    model = dense("statistics", keras.optimizers.SGD(0.0), [frozen, normalization, keras.layers.Dropout(0.5, seed=1)])
+    blocks, kernel = rows(), keras.ops.convert_to_numpy(frozen.kernel).copy()
+    replicas = trained(three, model, blocks, epochs=1)
+    hidden = keras.Model(model.input, normalization.input)
+    means = []
+    for block in (blocks[0], blocks[2]):
+        mean = np.zeros(16, np.float32)
+        for start in range(0, block.rows, BATCH):
+            mean = 0.5 * mean + 0.5 * np.asarray(hidden.predict(block.x[start : start + BATCH], verbose=0)).mean(0)
+        means.append(mean)
+    expected = (41 * means[0] + 20 * means[1]) / 61
+    replicas[0].state.put(model)
+    assert np.allclose(keras.ops.convert_to_numpy(normalization.moving_mean), expected, atol=1e-5)
+    assert np.array_equal(keras.ops.convert_to_numpy(frozen.kernel), kernel)
+    assert replicas[1].metrics
+    assert not any(array.any() for array in replicas[1].metrics)
+
+
+def test_streams_of_different_lengths(three, rows):
+    model = dense()
+    blocks = rows((75, 0, 20))
+    replicas = trained(three, model, [LocalStream(tuple(block.batches(BATCH))) for block in blocks])
+    plain(model, blocks)
+    assert difference(replicas, model) < 1e-5
+    assert [replica.rows for replica in replicas] == [75, 0, 20]
+
+
+def test_a_callback_of_one_worker_stops_all_at_the_end_of_the_epoch(three, rows):
+    callbacks = [(groups.StopAt(stops),) for stops in (False, False, True)]
+    replicas = trained(three, dense(), rows(), epochs=1, callbacks=callbacks)
+    assert [replica.stopped for replica in replicas] == [True, True, True]
+    assert [replica.rows for replica in replicas] == [41, 0, 20]
+
+
+def test_replicas_that_differ_are_an_error(three, rows):
+    with pytest.raises(ClusterError, match=r"workers \[1\] differ from those of worker 0"):
+        trained(three, dense(), rows(), callbacks=((), (groups.Shift(),), ()))
+
+
+def test_rows_that_differ_between_workers_are_an_error(three, rows):
+    blocks = rows()
+    blocks[2] = from_arrays(blocks[2].x, blocks[2].y.astype(np.float32), None)
+    with pytest.raises(DataError, match="the rows of worker 2 differ from those of worker 0: y changes"):
+        trained(three, dense(), blocks)
+    with pytest.raises(DataError, match="no worker has any rows"):
+        trained(three, dense(), rows((0, 0, 0)))
