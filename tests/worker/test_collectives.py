@@ -17,6 +17,8 @@ from sparkkeras.worker.collectives import PeerLostError
 from tests.models import regression
 from tests.worker import groups
 
+pytestmark = pytest.mark.soak  # starts processes that load the backend
+
 
 @pytest.mark.core
 def test_values_of_all_ranks():

@@ -16,6 +16,8 @@ from sparkkeras.worker.batches import FitOptions
 from tests.conftest import long
 from tests.worker import groups
 
+pytestmark = pytest.mark.soak  # starts processes that load the backend
+
 BATCH = 8
 PLAIN = FitOptions(BATCH, shuffle=False)
 UNEVEN = (41, 0, 20)
