@@ -96,8 +96,7 @@ class ValueFile(Generic[R]):
 
     @classmethod
     def write(cls, pickled: Pickled, folder: Path) -> ValueFile[Any]:
-        """Write a value to a new file in a folder, which is created if it does not exist."""
-        folder.mkdir(exist_ok=True)
+        """Write a value to a new file in a folder."""
         path = folder / uuid.uuid4().hex
         with path.open("wb") as file:
             file.writelines(pickled.parts)

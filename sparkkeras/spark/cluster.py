@@ -174,8 +174,12 @@ class Cluster:
 
     @contextmanager
     def shared_folder(self) -> Iterator[Path]:
-        """The path of a folder for files of driver and workers on this machine; it is removed with its files in the end."""
+        """The path of a folder for files of driver and workers on this machine; it is removed with its files in the end.
+
+        Tasks of a failed job that still run then cannot write to it.
+        """
         folder = Path(self.context._temp_dir) / f"values-{uuid.uuid4().hex}"
+        folder.mkdir()
         try:
             yield folder
         finally:
