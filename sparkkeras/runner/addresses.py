@@ -31,7 +31,9 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def local_rank(rank: int, addresses: Sequence[str]) -> int:
-    """The number of lower ranks on the same machine."""
+    """The number of lower ranks on the same machine; 0 without addresses."""
+    if not addresses:
+        return 0
     hosts = [address.rpartition(":")[0] for address in addresses]
     return hosts[:rank].count(hosts[rank])
 

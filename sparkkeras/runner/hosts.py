@@ -13,10 +13,10 @@ from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows, Shared
 from sparkkeras.data.files import Handle
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.addresses import environment, local_rank, reserve_port
+from sparkkeras.runner.addresses import environment, reserve_port
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import RankMain, Work
+from sparkkeras.runner.rank import RankMain, Seat, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 
 BEAT_SECONDS = 0.5
@@ -32,25 +32,6 @@ _MAX_LINES = 500
 
 Start = Callable[[RankMain, Mapping[str, str]], Process]
 """Starts a process: `sparkkeras.runner.processes.fork` or ``spawn``."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a rank runs.
-
-    Attributes:
-        rank: The rank.
-        attempt: The attempt of Spark at it.
-        host: The name or IP address of this machine, for the other ranks.
-        cores: The number of CPU cores for the rank.
-        accelerators: The addresses of its GPUs.
-    """
-
-    rank: int
-    attempt: int
-    host: str
-    cores: int
-    accelerators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,19 +74,7 @@ class Host:
                 addresses = client.join(seat.host, port)
             except GroupStoppedError:
                 return
-            main = RankMain(
-                work=work,
-                driver=self.driver,
-                attempt=seat.attempt,
-                rank=seat.rank,
-                world_size=self.world_size,
-                local_rank=local_rank(seat.rank, addresses) if addresses else 0,
-                cores=seat.cores,
-                accelerators=seat.accelerators,
-                addresses=addresses,
-                handle=handle,
-                rows=self.rows,
-            )
+            main = RankMain(work, self.driver, seat, self.world_size, addresses, handle, self.rows)
             variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)

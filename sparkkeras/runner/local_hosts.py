@@ -12,9 +12,9 @@ from sparkkeras.data.dataset import Running
 from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.runner.group import Group
-from sparkkeras.runner.hosts import Host, Seat
+from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
-from sparkkeras.runner.rank import RankMain
+from sparkkeras.runner.rank import RankMain, Seat
 from sparkkeras.worker import device
 
 

@@ -18,6 +18,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import rank_context
+from sparkkeras.runner.addresses import local_rank
 from sparkkeras.runner.rank_context import RankContext
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
 from sparkkeras.runner.values import pack_parts
@@ -107,51 +108,50 @@ class Script:
 
 
 @dataclass(frozen=True)
+class Seat:
+    """Where a rank runs.
+
+    Attributes:
+        rank: The rank.
+        attempt: The attempt of Spark at it.
+        host: The name or IP address of this machine, for the other ranks.
+        cores: The number of CPU cores for the rank.
+        accelerators: The addresses of its GPUs.
+    """
+
+    rank: int
+    attempt: int
+    host: str
+    cores: int
+    accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankMain:
     """The main function of the process of a rank.
 
     Attributes:
         work: What the rank does.
         driver: The address of the driver.
-        attempt: The attempt of Spark at the rank.
-        rank: The rank; this and the next five as in `RankContext`.
+        seat: The rank, and where it runs.
         world_size: The number of ranks.
-        local_rank: The number of lower ranks on the same machine.
-        cores: The number of CPU cores.
-        accelerators: The addresses of the GPUs.
-        addresses: The addresses of all ranks.
+        addresses: The address of each rank; empty for ranks that do not know each other.
         handle: The rows of the rank; ``None`` if it has none.
         rows: The number of rows of each rank; ``None``: the run has no data.
     """
 
     work: Work
     driver: Address
-    attempt: int
-    rank: int
+    seat: Seat
     world_size: int
-    local_rank: int
-    cores: int
-    accelerators: tuple[str, ...]
     addresses: tuple[str, ...]
     handle: Handle | None
     rows: tuple[int, ...] | None
 
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
-        with RankClient(self.driver, self.rank, self.attempt) as client:
-            rank_context.enter(
-                RankContext(
-                    self.rank,
-                    self.world_size,
-                    self.local_rank,
-                    self.cores,
-                    self.accelerators,
-                    self.addresses,
-                    client,
-                    None if self.handle is None else self.handle.open(),
-                    self.rows,
-                )
-            )
+        with RankClient(self.driver, self.seat.rank, self.seat.attempt) as client:
+            rank_context.enter(self._context(client))
             client.start()
             try:
                 client.finish(self._result())
@@ -159,6 +159,13 @@ class RankMain:
                 client.fail(_in_one_line(error), _traceback(error))
                 return 1
         return 0
+
+    def _context(self, client: RankClient) -> RankContext:
+        seat, block = self.seat, None if self.handle is None else self.handle.open()
+        place = local_rank(seat.rank, self.addresses)
+        return RankContext(
+            seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.rows
+        )
 
     def _result(self) -> list[memoryview]:
         """The pickled result of the work."""
@@ -168,11 +175,12 @@ class RankMain:
             if exit_.code not in (None, 0):
                 raise
             result = None
-        parts = pack_parts(result, f"the result of rank {self.rank}")
+        name = f"the result of rank {self.seat.rank}"
+        parts = pack_parts(result, name)
         size = sum(part.nbytes for part in parts)
         if size > VALUE_BYTES:
             raise ValueError(
-                f"the result of rank {self.rank} has {size / 1e9:.1f} GB, and at most {VALUE_BYTES / 1e9:.1f} GB can be "
+                f"{name} has {size / 1e9:.1f} GB, and at most {VALUE_BYTES / 1e9:.1f} GB can be "
                 "sent to the driver: write it to a file system that both reach, and return its path."
             )
         return parts

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sparkkeras.data.dataset import Running
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
-from sparkkeras.runner.hosts import Host, Seat
+from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import fork, spawn
+from sparkkeras.runner.rank import Seat
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.slots import slots_of
