@@ -10,7 +10,6 @@ digits come with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from surroundings import hushed, start_spark
@@ -18,14 +17,10 @@ from surroundings import hushed, start_spark
 with hushed():
     import keras
     import numpy as np
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    from digits import BATCH_SIZE, SEED, command_line, print_accuracy, same, split_digits
 
     from sparkkeras import SparkRunner
     from sparkkeras.runner import context
-
-SEED = 7
-BATCH_SIZE = 32
 
 
 def train(epochs: int) -> list[Any]:
@@ -66,29 +61,15 @@ def train(epochs: int) -> list[Any]:
 
 @hushed()
 def main() -> None:
-    options = command_line()
-    print(f"Starting Spark on {options.master} ...")
+    options = command_line("Train a digit classifier under MultiWorkerMirroredStrategy on Spark.", epochs=10)
     spark = start_spark(options.master)
-    x, y = load_digits(return_X_y=True)
-    x_train, x_test, y_train, y_test = train_test_split(
-        (x / 16).astype(np.float32), y, test_size=0.25, stratify=y, random_state=SEED
-    )
+    x_train, x_test, y_train, y_test = split_digits()
     weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))
     spark.stop()
 
-    assert all(np.array_equal(one, other) for each in weights for one, other in zip(weights[0], each, strict=True))
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-    model.set_weights(weights[0])
-    accuracy = np.mean(model.predict(x_test, verbose=0).argmax(1) == y_test)
-    print(f"Accuracy    {accuracy:.1%} of {len(y_test)} test digits, trained by {len(weights)} ranks")
-
-
-def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a digit classifier under MultiWorkerMirroredStrategy on Spark.")
-    parser.add_argument("--epochs", type=int, metavar="N", default=10, help="training epochs (default: %(default)s)")
-    parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes that train (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    model.set_weights(same(weights))
+    print_accuracy(model.predict(x_test, verbose=0), y_test, len(weights))
 
 
 if __name__ == "__main__":

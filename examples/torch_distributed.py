@@ -10,24 +10,18 @@ come with scikit-learn: nothing is downloaded.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from surroundings import hushed, start_spark
 
 with hushed():
-    import numpy as np
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    from digits import BATCH_SIZE, SEED, command_line, print_accuracy, same, split_digits
 
     from sparkkeras import SparkRunner
     from sparkkeras.runner import context
 
-SEED = 7
-BATCH_SIZE = 32
 
-
-def train(epochs: int) -> dict[str, Any]:
+def train(epochs: int) -> list[Any]:
     """Train on the rows of this rank, together with the other ranks; returns the weights, the same on all of them."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -51,7 +45,7 @@ def train(epochs: int) -> dict[str, Any]:
         if ranks.rank == 0:
             ranks.report(epoch, {"loss": sums[0] / sums[1]})
     torch.distributed.destroy_process_group()
-    return {name: value.numpy() for name, value in network.module.state_dict().items()}
+    return [value.numpy() for value in network.module.state_dict().values()]
 
 
 def build() -> Any:
@@ -62,31 +56,17 @@ def build() -> Any:
 
 @hushed()
 def main() -> None:
-    options = command_line()
-    print(f"Starting Spark on {options.master} ...")
+    options = command_line("Train a digit classifier with DistributedDataParallel on Spark.", epochs=20)
     spark = start_spark(options.master)
-    x, y = load_digits(return_X_y=True)
-    x_train, x_test, y_train, y_test = train_test_split(
-        (x / 16).astype(np.float32), y, test_size=0.25, stratify=y, random_state=SEED
-    )
-    states = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))
+    x_train, x_test, y_train, y_test = split_digits()
+    weights = SparkRunner(options.workers).run(train, options.epochs, data=(x_train, y_train))
     spark.stop()
 
     import torch
 
-    assert all(np.array_equal(state[name], states[0][name]) for state in states for name in state)
     network = build()
-    network.load_state_dict({name: torch.from_numpy(value) for name, value in states[0].items()})
-    accuracy = np.mean(network(torch.from_numpy(x_test)).argmax(1).numpy() == y_test)
-    print(f"Accuracy    {accuracy:.1%} of {len(y_test)} test digits, trained by {len(states)} ranks")
-
-
-def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a digit classifier with DistributedDataParallel on Spark.")
-    parser.add_argument("--epochs", type=int, metavar="N", default=20, help="training epochs (default: %(default)s)")
-    parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes that train (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="Spark master URL (default: %(default)s)")
-    return parser.parse_args()
+    network.load_state_dict(dict(zip(network.state_dict(), map(torch.from_numpy, same(weights)), strict=True)))
+    print_accuracy(network(torch.from_numpy(x_test)).detach().numpy(), y_test, len(weights))
 
 
 if __name__ == "__main__":

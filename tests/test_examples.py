@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long
 from tests.processes import clean_environment
 from tests.scripts import ROOT, SECONDS, Script, run_scripts
 
@@ -70,14 +71,34 @@ CASES = {
         r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
         [],
     ),
+    "jax_distributed.py": (
+        ["--epochs", "4"],
+        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
+        [],
+    ),
+    "keras_data_parallel.py": (
+        ["--epochs", "4"],
+        r"\[0\] epoch 4  loss: [01]\.\d.*Accuracy +[89]\d\.\d% of 450 test digits, trained by 2 ranks",
+        [],
+    ),
+    "keras_model_parallel.py": (
+        ["--epochs", "4"],
+        r"epoch 4  loss: [01]\.\d.*Weights +38,410, of which a rank had 19,210.*Accuracy +[89]\d\.\d% of 450 test digits",
+        [],
+    ),
     "connect.py": (["--epochs", "2"], r"through pyspark\.sql\.connect.*Accuracy +\d+\.\d% of 450 test digits", []),
 }
 """For each example: its arguments, a pattern of its output, and files in its output folder."""
 
+ALONE = ("connect.py", "keras_data_parallel.py", "keras_model_parallel.py")
+"""Examples that need a process of their own, for their kind of session or their backend. The last two are soak tests."""
+
+SHARED = {"surroundings.py", "digits.py"}
+
 
 @pytest.fixture(scope="module")
 def ran(request, tmp_path_factory):
-    """The results of the selected examples. Examples without Connect share a process."""
+    """The results of the selected examples, which share a process where they can."""
     names = [item.callspec.params["name"] for item in request.session.items if item.originalname == "test_an_example_runs"]
     names = [name for name in names if name != "torch_distributed.py" or find_spec("torch")]
     scripts = {
@@ -86,17 +107,18 @@ def ran(request, tmp_path_factory):
     environment = clean_environment()
     del environment["PYSPARK_PYTHON"]  # examples set it themselves
     found = {}
-    for together in ([name for name in names if name != "connect.py"], [name for name in names if name == "connect.py"]):
+    for together in ([name for name in names if name not in ALONE], *([name] for name in names if name in ALONE)):
         if together:
-            if together == ["connect.py"]:
-                environment["SPARK_TESTING"] = "1"  # starts the Connect server on any free port
-            found |= zip(together, run_scripts([scripts[name] for name in together], environment), strict=True)
+            # The setting starts the Connect server on any free port.
+            settings = {"SPARK_TESTING": "1"} if together == ["connect.py"] else {}
+            done = run_scripts([scripts[name] for name in together], environment | settings)
+            found |= zip(together, done, strict=True)
     return {name: (scripts[name].folder, done) for name, done in found.items()}
 
 
 @pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [long(name) if name in ALONE[1:] else name for name in CASES])
 def test_an_example_runs(name, ran):
     if name not in ran:
         pytest.skip("needs PyTorch")
@@ -112,11 +134,13 @@ def test_an_example_runs(name, ran):
 
 
 def test_all_examples_are_run():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*CASES, "surroundings.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*CASES, *SHARED}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_docstrings_list_all_options(name):
     source = (EXAMPLES / name).read_text()
     usage = source.split("::\n\n", 1)[1].split("\n\n")[0]
+    if "from digits import" in source:
+        source += (EXAMPLES / "digits.py").read_text()
     assert set(re.findall(r"--[a-z-]+", usage)) == set(re.findall(r'"(--[a-z-]+)"', source))
