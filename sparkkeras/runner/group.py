@@ -21,6 +21,8 @@ RECONNECT_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
 """How long after the first failure others count: the ranks that miss a dead one may report before its own worker does."""
 
+_LOST = "its worker died, or lost the connection to the driver"
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -124,11 +126,13 @@ class Group:
         with self._lock:
             state = self._ranks[rank]
             if state.attempt != attempt:
+                if self.together and state.attempt is not None:
+                    self._add_restarted(rank)
                 state = self._ranks[rank] = _Rank(attempt, host, port)
             self._hear(state)
             if not self.together:
                 return ()
-            if any(each.attempt is None for each in self._ranks):
+            if self._failures.found or any(each.attempt is None for each in self._ranks):
                 return None
             return tuple(host_and_port(each.host, each.port) for each in self._ranks)
 
@@ -280,10 +284,17 @@ class Group:
             if state.attempt is None or state.has_ended or self._has_failed(rank):
                 continue
             if state.disconnected is not None and now >= state.disconnected + patience:
-                self._add(Failure(rank, "its worker died, or lost the connection to the driver", is_death=True))
+                self._add(Failure(rank, _LOST, is_death=True))
             elif now >= state.heard + SILENT_SECONDS:
                 silent = counted(round(now - state.heard), "second")
                 self._add(Failure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True))
+
+    def _add_restarted(self, rank: int) -> None:
+        """Add the rank whose worker was lost first, since Spark has started all ranks again: what they did is lost."""
+        if self._is_stopping or self._failures.found:
+            return
+        gone = {each: state.disconnected for each, state in enumerate(self._ranks) if state.disconnected is not None}
+        self._add(Failure(min(gone, key=gone.__getitem__, default=rank), _LOST, is_death=True))
 
     def _add(self, failure: Failure) -> None:
         if not self._failures.found:

@@ -82,6 +82,17 @@ def test_a_lost_connection_may_come_back(group, clock):
     assert "its worker died" in group.failure().error
 
 
+def test_ranks_that_spark_starts_again_have_failed_and_do_not_run_twice(group, clock):
+    group.disconnect(1)
+    clock.now += 0.5
+    group.disconnect(0)
+    assert group.join(0, 9, "a", 3) is None
+    assert group.join(1, 10, "b", 4) is None
+    assert group.join(0, 9, "a", 3) is None
+    clock.now += group_module.SETTLE_SECONDS
+    assert group.failure() == Failure(1, "its worker died, or lost the connection to the driver", is_death=True)
+
+
 def test_a_silent_worker_is_lost(group, clock):
     clock.now += group_module.SILENT_SECONDS
     group.beat(0)

@@ -1,0 +1,83 @@
+"""`SparkRunner` on a standalone cluster with two executors, from a driver process; executors that are killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras import SparkRunner, WorkerError
+from sparkkeras.runner import context
+from tests.integration.standalone import HOSTS, Standalone
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def standalone(contexts, tmp_path_factory):
+    """A standalone Spark with two workers; stops this session's context first."""
+    contexts.stop()
+    with Standalone(tmp_path_factory.mktemp("standalone")) as standalone:
+        yield standalone
+
+
+# Functions that run in the driver process
+
+
+def run_ranks(sc, folder):
+    from pyspark.sql import SparkSession
+
+    frame = SparkSession(sc).createDataFrame([(float(row), row) for row in range(10)], "a double, b int")
+
+    def train():
+        ranks = context()
+        labels = [int(value) for _, part in ranks.batches(3) for value in np.ravel(part)]
+        return ranks.local_rank, list(ranks.addresses), labels, float(ranks.all_reduce(sum(labels)))
+
+    found = SparkRunner(2).run(train, data=frame, features="a", label="b")
+    script = Path(folder) / "train.py"
+    script.write_text("from sparkkeras.runner import context\nassert context().all_reduce(1) == 2")
+    SparkRunner(2).run(script)
+    return found
+
+
+def kill_executor(sc, folder):
+    def train(folder):
+        (Path(folder) / str(os.getpid())).touch()
+        context().barrier()
+        if context().rank == 1:
+            executor = next(each for each in psutil.Process().parents() if "java" in each.name())
+            executor.send_signal(signal.SIGKILL)
+        time.sleep(120)
+
+    started = time.monotonic()
+    try:
+        SparkRunner(2).run(train, folder)
+    except WorkerError as error:
+        message = str(error)
+    seconds = time.monotonic() - started
+    time.sleep(10)  # Spark starts a new executor, and must not start ranks there
+    return {"message": message, "seconds": seconds, "again": SparkRunner(2).run(lambda: context().rank)}
+
+
+def test_ranks_run_on_both_executors(standalone, tmp_path):
+    found = standalone.run(run_ranks, {}, folder=str(tmp_path))
+    local_ranks, addresses, labels, totals = zip(*found, strict=True)
+    assert local_ranks == (0, 0)
+    assert sorted(address.partition(":")[0] for address in addresses[0]) == sorted(HOSTS)
+    assert sorted(labels[0] + labels[1]) == list(range(10))
+    assert totals == (45, 45)
+
+
+def test_a_killed_executor_ends_the_run_and_all_ranks(standalone, tmp_path):
+    found = standalone.run(kill_executor, {}, folder=str(tmp_path))
+    assert "rank 1 of 2" in found["message"]
+    assert "its worker died" in found["message"]
+    assert found["seconds"] < 30
+    assert found["again"] == [0, 1]
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2  # no rank has run twice
+    assert not any(psutil.pid_exists(pid) for pid in pids)
