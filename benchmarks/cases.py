@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -344,6 +345,66 @@ def elephas(effort: Effort) -> Samples:
             for name, seconds in turn.items():
                 samples.setdefault(name, []).append(seconds)
     return samples
+
+
+@benchmark(
+    Metric("SparkRunner call -> result of DDP, 300 steps, against TorchDistributor", "call", "their_call", 1.0),
+    Metric("step of DDP under SparkRunner, against TorchDistributor", "step", "their_step", 1.1),
+    backend="torch",
+    missing=functools.partial(_missing, "torch"),
+)
+def runner(effort: Effort) -> Samples:
+    """The same training function of PyTorch's DistributedDataParallel, started by SparkRunner and by TorchDistributor."""
+    from contestants import WORKERS, spark
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    from sparkkeras import SparkRunner
+
+    steps, train = max(20, effort.rows(300)), _ddp()
+    samples: Samples = {}
+    with spark():
+        theirs = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
+        calls = {
+            "their_": lambda: theirs.run(train, steps, data.BATCH_SIZE),
+            "": lambda: SparkRunner(WORKERS).run(train, steps, data.BATCH_SIZE)[0],
+        }
+        for call in calls.values():
+            call()
+        for _ in range(effort.turns):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                seconds = call()
+                _add(samples, name, {"call": [time.perf_counter() - started], "step": seconds})
+    return samples
+
+
+def _ddp() -> Callable[[int, int], list[float]]:
+    """Return a training function. It is nested so that it is pickled: workers cannot import this file."""
+
+    def train(steps: int, batch_size: int) -> list[float]:
+        """Train an MLP on random rows; return the seconds of each step of this rank, without the first ones."""
+        import time
+
+        import torch
+        from torch.nn import Linear, ReLU, Sequential
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.distributed.init_process_group("gloo")
+        torch.set_num_threads(1)
+        network = DistributedDataParallel(Sequential(Linear(784, 128), ReLU(), Linear(128, 128), ReLU(), Linear(128, 10)))
+        optimizer, loss_of = torch.optim.Adam(network.parameters()), torch.nn.CrossEntropyLoss()
+        x, y = torch.rand(batch_size, 784), torch.randint(10, (batch_size,))
+        seconds = []
+        for _ in range(steps):
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss_of(network(x), y).backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - started)
+        torch.distributed.destroy_process_group()
+        return seconds[10:]
+
+    return train
 
 
 LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000
