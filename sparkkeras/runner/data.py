@@ -9,24 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike
-from sparkkeras.data.dataset import Rows, driver_dataset
+from sparkkeras.data.dataset import DriverDataset, Rows
 from sparkkeras.data.files import Handle
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
-from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.errors import ConfigurationError, DataError, counted
 from sparkkeras.sources.arrays import even_slices
+from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.frame import Columns, is_frame
 from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_function, is_rdd
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.worker.device import forking_environment
-
-if TYPE_CHECKING:
-    from pyspark import RDD
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,13 @@ class Parts:
     Attributes:
         rows: Those of each rank, which its worker can open; ``None``: the partitions of ``handles`` have them.
         counts: Their numbers.
-        handles: An RDD with the handle of each rank, which Spark runs where the files are; ``None``: any worker can open the
-            rows.
+        handles: An RDD (with Spark Connect, a DataFrame) of the handle of each rank, which Spark runs where the files are;
+            ``None``: any worker can open the rows.
     """
 
     rows: tuple[Rows, ...] | None
     counts: tuple[int, ...]
-    handles: RDD[Handle] | None = None
+    handles: Any = None
 
     @classmethod
     def of(cls, rows: tuple[Rows, ...], counts: tuple[int, ...], ranks: int) -> Parts:
@@ -86,21 +84,31 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
     Args:
         source: The rows.
         ranks: The number of ranks.
-        everywhere: Whether all workers must be able to open all rows, which pass through the driver for that. Otherwise they
-            stay on the workers that have read them.
+        everywhere: Whether all workers must be able to open all rows, which pass through the driver for that. Otherwise, and
+            with Spark Connect, they stay on the workers that have read them.
 
     Raises:
         DataError: The rows are malformed, or there are none.
         ConfigurationError: They are too large to be sent to the workers.
     """
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
-        here = driver_dataset(stored, "SparkRunner needs a SparkContext, which Spark Connect does not have.")
+        if isinstance(stored, StoredRemoteDataset):
+            yield _on_connect(stored, ranks)
+            return
+        assert isinstance(stored, DriverDataset)
         if isinstance(stored, StoredSparkDataset) and source.on_cluster and not (everywhere or stored.cluster.is_local):
             counts = tuple(handle.rows or 0 for handle in stored.handles)
             yield replace(Parts.of((), counts, len(counts)), rows=None, handles=stored.handle_rdd)
             return
-        with here.everywhere() as rows:
+        with stored.everywhere() as rows:
             yield Parts.of(rows, tuple(handle.rows or 0 for handle in stored.handles), ranks)
+
+
+def _on_connect(stored: StoredRemoteDataset, ranks: int) -> Parts:
+    counts = tuple(handle.rows or 0 for handle in stored.handles)
+    if len(counts) < ranks:
+        raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
+    return replace(Parts.of((), counts, ranks), rows=None, handles=stored.handle_frame)
 
 
 @contextmanager

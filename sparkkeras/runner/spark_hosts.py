@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkkeras.data.dataset import Running
+from sparkkeras.data.dataset import Running, TaskContext
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.hosts import Host
@@ -51,10 +51,23 @@ class RankTask:
             device.prepare_to_fork(context.cores)
             if not device.is_uninitialized():
                 raise ClusterError("a worker for SparkRunner has used the Keras backend, so it cannot fork processes.")
-        name = "127.0.0.1" if self.is_local else _host_of(rank, self.host.together)
-        accelerators = context.accelerators if self.use_gpu else ()
-        self.host.run(Seat(rank, context.attempt, name, context.cores, accelerators), fork if forks else spawn, handle)
+        seat = seat_of(context, self.host.together, self.use_gpu)
+        if self.is_local:
+            seat = replace(seat, host="127.0.0.1")
+        self.host.run(seat, fork if forks else spawn, handle)
         return iter(())
+
+
+def seat_of(context: TaskContext, together: bool, use_gpu: bool) -> Seat:
+    """Where the rank of a task runs.
+
+    Args:
+        context: The task.
+        together: Whether all ranks run at the same time.
+        use_gpu: Whether the rank may use the GPUs of the task.
+    """
+    accelerators = context.accelerators if use_gpu else ()
+    return Seat(context.worker, context.attempt, _host_of(context.worker, together), context.cores, accelerators)
 
 
 def _host_of(rank: int, together: bool) -> str:
@@ -82,16 +95,16 @@ def start_tasks(cluster: Cluster, task: RankTask, gpus_per_worker: int | None, h
     with cluster.training_workers():
         mapped = (ranks.barrier() if task.host.together else ranks).mapPartitionsWithIndex(task)
         if gpus_per_worker is not None:
-            mapped = mapped.withResources(_profile(cluster, gpus_per_worker))
+            mapped = mapped.withResources(gpu_profile(cluster.task_cores, gpus_per_worker))
         _ = mapped._jrdd
     return cluster.background(lambda: cluster.collect(mapped))
 
 
-def _profile(cluster: Cluster, gpus: int) -> Any:
-    """A resource profile of tasks with this number of GPUs."""
+def gpu_profile(cores: int, gpus: int) -> Any:
+    """A resource profile of tasks with this number of CPU cores and GPUs."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-    requests = TaskResourceRequests().cpus(cluster.task_cores).resource("gpu", gpus)
+    requests = TaskResourceRequests().cpus(cores).resource("gpu", gpus)
     return ResourceProfileBuilder().require(requests).build
 
 
@@ -101,22 +114,13 @@ def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> 
     Raises:
         ConfigurationError: Spark has too few slots, or uses dynamic allocation.
     """
-    if str(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
-        raise ConfigurationError(
-            "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
-            "when the session starts, or use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
-        )
+    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"))
     if gpus_per_worker is not None:
         return  # Spark checks the slots of a resource profile itself
     deadline = time.monotonic() + (0 if cluster.is_local else REGISTER_SECONDS)
     while (slots := slots_of(cluster.context)) < ranks:
         if time.monotonic() >= deadline:
-            raise ConfigurationError(
-                f"num_workers={ranks}, but Spark has {counted(slots, 'slot')} ({_master(cluster)}), and all ranks run at "
-                f"the same time. Use num_workers={slots} or less, give Spark more cores (for instance the master "
-                f"local[{ranks}]) or a smaller spark.task.cpus, or run the ranks on the driver's machine: "
-                f"SparkRunner({ranks}, local_mode=True)."
-            )
+            raise too_few_slots(ranks, slots, str(cluster.context.master))
         time.sleep(0.1)
 
 
@@ -126,12 +130,40 @@ def check_gpus(cluster: Cluster) -> None:
     Raises:
         ConfigurationError: ``spark.task.resource.gpu.amount`` is not set.
     """
-    if float(cluster.context.getConf().get("spark.task.resource.gpu.amount", "0") or 0) <= 0:
+    reject_without_gpus(cluster.context.getConf().get("spark.task.resource.gpu.amount", "0"))
+
+
+def reject_dynamic_allocation(enabled: str | None) -> None:
+    """Reject the setting ``spark.dynamicAllocation.enabled`` if it is true.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    if str(enabled).lower() == "true":
+        raise ConfigurationError(
+            "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
+            "when the session starts, or use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
+        )
+
+
+def reject_without_gpus(amount: str | None) -> None:
+    """Reject the setting ``spark.task.resource.gpu.amount`` if it is 0.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    if float(amount or 0) <= 0:
         raise ConfigurationError(
             "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
             "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
         )
 
 
-def _master(cluster: Cluster) -> str:
-    return f"master {cluster.context.master!r}"
+def too_few_slots(ranks: int, slots: int, master: str) -> ConfigurationError:
+    """The error for more ranks than slots."""
+    return ConfigurationError(
+        f"num_workers={ranks}, but Spark has {counted(slots, 'slot')} (master {master!r}), and all ranks run at "
+        f"the same time. Use num_workers={slots} or less, give Spark more cores (for instance the master "
+        f"local[{ranks}]) or a smaller spark.task.cpus, or run the ranks on the driver's machine: "
+        f"SparkRunner({ranks}, local_mode=True)."
+    )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
 from sparkkeras.data.block import describe
@@ -17,17 +17,21 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import data as data_of_ranks
+from sparkkeras.runner.connect_hosts import check_settings, client_address, start_query
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, StartHosts, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.local_hosts import gpus_of_ranks, start_threads
 from sparkkeras.runner.rank import FunctionCall, Script, Work
-from sparkkeras.runner.spark_hosts import RankTask, check_barrier, check_gpus, start_tasks
+from sparkkeras.runner.spark_hosts import RankTask, check_barrier, check_gpus, gpu_profile, start_tasks
 from sparkkeras.sources.frame import Columns
-from sparkkeras.sources.source import Source
+from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import active_remote_session
+from sparkkeras.spark.connect import RemoteCluster, active_remote_session
 from sparkkeras.worker.device import forking_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class SparkRunner:
@@ -133,7 +137,13 @@ class SparkRunner:
 
     def _run(self, work: Work, source: Source | None, timeout: float | None, everywhere: bool = False) -> list[Any]:
         group = Group(self.num_workers, together=self.barrier)
-        hosts = self._on_driver(group, work, source) if self.local_mode else self._on_cluster(work, source, everywhere)
+        session = None if self.local_mode else _remote_session(source)
+        if self.local_mode:
+            hosts = self._on_driver(group, work, source)
+        elif session is not None:
+            hosts = self._on_connect(session, work, source, everywhere)
+        else:
+            hosts = self._on_cluster(work, source, everywhere)
         with hosts as (driver, start):
             return run_group(group, driver, start, timeout)
 
@@ -182,9 +192,40 @@ class SparkRunner:
 
             yield cluster.driver, start
 
+    @contextmanager
+    def _on_connect(
+        self, session: SparkSession, work: Work, source: Source | None, everywhere: bool
+    ) -> Iterator[tuple[DriverAddress, StartHosts]]:
+        """The address of this process, and a function that starts ranks on Spark Connect."""
+        if source is not None and (everywhere or not self.barrier):
+            raise ConfigurationError(
+                "with Spark Connect, rows stay on the workers that have read them, and Spark runs ranks elsewhere if they "
+                "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
+                "function, with context().rank and context().world_size."
+            )
+        check_settings(session, self.num_workers, self.barrier, self.use_gpu and self.gpus_per_worker is None)
+        cluster = RemoteCluster(session)
+        profile = None if self.gpus_per_worker is None else gpu_profile(cluster.task_cores, self.gpus_per_worker)
+        shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
+        with ExitStack() as stack:
+            parts = None
+            if source is not None:
+                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers, everywhere=False))
+
+            def start(address: Address) -> Running[Any]:
+                host = self._host(shared, address, parts)
+                return start_query(cluster, host, self.use_gpu, None if parts is None else parts.handles, profile)
+
+            yield client_address(session), start
+
     def _host(self, work: Any, address: Address, parts: data_of_ranks.Parts | None) -> Host:
         rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
         return Host(work, address, self.num_workers, self.barrier, rows, counts)
+
+
+def _remote_session(source: Source | None) -> SparkSession | None:
+    """The Spark Connect session of a DataFrame, or the active one; ``None`` without Spark Connect."""
+    return source.frame.sparkSession if isinstance(source, RemoteFrameSource) else active_remote_session()
 
 
 def _cluster() -> Cluster:
@@ -193,11 +234,6 @@ def _cluster() -> Cluster:
     Raises:
         ClusterError: There is none, and none can be started.
     """
-    if active_remote_session() is not None:
-        raise ClusterError(
-            "SparkRunner needs a SparkContext, since ranks connect to the driver, and with Spark Connect they cannot reach "
-            "this client process: run it in the driver, or on this machine with SparkRunner(num_workers, local_mode=True)."
-        )
     try:
         return Cluster(None, forking_environment)
     except ClusterError:

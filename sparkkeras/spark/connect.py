@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkkeras import errors
 from sparkkeras.data.dataset import Shared
-from sparkkeras.data.local_dataset import LocalShared
+from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.data.sizes import CHUNK_BYTES
 from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
@@ -102,6 +102,10 @@ class RemoteCluster:
             sent.add(digest)
         return FileShared(name)
 
+    def background(self, call: Callable[[], T]) -> RemoteRunning[T]:
+        """Run a call that starts queries in a background thread."""
+        return RemoteRunning(self.session, call)
+
     def collect(self, frame: DataFrame) -> list[Any]:
         """Run a job and collect its results. An interrupt (Ctrl-C) cancels the job.
 
@@ -127,6 +131,24 @@ class RemoteCluster:
             if isinstance(item, Failure):
                 raise item.error()
         return found
+
+
+class RemoteRunning(LocalRunning[T]):
+    """A call in a background thread, whose queries can be cancelled."""
+
+    def __init__(self, session: SparkSession, call: Callable[[], T]) -> None:
+        self._session, self._tag = session, f"sparkkeras-{uuid.uuid4().hex}"
+
+        def tagged() -> T:
+            session.addTag(self._tag)
+            return call()
+
+        super().__init__(tagged)
+
+    def cancel(self) -> None:
+        """Cancel the queries of the call. Does not wait."""
+        with suppress(Exception):  # the server may be gone
+            self._session.interruptTag(self._tag)
 
 
 def disable_plan_cache(session: SparkSession) -> None:

@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError
+from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.runner import context, spark_runner
+from sparkkeras.runner.connect_hosts import check_settings, client_address
 from sparkkeras.runner.spark_hosts import check_barrier, check_gpus
 from tests.conftest import settle
 
@@ -220,13 +222,32 @@ def test_gpus_have_to_be_assigned_by_spark():
         check_gpus(cluster())
 
 
-def test_spark_that_cannot_start_and_spark_connect_have_a_remedy(monkeypatch):
+def test_spark_that_cannot_start_has_a_remedy(monkeypatch):
     def fails(*_):
         raise RuntimeError("JAVA_GATEWAY_EXITED")
 
     monkeypatch.setattr(spark_runner, "Cluster", fails)
     with pytest.raises(ClusterError, match="JAVA_GATEWAY_EXITED.*local_mode=True"):
         SparkRunner(2).run(print)
-    monkeypatch.setattr(spark_runner, "active_remote_session", lambda: object())
-    with pytest.raises(ClusterError, match="Spark Connect.*local_mode=True"):
-        SparkRunner(2).run(print)
+
+
+def remote(**settings):
+    conf = SimpleNamespace(get=lambda name, default=None: settings.get(name.replace(".", "_"), default))
+    return SimpleNamespace(conf=conf, client=SimpleNamespace(host="localhost"))
+
+
+def test_settings_of_a_connect_server_are_checked():
+    check_settings(remote(spark_master="local[4]", spark_task_cpus="2"), 2, True, False)
+    check_settings(remote(spark_master="spark://host:7077"), 200, True, False)
+    check_settings(remote(spark_dynamicAllocation_enabled="true"), 2, False, False)
+    for settings, needs_gpus, message in (
+        ({"spark_master": "local[2]"}, False, r"num_workers=3, but Spark has 2 slots \(master 'local\[2\]'\)"),
+        ({"spark_dynamicAllocation_enabled": "true"}, False, "spark.dynamicAllocation.enabled=true"),
+        ({}, True, "spark.task.resource.gpu.amount"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check_settings(remote(**settings), 3, True, needs_gpus)
+
+
+def test_workers_of_a_connect_server_on_this_machine_use_the_loopback():
+    assert client_address(remote()) == DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)

@@ -1,0 +1,154 @@
+"""The hosts of ranks as tasks of one query of Spark Connect, which connect to the client's process.
+
+The workers are shared with other queries, so they may have used the backend, and cannot fork: ranks are new processes.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from sparkkeras.data.dataset import DriverAddress, Running
+from sparkkeras.errors import ClusterError, DriverConnectionError
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.processes import Process, spawn
+from sparkkeras.runner.rank import RankMain
+from sparkkeras.runner.spark_hosts import reject_dynamic_allocation, reject_without_gpus, seat_of, too_few_slots
+from sparkkeras.sources.connect import PicklesResults
+from sparkkeras.sources.tasks import task_context
+from sparkkeras.spark.connect import CELL_BYTES, RESULT, RemoteCluster, unpack_cells
+from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
+from sparkkeras.worker.device import worker_environment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class RemoteRankTask:
+    """The task of a rank, over a partition of a frame of handles, or of any other frame if the run has no data.
+
+    Attributes:
+        host: Runs the process of the rank.
+        cores: The CPU cores of a task.
+        use_gpu: Whether the process may use the GPUs of the task.
+        environment: Environment variables of the process: the backend of the client.
+    """
+
+    host: Host
+    cores: int
+    use_gpu: bool
+    environment: Mapping[str, str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Run the rank; yields nothing, since its result goes to the client directly."""
+        read = [batch for batch in batches if "result" in batch.schema.names]
+        handles = list(unpack_cells(cell for batch in read for cell in batch.column("result").to_pylist()))
+        seat = seat_of(task_context(cores=self.cores), self.host.together, self.use_gpu)
+        self.host.run(seat, self._start, handles[0] if handles else None)
+        return iter(())
+
+    def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:
+        return spawn(main, {**self.environment, **variables})
+
+
+def start_query(
+    cluster: RemoteCluster, host: Host, use_gpu: bool, handles: DataFrame | None, profile: Any
+) -> Running[list[Any]]:
+    """Run a task for each rank in the background.
+
+    Args:
+        cluster: The cluster.
+        host: Runs the process of a rank.
+        use_gpu: Whether the processes may use the GPUs of their tasks.
+        handles: The handle of the rows of each rank; ``None``: the run has no data.
+        profile: The resource profile of the tasks, if they have one.
+
+    Raises:
+        DriverConnectionError: The workers cannot connect to this process.
+    """
+    ranks = _partitions(cluster, host.world_size)
+    _check_connection(cluster, ranks, host.driver)
+    task = RemoteRankTask(host, cluster.task_cores, use_gpu, worker_environment(cluster.task_cores))
+    query = (ranks if handles is None else handles).mapInArrow(
+        PicklesResults(task, CELL_BYTES), RESULT, barrier=host.together, profile=profile
+    )
+    return cluster.background(lambda: cluster.collect(query))
+
+
+def _partitions(cluster: RemoteCluster, count: int) -> DataFrame:
+    return cluster.session.range(0, count, 1, count)
+
+
+@dataclass(frozen=True)
+class _Connects:
+    """Tries to connect to the client; see `Preflight`."""
+
+    address: Address
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+        for _ in batches:
+            pass
+        yield from Preflight(self.address)(task_context(), iter(()))
+
+
+def _check_connection(cluster: RemoteCluster, ranks: DataFrame, address: Address) -> None:
+    check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
+    unreached = cluster.collect(ranks.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
+    if unreached:
+        raise DriverConnectionError(
+            f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark Connect, "
+            "the ranks of SparkRunner connect to the client: run it on a machine that they reach, on the cluster itself "
+            "(spark-submit), or with all ranks on this machine: SparkRunner(num_workers, local_mode=True)."
+        )
+
+
+def client_address(session: SparkSession) -> DriverAddress:
+    """The address of this machine in the network of the Spark Connect server.
+
+    Raises:
+        ClusterError: The server's name cannot be resolved.
+    """
+    server = session.client.host
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ClusterError(
+            f"the Spark Connect server {server!r} cannot be resolved from here ({error}), so the address at which its "
+            "workers reach this process is unknown: use a host name or an IP address in the URL of the session."
+        ) from error
+    return DriverAddress(host, host, is_local=ip_address(host).is_loopback)
+
+
+def check_settings(session: SparkSession, ranks: int, barrier: bool, needs_gpus: bool) -> None:
+    """Reject runs that Spark would not start, as far as the settings of the server say it.
+
+    Args:
+        session: The session.
+        ranks: The number of ranks.
+        barrier: Whether they start together.
+        needs_gpus: Whether they need the GPUs that Spark assigns to all tasks.
+
+    Raises:
+        ConfigurationError: Spark has too few slots, uses dynamic allocation, or assigns no GPUs.
+    """
+    settings = session.conf
+    if needs_gpus:
+        reject_without_gpus(settings.get("spark.task.resource.gpu.amount", "0"))
+    if not barrier:
+        return
+    reject_dynamic_allocation(settings.get("spark.dynamicAllocation.enabled", "false"))
+    master = settings.get("spark.master", "") or ""
+    local = re.match(r"local\[(\d+)", master)  # of others, the number of slots is unknown here
+    slots = int(local[1]) // int(settings.get("spark.task.cpus", "1") or 1) if local else ranks
+    if slots < ranks:
+        raise too_few_slots(ranks, slots, master)

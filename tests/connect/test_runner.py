@@ -1,0 +1,124 @@
+"""`SparkRunner` behind Spark Connect: ranks are processes on the server's workers, and connect to this process."""
+
+# ruff: noqa: T201 - ranks print
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras import ConfigurationError, DataError, SparkRunner, WorkerError
+from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.errors import DriverConnectionError
+from sparkkeras.runner import context, spark_runner
+
+
+def until(condition, seconds=30):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it took too long"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def train(factor):
+    """The process of a rank, its place and its rows; reads and prints."""
+    ranks = context()
+    print("training", flush=True)
+    batches = list(ranks.batches(3))
+    labels = [value for batch in batches for value in np.ravel(batch[1])]
+    total = float(ranks.all_reduce(float(sum(labels)))) * factor
+    place = ranks.rank, ranks.world_size, len(ranks.addresses), os.environ["KERAS_BACKEND"]
+    return os.getpid(), place, labels, total, batches[0][0].shape[1:]
+
+
+def test_ranks_read_the_rows_of_a_data_frame_and_exchange_values(spark, capsys):
+    frame = spark.createDataFrame([(float(row), row * 2.0, row) for row in range(10)], "a double, b double, c int")
+    found = SparkRunner(2).run(train, 2, data=frame, features=["a", "b"], label="c")
+    assert [place[:3] for _, place, *_ in found] == [(0, 2, 2), (1, 2, 2)]
+    assert sorted(value for _, _, labels, _, _ in found for value in labels) == list(range(10))
+    assert [(total, shape) for *_, total, shape in found] == [(90, (2,))] * 2
+    assert not any(is_alive(pid) for pid, *_ in found)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+
+
+@pytest.mark.soak
+def test_the_error_of_a_rank_ends_the_others(spark):
+    def fail():
+        if context().rank == 1:
+            raise ValueError("on purpose")
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: ValueError: on purpose"):
+        SparkRunner(2).run(fail)
+    assert time.monotonic() - started < 15
+
+
+def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
+    with pytest.raises(ConfigurationError, match="num_workers=3, but Spark has 2 slots"):
+        SparkRunner(3).run(print)
+    with pytest.raises(ConfigurationError, match="rows stay on the workers that have read them"):
+        SparkRunner(2, barrier=False).run(print, data=np.ones(4))
+    with pytest.raises(DataError, match="num_workers=2, but data has 1 row"):
+        SparkRunner(2).run(print, data=np.ones(1))
+    monkeypatch.setattr(spark_runner, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    with pytest.raises(
+        DriverConnectionError, match=r"workers cannot connect to this process at socket://127\.0\.0\.9:.*local_mode"
+    ):
+        SparkRunner(2).run(print)
+
+
+@pytest.mark.soak
+def test_independent_ranks_and_files(spark, tmp_path, capsys):
+    assert SparkRunner(3, barrier=False).run(lambda: context().rank) == [0, 1, 2]
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nfrom sparkkeras.runner import context\nprint(context().all_reduce(1), sys.argv[1:])")
+    assert SparkRunner(2).run(script, "--fast") == [None, None]
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] 2 ['--fast']" for rank in (0, 1)]
+    found = SparkRunner(2).run(train, 1, data=(np.ones((7, 1)), np.arange(7)))
+    assert [labels for _, _, labels, _, _ in found] == [[0, 1, 2], [3, 4, 5, 6]]
+
+
+@pytest.mark.soak
+def test_an_interrupt_ends_ranks_and_query(spark, tmp_path):
+    interrupted = []
+
+    def work(folder):
+        (folder / str(os.getpid())).touch()
+        time.sleep(60)
+
+    def interrupt():
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        SparkRunner(2).run(work, tmp_path)
+    assert time.monotonic() - interrupted[0] < 3
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+    thread.join()
+
+
+@pytest.mark.soak
+def test_a_killed_worker_ends_the_run_and_its_rank(spark, tmp_path):
+    def work(folder):
+        (folder / str(os.getpid())).touch()
+        if context().rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 of 2 .* failed: its worker died"):
+        SparkRunner(2).run(work, tmp_path)
+    assert time.monotonic() - started < 20
+    until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))
