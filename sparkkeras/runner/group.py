@@ -196,9 +196,16 @@ class Group:
         result.write(part, start, piece)
 
     def complete(self, rank: int) -> None:
-        """Note that all of a rank's result has arrived."""
+        """Note that all of a rank's result has arrived. It will take part in no further exchange."""
         with self._lock:
             self._ranks[rank].is_complete = True
+            self._exchanges.end(rank)
+
+    @property
+    def may_exit(self) -> bool:
+        """Whether processes that have sent their results may exit: the others may need servers of libraries in them."""
+        with self._lock:
+            return self._is_stopping or all(state.is_complete for state in self._ranks)
 
     def fail(self, failure: Failure) -> None:
         """Note that a rank failed. What fails because the group is being stopped does not count."""

@@ -158,6 +158,8 @@ class RankMain:
             except BaseException as error:
                 client.fail(_in_one_line(error), _traceback(error))
                 return 1
+            if self.addresses:
+                client.leave()
         return 0
 
     def _context(self, client: RankClient) -> RankContext:

@@ -14,6 +14,7 @@ call       meaning                                                  body of the 
 `expect`   announce the result                                      the sizes of its parts, as JSON / -
 `piece`    a piece of it                                            the piece / -
 `finish`   all of the result was sent
+`leave`    the process wants to exit; replies whether to wait
 `fail`     the function raised an exception                         the traceback / -
 =========  =======================================================  =====================================================
 
@@ -65,6 +66,7 @@ class GroupService(Service):
             "expect": (self._expect, LINES_BYTES),
             "piece": (self._piece, PIECE_BYTES),
             "finish": (lambda rank, call: group.complete(rank), 0),
+            "leave": (lambda rank, call: Reply({"wait": not group.may_exit}), 0),
             "fail": (self._fail, LINES_BYTES),
         }
         calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
@@ -219,6 +221,13 @@ class RankClient(Client):
                 fields = {**self._fields, "part": number, "start": start}
                 self._call("piece", fields, (part[start : start + PIECE_BYTES],))
         self._call("finish", self._fields)
+
+    def leave(self) -> None:
+        """Wait until all ranks have sent their results."""
+        for delay in backoff():
+            if not self._call("leave", self._fields)[0].get("wait"):
+                break
+            time.sleep(delay)
 
     def fail(self, error: str, traceback: str) -> None:
         """Report the exception of the function: what it is, in one line, and its traceback."""

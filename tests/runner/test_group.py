@@ -3,6 +3,7 @@
 import pytest
 
 from sparkkeras.runner import group as group_module
+from sparkkeras.runner.exchanges import BARRIER, Kind, OutOfStepError
 from sparkkeras.runner.group import Failure, Group, Result
 
 
@@ -67,6 +68,24 @@ def test_a_rank_that_ends_with_its_result_has_not_failed(group):
     assert group.failure() is None
     assert group.unfinished == [1]
     assert bytes(group.result(0)[0]) == b"abc"
+
+
+def test_processes_exit_together(group):
+    """JAX ends the processes that lose the one with its coordinator, and those of other ranks may still train."""
+    assert not group.may_exit
+    group.complete(0)
+    assert not group.may_exit
+    group.give(1, 1, Kind(BARRIER), b"")
+    with pytest.raises(OutOfStepError, match="rank 0 has ended without it"):
+        group.take(1)
+    group.complete(1)
+    assert group.may_exit
+
+
+def test_processes_of_a_group_that_stops_do_not_wait(group):
+    group.complete(0)
+    group.stop()
+    assert group.may_exit
 
 
 def test_a_lost_connection_may_come_back(group, clock):
