@@ -90,8 +90,9 @@ CASES = {
 }
 """For each example: its arguments, a pattern of its output, and files in its output folder."""
 
-ALONE = ("connect.py", "keras_data_parallel.py", "keras_model_parallel.py")
-"""Examples that need a process of their own, for their kind of session or their backend. The last two are soak tests."""
+KERAS_ON_JAX = ("keras_data_parallel.py", "keras_model_parallel.py")
+ALONE = ("connect.py", *KERAS_ON_JAX)
+"""Examples that need a process of their own, for their kind of session or their backend."""
 
 SHARED = {"surroundings.py", "digits.py"}
 
@@ -118,7 +119,7 @@ def ran(request, tmp_path_factory):
 
 @pytest.mark.programs
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize("name", [long(name) if name in ALONE[1:] else name for name in CASES])
+@pytest.mark.parametrize("name", [long(name) if name in ("jax_distributed.py", *KERAS_ON_JAX) else name for name in CASES])
 def test_an_example_runs(name, ran):
     if name not in ran:
         pytest.skip("needs PyTorch")
