@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,15 +25,19 @@ class Pickled:
     parts: tuple[memoryview, ...]
 
     @classmethod
-    def of(cls, value: object) -> Pickled:
+    def of(cls, value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Pickled:
         """Pickle a value, which must not be changed while the result is in use.
+
+        Args:
+            value: The value.
+            dumps: `pickle.dumps`, or a function with the same arguments that pickles more.
 
         Raises:
             PicklingError: It cannot be pickled.
         """
         arrays: list[pickle.PickleBuffer] = []
         try:
-            head = pickle.dumps(value, 5, buffer_callback=arrays.append)
+            head = dumps(value, 5, buffer_callback=arrays.append)
         except Exception as error:  # any, of the value's own methods
             raise pickle.PicklingError(f"{type(error).__name__}: {error}") from error
         kind = f"{type(value).__module__}.{type(value).__qualname__}"

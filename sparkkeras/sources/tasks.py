@@ -113,8 +113,10 @@ class ThroughFiles:
 
     def __call__(self, partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Yield the results."""
+        from pyspark import cloudpickle
+
         for result in self.call(partition, rows):
-            pickled = Pickled.of(result)
+            pickled = Pickled.of(result, cloudpickle.dumps)  # as Spark does: keys may be of classes of the user's script
             yield result if pickled.nbytes <= INLINE_BYTES else ValueFile.write(pickled, self.folder)
 
 

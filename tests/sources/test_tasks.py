@@ -1,0 +1,21 @@
+"""What runs on the workers, without Spark: results that pass through files."""
+
+from dataclasses import make_dataclass
+
+import numpy as np
+import pytest
+
+from sparkkeras.data.values import ValueFile
+from sparkkeras.sources.tasks import ThroughFiles
+from tests.sources.conformance import LARGE
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_results_may_hold_objects_of_a_class_that_workers_cannot_import(tmp_path, size):
+    key = make_dataclass("Key", ["number"])
+    key.__module__ = "__main__"  # as on a worker that received the class from the user's script
+    (found,) = ThroughFiles(lambda partition, rows: rows, tmp_path)(0, [([key(7)], np.ones(size))])
+    assert isinstance(found, ValueFile) == (size == LARGE)
+    (read,), ones = found.value if isinstance(found, ValueFile) else found
+    assert read == key(7)
+    assert len(ones) == size
