@@ -274,10 +274,10 @@ class SparkResults(Generic[R]):
 
     def collect(self) -> list[R]:
         """Run one job, and another for partitions whose tasks did not find their files; see `Results.collect`."""
-        with self.cluster.shared_folder() as folder:
-            call: Call = ReportsProblems(self.call)
+        call: Call = ReportsProblems(self.call)
+        with ExitStack() as stack:
             if self.cluster.is_local:
-                call = ThroughFiles(call, folder)
+                call = ThroughFiles(call, stack.enter_context(self.cluster.shared_folder()))
             rdd = self.source.map(self.cluster, call, training=True)
             found = without_problems(self.cluster.collect(rdd))
             results = [item.value if isinstance(item, ValueFile) else item for item in found]

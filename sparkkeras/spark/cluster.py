@@ -179,7 +179,7 @@ class Cluster:
         Tasks of a failed job that still run then cannot write to it.
         """
         folder = Path(self.context._temp_dir) / f"values-{uuid.uuid4().hex}"
-        folder.mkdir()
+        folder.mkdir(0o700, parents=True)  # parents: a cleanup of temporary files may have removed those of a long session
         try:
             yield folder
         finally:

@@ -116,6 +116,13 @@ def test_an_error_raised_from_a_py4j_error_becomes_the_interrupt():
         translates()
 
 
+def test_a_shared_folder_is_private_and_needs_no_folder_that_a_cleanup_may_remove(cluster, tmp_path):
+    cluster.context._temp_dir = str(tmp_path / "removed")
+    with cluster.shared_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("slots", "remedy"), [(3, "num_workers=2 or fewer"), (2, r"num_workers=1\."), (1, "on a cluster with more slots")]
 )
