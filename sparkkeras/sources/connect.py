@@ -119,16 +119,19 @@ class RemoteDataset:
         """Write the rows to files on the workers, in one job; they are removed when the context ends."""
         name = f"sparkkeras-{uuid.uuid4().hex}"
         session = self.cluster.session
+        handles: DataFrame | None = None
         disable_plan_cache(session)
-        handles = self.stored_again(name, None).persist()
         try:
+            handles = self.stored_again(name, None).persist()
             found = tuple(self.cluster.collect(handles))
             yield StoredRemoteDataset(self, handles, found, name)
         finally:
             with suppress(Exception):  # the server may be gone
-                handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
-                # Spark creates as many tasks as slots, since no number of partitions is set.
-                _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
+                if handles is not None:
+                    handles.unpersist()  # the first request: if the server is gone, only this one waits for the time-out
+                    with suppress(Exception):  # its tasks may fail
+                        # Spark creates as many tasks as slots, since no number of partitions is set.
+                        _results(session.range(SWEEP_ROWS), Sweep(name)).collect()
                 restore_plan_cache(session)
 
     def stored_again(self, name: str, partitions: Sequence[int] | None) -> DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from sparkkeras.sources.connect import OverPartition, RemoteResults
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
 from sparkkeras.sources.tasks import Deferred, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import CapturesErrors, RemoteCluster
+from sparkkeras.spark.connect import CapturesErrors, RemoteCluster, disable_plan_cache, restore_plan_cache
 from sparkkeras.worker.batch_reader import BatchReader, WorkerBatches
 
 if TYPE_CHECKING:
@@ -132,7 +132,12 @@ class RemoteReaderDataset:
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:
         """Read the first batch of each worker; nothing is stored."""
-        yield OpenedRemoteReaderDataset(self.cluster, self.read, tuple(self.run(FirstBatch()).collect()))
+        disable_plan_cache(self.cluster.session)
+        try:
+            yield OpenedRemoteReaderDataset(self.cluster, self.read, tuple(self.run(FirstBatch()).collect()))
+        finally:
+            with suppress(Exception):  # the server may be gone
+                restore_plan_cache(self.cluster.session)
 
     def _deferred(self, task: Callable[[TaskContext, Iterator[Any]], Iterator[R]]) -> Deferred[R]:
         return Deferred(task, self.cluster.carried_environment)
