@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
@@ -19,20 +19,17 @@ from pyspark.core.rdd import PipelinedRDD
 from sparkkeras.arguments import known_arguments, optional_integer
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, describe, from_arrays, piece_rows
-from sparkkeras.data.dataset import Shared, StoredDataset, Task
+from sparkkeras.data.dataset import Shared, StoredDataset
 from sparkkeras.data.files import Handle
 from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.sparse import with_sparse_rows
-from sparkkeras.errors import ConfigurationError, DataError
-from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, SparkResults, StoredSparkDataset
-from sparkkeras.sources.tasks import Deferred, OpenFiles
+from sparkkeras.errors import ClusterError, ConfigurationError, DataError
+from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster, check_running
 from sparkkeras.spark.job_errors import quietly
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast
-
-R = TypeVar("R")
 
 
 def even_slices(rows: int, parts: int) -> list[slice]:
@@ -68,7 +65,16 @@ def from_block(cluster: Cluster, block: Block, parts: int) -> Iterator[SparkData
 
 
 def _open_all(handles: Iterable[Handle]) -> Iterator[Block]:
-    return (block for handle in handles if (block := handle.open()) is not None)
+    for handle in handles:
+        try:
+            block = handle.open()
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"the files of the arrays were removed during their use ({error}). They are in Spark's temporary folder "
+                "(spark.local.dir): exclude it from any cleanup, and try again."
+            ) from error
+        if block is not None:
+            yield block
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,6 @@ class ArraysOnDisk(SparkDataset):
     handle_rdd: RDD[Any]
     handles: tuple[Handle, ...]
     name: str
-
-    def run(self, task: Task[R]) -> SparkResults[R]:
-        """Run a task over the files; see `Dataset.run`."""
-        return SparkResults(self.cluster, RddBlocks(self.handle_rdd), OpenFiles(Deferred(task), self.cluster.task_cores))
 
     @contextmanager
     def stored(self) -> Iterator[StoredDataset]:

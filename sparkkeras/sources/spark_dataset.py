@@ -31,7 +31,7 @@ from sparkkeras.data.dataset import (
 )
 from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.values import ValueFile
-from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.errors import ConfigurationError
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import quietly
 
@@ -303,11 +303,7 @@ class SparkResults(Generic[R]):
         """Run one job over the source, which also writes the missing files; see `Results.from_source`."""
         if not partitions:
             return {}
-        if self.repair is None:
-            raise ClusterError(
-                "the files of the arrays were removed from Spark's temporary folder (spark.local.dir) during their use. "
-                "Exclude that folder from any cleanup, and try again."
-            )
+        assert self.repair is not None, "only tasks over stored rows find no files"
         source, call = self.repair
         keyed = source.map(self.cluster, KeyByPartition(call), training=True)
         results: dict[int, list[R]] = {partition: [] for partition in partitions}
