@@ -18,7 +18,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import DivergenceError, counted, warn
+from sparkkeras.errors import DataError, DivergenceError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
@@ -175,6 +175,11 @@ class AveragingStrategy:
         with dataset.share(before) as state:
             task = RoundTask(shared[0], state, shared[1], job.split.train, epoch, first, last)
             means = gathered(dataset.train(task), merge, job.num_workers, before.nbytes, dataset.max_result_bytes)
+        if not means:
+            raise DataError(
+                f"no worker has rows to train on in epoch {epoch + 1}, although the data had some when it was first read. "
+                "Return batches in each epoch from a function that reads them; cache other data, or write it to files first."
+            )
         mean = merge(means)
         _check_finite(mean.reports, epoch)
         _applied(job, before, mean, epoch).put(job.model)

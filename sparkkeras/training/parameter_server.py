@@ -255,8 +255,8 @@ class TrainTask:
 
 
 _FEWER = (
-    "partition {worker} has fewer rows than when it was first read: its source returns different rows each time. Cache the "
-    "data, or write it to files first."
+    "partition {worker} has fewer rows than when it was first read: its source returns different rows each time. Return "
+    "batches in each epoch from a function that reads them; cache other data, or write it to files first."
 )
 
 

@@ -287,3 +287,13 @@ def test_batches_of_a_stream_that_differ_are_reported(linear, strategy):
     stream = LocalStream((rows(X[:4], Y[:4]), rows(X[4:8], Y[4:8], np.ones(4, np.float32))))
     with pytest.raises(DataError, match=r"the structure changes from \['x', 'y'\] to \['x', 'y', 'sample_weight'\]"):
         fit(linear, LocalDataset((stream,)), strategy)
+
+
+def test_a_stream_without_batches_in_a_later_epoch_is_reported(linear, mode):
+    class OfOneEpoch(LocalStream):
+        def blocks(self, epoch=0, seed=0):
+            yield from self.batches if epoch == 0 else ()
+
+    stream = OfOneEpoch((rows(X[:4], Y[:4]),))
+    with pytest.raises(DataError, match="(no worker has|fewer) rows .*Return batches in each epoch"):
+        fit(linear, LocalDataset((stream,)), mode, epochs=2)
