@@ -20,9 +20,11 @@ from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Task, TaskContext
 from sparkkeras.data.files import Handle
 from sparkkeras.data.sizes import INLINE_BYTES, PIECE_BYTES
+from sparkkeras.data.text import Text
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import garbage_collection
+from sparkkeras.weights import Array
 from sparkkeras.worker import device
 
 R = TypeVar("R")
@@ -33,11 +35,15 @@ SWEEP_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Collect:
-    """Yields the rows themselves, in new arrays."""
+    """Yields the rows themselves, without references to their files."""
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks."""
-        return (Block(block.form, tuple(np.array(array) for array in block.arrays)) for block in blocks)
+        return (Block(block.form, tuple(map(_in_memory, block.arrays))) for block in blocks)
+
+
+def _in_memory(array: Array) -> Array:
+    return array if isinstance(array, Text) else np.array(array)  # pickling strings copies them
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
-"""What runs on the workers, without Spark: results that pass through files."""
+"""What runs on the workers, without Spark: rows that are collected, and results that pass through files."""
 
 from dataclasses import make_dataclass
 
 import numpy as np
 import pytest
 
+from sparkkeras.data.block import Block, Form, Structure
+from sparkkeras.data.dataset import TaskContext
+from sparkkeras.data.text import Text, to_text
 from sparkkeras.data.values import ValueFile
-from sparkkeras.sources.tasks import ThroughFiles
+from sparkkeras.sources.tasks import Collect, ThroughFiles
 from tests.sources.conformance import LARGE
 
 
@@ -19,3 +22,10 @@ def test_results_may_hold_objects_of_a_class_that_workers_cannot_import(tmp_path
     (read,), ones = found.value if isinstance(found, ValueFile) else found
     assert read == key(7)
     assert len(ones) == size
+
+
+def test_collected_strings_are_not_python_objects():
+    strings = np.array(["one", "two", ""])
+    (found,) = Collect()(TaskContext(0), iter([Block(Form(Structure()), (to_text(strings)[0],))]))
+    assert isinstance(found.arrays[0], Text)
+    assert found.x.tolist() == strings.tolist()
