@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike
 from sparkkeras.data.block import Block, BlockSpec, changed
 from sparkkeras.data.label_range import LabelRange, label_ranges, union
 from sparkkeras.data.text import Text, to_text
-from sparkkeras.errors import DataError
+from sparkkeras.errors import DataError, StorageError
 from sparkkeras.weights import Array
 
 _HEAD = bytes(8)
@@ -169,41 +169,67 @@ def _write_arrays(blocks: Iterable[Block], partition: int, directory: Path) -> H
                 continue
             if spec is None:
                 spec = block.spec
-                for index, leaf in enumerate(spec.leaves):
-                    kind = _TextFiles if leaf.is_text else _ArrayFile
-                    files.append(kind(directory, index, stack))
+                with writing(directory):
+                    for index, leaf in enumerate(spec.leaves):
+                        kind = _TextFiles if leaf.is_text else _ArrayFile
+                        files.append(kind(directory, index, stack))
             elif block.spec != spec:
                 raise DataError(f"partition {partition}, from row {rows}: {changed(spec, block.spec)}")
-            for file, array in zip(files, block.arrays, strict=True):
-                file.append(array)
+            with writing(directory):
+                for file, array in zip(files, block.arrays, strict=True):
+                    file.append(array)
             labels = union(labels, label_ranges(block))
             rows += block.rows
         text_bytes = sum(file.end for file in files if isinstance(file, _TextFiles))
     return Handle(partition, str(directory), rows, spec, labels, text_bytes)
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise a `StorageError` if files in Spark's temporary folder cannot be written within this context."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {folder}, in Spark's temporary folder: {error}. If its disk is full, free some space, or have "
+            "Spark use another one (spark.local.dir)."
+        ) from error
+
+
+class _NewFile:
+    """A file that is written array by array. NumPy's ``tofile`` does not notice if the disk is full at the end."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._file = stack.enter_context(path.open("wb", buffering=0))  # closing it after an error writes nothing
+
+    def append(self, array: Array) -> None:
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        while data:
+            data = data[self._file.write(data) :]
+
+
 class _ArrayFile:
     """The file of an array of numbers."""
 
     def __init__(self, directory: Path, index: int, stack: ExitStack) -> None:
-        self._file = stack.enter_context((directory / f"{index}.bin").open("wb"))
-        self._file.write(_HEAD)
+        self._file = _NewFile(directory / f"{index}.bin", stack)
+        self._file.append(np.frombuffer(_HEAD, np.uint8))
 
     def append(self, array: Array) -> None:
-        np.ascontiguousarray(array).tofile(self._file)
+        self._file.append(array)
 
 
 class _TextFiles:
     """The two files of an array of strings: UTF-8, and the offset at which each string ends, after a 0."""
 
     def __init__(self, directory: Path, index: int, stack: ExitStack) -> None:
-        self._text = stack.enter_context((directory / f"{index}.text").open("wb"))
-        self._offsets = stack.enter_context((directory / f"{index}.offsets").open("wb"))
-        np.zeros(1, np.int64).tofile(self._offsets)
+        self._text = _NewFile(directory / f"{index}.text", stack)
+        self._offsets = _NewFile(directory / f"{index}.offsets", stack)
+        self._offsets.append(np.zeros(1, np.int64))
         self.end = 0
 
     def append(self, array: Array) -> None:
         offsets, data = cast(Text, to_text(array)[0]).buffers
-        (self.end + offsets[1:]).tofile(self._offsets)
-        data.tofile(self._text)
+        self._offsets.append(self.end + offsets[1:])
+        self._text.append(data)
         self.end += len(data)

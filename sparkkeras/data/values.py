@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from sparkkeras.data.files import writing
+
 R = TypeVar("R")
 
 
@@ -100,9 +102,13 @@ class ValueFile(Generic[R]):
 
     @classmethod
     def write(cls, pickled: Pickled, folder: Path) -> ValueFile[Any]:
-        """Write a value to a new file in a folder."""
+        """Write a value to a new file in a folder.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
         path = folder / uuid.uuid4().hex
-        with path.open("wb") as file:
+        with writing(folder), path.open("wb") as file:
             file.writelines(pickled.parts)
         return cls(str(path), pickled.sizes)
 

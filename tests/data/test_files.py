@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from sparkkeras.data import files
-from sparkkeras.data.block import concatenate, from_arrays
+from sparkkeras.data.block import Block, Form, Structure, concatenate, from_arrays
 from sparkkeras.data.files import Handle
 from sparkkeras.data.label_range import LabelRange
-from sparkkeras.errors import DataError
+from sparkkeras.data.text import to_text
+from sparkkeras.errors import DataError, StorageError
 
 
 def numbered(rows, start=0):
@@ -40,6 +41,25 @@ def test_blocks_are_appended(tmp_path):
     assert handle.rows == 10
     assert handle.labels == (LabelRange(0, 4, True),)
     assert equal(handle.open(), concatenate([whole]))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("file", ["0.bin", "1.text", "1.offsets"])
+def test_a_full_disk_is_reported_with_a_remedy(tmp_path, file):
+    (tmp_path / file).symlink_to("/dev/full")
+    block = Block(Form(Structure(2, bare=False)), (np.zeros((3, 2)), to_text(np.array(["one", "two", "three"]))[0]))
+    with pytest.raises(StorageError, match=f"cannot write to {tmp_path}.*free some space, or .*spark.local.dir"):
+        files._write_arrays([block], 0, tmp_path)
+
+
+def test_errors_of_the_source_are_not_mistaken_for_those_of_the_disk(tmp_path):
+    def failing():
+        yield numbered(1)
+        raise FileNotFoundError("photo.jpg")
+
+    with pytest.raises(FileNotFoundError, match="photo"):
+        files.write(failing(), 0, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("rows", [slice(None, None, 3), slice(None, None, -1), np.array([5, 2, 2])])

@@ -9,6 +9,7 @@ from sparkkeras.data.block import Block, Form, Structure
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.data.values import ValueFile
+from sparkkeras.errors import StorageError
 from sparkkeras.sources.tasks import Collect, ThroughFiles
 from tests.sources.conformance import LARGE
 
@@ -22,6 +23,11 @@ def test_results_may_hold_objects_of_a_class_that_workers_cannot_import(tmp_path
     (read,), ones = found.value if isinstance(found, ValueFile) else found
     assert read == key(7)
     assert len(ones) == size
+
+
+def test_a_folder_that_is_gone_is_reported(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot write to .*removed, in Spark's temporary folder: .*No such file"):
+        list(ThroughFiles(lambda partition, rows: rows, tmp_path / "removed")(0, [np.ones(LARGE)]))
 
 
 def test_collected_strings_are_not_python_objects():
