@@ -59,8 +59,6 @@ class Cluster:
     Attributes:
         context: The SparkContext.
         task_cores: CPU cores per task (``spark.task.cpus``).
-        max_result_bytes: The limit on the size of all results of one job, in bytes (``spark.driver.maxResultSize``); 0: no
-            limit.
 
     Raises:
         ClusterError: The context was stopped, or workers lack Keras or its backend, or run another Python version.
@@ -69,9 +67,7 @@ class Cluster:
     def __init__(self, context: SparkContext | None, environment: Environment = worker_environment) -> None:
         self.context = context or active_context()
         check_running(self.context)
-        settings = _settings_of(self.context)
-        self.task_cores = settings.task_cores
-        self.max_result_bytes = settings.max_result_bytes
+        self.task_cores = _settings_of(self.context).task_cores
         self._environment = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
 
@@ -85,6 +81,14 @@ class Cluster:
         """Whether the workers run on this machine and share its files (master ``local[...]``)."""
         master = self.context.master or ""
         return master.startswith("local") and not master.startswith("local-cluster")
+
+    @property
+    def max_result_bytes(self) -> int:
+        """The limit on the size of all results of one job, in bytes (``spark.driver.maxResultSize``); 0: no limit.
+
+        Results that pass through files of this machine have none.
+        """
+        return 0 if self.is_local else _settings_of(self.context).max_result_bytes
 
     @property
     def slots(self) -> int:

@@ -1,6 +1,7 @@
 """Interrupts that py4j turns into other errors are raised as KeyboardInterrupt; jobs that would deadlock raise an error."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError
@@ -121,6 +122,13 @@ def test_a_shared_folder_is_private_and_needs_no_folder_that_a_cleanup_may_remov
     with cluster.shared_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("master", "limit"), [("local[2]", 0), ("local-cluster[2,1,1024]", 7), ("yarn", 7)])
+def test_only_results_from_other_machines_have_a_limit(cluster, monkeypatch, master, limit):
+    monkeypatch.setattr(cluster_module, "_settings_of", lambda context: SimpleNamespace(max_result_bytes=7))
+    cluster.context.master = master
+    assert cluster.max_result_bytes == limit
 
 
 @pytest.mark.parametrize(
