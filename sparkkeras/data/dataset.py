@@ -91,11 +91,11 @@ class TrainingTask(Protocol[R_co]):
 
 
 class Shared(Protocol[T_co]):
-    """A read-only value that all tasks can access, such as a broadcast."""
+    """A read-only value that all tasks can access, such as a broadcast or a file."""
 
     @property
     def value(self) -> T_co:
-        """The value, fetched once per process."""
+        """The value. Each access may read it anew, so a task keeps it."""
         ...
 
 

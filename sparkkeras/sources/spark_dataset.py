@@ -125,7 +125,7 @@ class SparkDataset:
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> Any:
-        """Broadcast a value; see `Dataset.share`."""
+        """See `Dataset.share` and `Cluster.share`."""
         return self.cluster.share(value)
 
     def run(self, task: Task[R]) -> SparkResults[R]:
@@ -182,7 +182,7 @@ class StoredSparkDataset:
         return self.cluster.max_result_bytes
 
     def share(self, value: R) -> Any:
-        """Broadcast a value; see `Dataset.share`."""
+        """See `Dataset.share` and `Cluster.share`."""
         return self.cluster.share(value)
 
     @property
