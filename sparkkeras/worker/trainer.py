@@ -175,7 +175,8 @@ class LocalTrainer:
             state.put(model)
             model_state.reseed(model, seed)
             seed_generators((*seed, 1))  # building the model may have drawn numbers
-            end = _end_of_epoch(model, hooked, None if in_step is None else partial(in_step.end, model, state))
+            counts = hooked or exchange is not None
+            end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
                 device.feed(epoch.spec, epoch.batch_size, epoch.pieces()) as batches,

@@ -20,7 +20,7 @@ from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
-from sparkkeras.worker.trainer import LocalTrainer
+from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
@@ -260,6 +260,17 @@ def test_rows_are_counted_up_to_an_early_stop(linear):
     replica = Model(model).fit(state=linear.state, options=options)
     assert close(replica.state, trained(linear.anew(), X[:8], Y[:8]))
     assert (replica.rows, replica.steps) == (8, 2)
+
+
+def test_rows_are_counted_up_to_a_stop_by_the_server(linear):
+    class Stopping:
+        every, stopped = 2, False
+
+        def __call__(self, weights, point):
+            return ExchangeResult(weights, stop=True)
+
+    replica = linear.trainer().fit(linear.state, copied(ROWS), WHOLE, PLAIN, exchange=Stopping())
+    assert (replica.rows, replica.steps, replica.stopped) == (8, 2, True)
 
 
 def test_the_learning_rate_is_part_of_the_state(linear):
