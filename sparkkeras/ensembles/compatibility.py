@@ -14,6 +14,7 @@ from sparkkeras.data.block import describe
 from sparkkeras.data.schema import InputSpec
 from sparkkeras.errors import ConfigurationError, ModelError, counted
 from sparkkeras.modeling.compilation import check_built
+from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.outputs import OutputTask, losses_of, outputs_of
 from sparkkeras.modeling.schema import graph_of, input_tensors, pack_inputs, schema_of
 from sparkkeras.modeling.voting import Vote
@@ -45,6 +46,7 @@ def check_members(members: Any, voting: str) -> tuple[keras.Model, ...]:
         _check_like(number, model, members[0])
         if voting != "average":
             _check_probabilities(number, model, voting)
+    _check_batch_sizes(members)
     return tuple(members)
 
 
@@ -130,7 +132,8 @@ def as_one_model(
         is_exclusive: For each output, whether its classes are mutually exclusive.
     """
     first = graph_of(like)
-    inputs = [keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=tensor.name) for tensor in input_tensors(like)]
+    size = next(filter(None, map(fixed_batch_size, members)), None)
+    inputs = [keras.Input(tensor.shape[1:], size, tensor.dtype, name=tensor.name) for tensor in input_tensors(like)]
     predictions = []
     for number, member in enumerate(members):
         order = input_order(member, like)
@@ -175,6 +178,17 @@ def _check_like(number: int, model: keras.Model, first: keras.Model) -> None:
                 "averaged; expected probabilities or other floating-point values. Remove the layer that converts them to "
                 "integers."
             )
+
+
+def _check_batch_sizes(members: Sequence[keras.Model]) -> None:
+    """Reject members with stateful layers for batches of different sizes."""
+    sizes = {number: size for number, model in enumerate(members) if (size := fixed_batch_size(model)) is not None}
+    if len(set(sizes.values())) > 1:
+        received = ", ".join(f"models[{number}] takes batches of {size}" for number, size in sizes.items())
+        raise ModelError(
+            f"members with stateful layers have different batch sizes: {received}. Build them for batches of one size, with "
+            "keras.Input(..., batch_size=size)."
+        )
 
 
 def _alike(one: InputSpec, other: InputSpec) -> bool:

@@ -25,6 +25,7 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive, copy_of, custom_objects_of
 from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
 from sparkkeras.modeling.custom_code import already_loaded
+from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.schema import schema_of
 from sparkkeras.scoring import inference
@@ -130,11 +131,11 @@ class EnsembleModel:
     ) -> Any:
         """Predict with the ensemble. The predictions have the shape of one member's.
 
-        Dense arrays are processed in this process; sparse matrices, RDDs and DataFrames on Spark.
+        Dense arrays are processed in this process, unless members have stateful layers; all other data on Spark.
 
         Args:
             data: A DataFrame, arrays of features, or an RDD; see `SparkModel.predict`.
-            batch_size: Rows in a batch; ``None``: 32.
+            batch_size: Rows in a batch; ``None``: 32, or what stateful layers require.
             collect: ``False`` returns a lazy RDD with one prediction per row.
             keyed: Whether the rows of an RDD are ``(key, x)``; the result is then ``(key, prediction)`` pairs.
             verbose: ``"auto"``, 1 or 2 prints the number of rows, unless the predictions are lazy.
@@ -170,19 +171,19 @@ class EnsembleModel:
             model,
             data,
             NamedColumns(features, loader=loader),
-            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
+            batch_size=self._batch_size(batch_size),
             transform=transform,
             on_invalid=on_invalid,
             keyed=keyed,
         )
-        rows = _rows_here(source)
+        rows = self._rows_here(source)
         if collect and rows is not None:
             here = [compatibility.predicted(model, transformed(rows, options).x, options.batch_size)] if rows.rows else []
             return inference.concatenated(here, model, verbose)
         archive = ModelArchive.pack_to_predict(model, self.custom_objects)
         if not collect:
-            return inference.lazily(model, source, archive, options, keyed=keyed)
-        parts = inference.predict_source(model, source, archive, options, keyed=keyed)
+            return inference.lazily(model, source, archive, options, self._slices, keyed)
+        parts = inference.predict_source(model, source, archive, options, self._slices, keyed)
         return inference.in_pairs(parts, verbose) if keyed else inference.concatenated(parts, model, verbose)
 
     @known_arguments
@@ -198,7 +199,7 @@ class EnsembleModel:
 
         Args:
             data: Arrays or an RDD.
-            batch_size: Rows in a batch; ``None``: 32.
+            batch_size: Rows in a batch; ``None``: 32, or what stateful layers require.
             transform: As in `predict`.
             on_invalid: As in `predict`.
 
@@ -251,9 +252,9 @@ class EnsembleModel:
         accuracy.
 
         Args:
-            data: A DataFrame, an RDD or arrays; see `SparkModel.evaluate`. Arrays are evaluated in this process.
+            data: A DataFrame, an RDD or arrays; see `SparkModel.evaluate`. Where arrays are processed: see `predict`.
             y: The labels, if the data is arrays.
-            batch_size: Rows in a batch; ``None``: 32.
+            batch_size: Rows in a batch; ``None``: 32, or what stateful layers require.
             sample_weight: Sample weights: an array for arrays, the name of a column for a DataFrame.
             return_dict: Whether to return the values by name.
             verbose: ``"auto"``, 1 or 2 prints the values.
@@ -282,16 +283,17 @@ class EnsembleModel:
             y,
             sample_weight,
             NamedColumns(features, label, loader, fits=transform is None),
-            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
+            batch_size=self._batch_size(batch_size),
             transform=transform,
             on_invalid=on_invalid,
             verbose=verbose,
         )
-        rows = _rows_here(source)
+        rows = self._rows_here(source)
         if rows is not None:
             found: inference.EvaluationResult | None = _evaluated_here(model, rows, options)
         else:
-            found = inference.evaluate_source(model, source, ModelArchive.pack(model, self.custom_objects), options)
+            archive = ModelArchive.pack(model, self.custom_objects)
+            found = inference.evaluate_source(model, source, archive, options, self._slices)
         return inference.reported(model, inference.results(model, found), return_dict, verbose)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
@@ -316,18 +318,25 @@ class EnsembleModel:
         settings = {"voting": self.voting, "weights": self.weights, "compiled": compile_arguments(self._model)}
         filesystem.write_bytes(target, persistence.pack_ensemble(self.models, settings), overwrite)
 
+    def _batch_size(self, given: int | None) -> int:
+        return (fixed_batch_size(self._model) or _BATCH_SIZE) if given is None else given
+
+    @property
+    def _slices(self) -> int | None:
+        """The number of partitions of arrays: one for stateful layers, which continue from batch to batch."""
+        return None if fixed_batch_size(self._model) is None else 1
+
+    def _rows_here(self, source: Source) -> Block | None:
+        """The rows that are processed in this process: dense arrays. ``None``: Spark processes them."""
+        block = None if source.on_cluster else source.block
+        return None if block is None or block.is_sparse or self._slices else block
+
 
 _BATCH_SIZE = 32
 """The default number of rows in a batch, as in Keras."""
 
 _evaluating = threading.Lock()
 """Held from an evaluation in this process until its metrics are read, because threads may share an ensemble."""
-
-
-def _rows_here(source: Source) -> Block | None:
-    """The rows that are processed in this process: dense arrays. ``None``: Spark processes them."""
-    block = None if source.on_cluster else source.block
-    return None if block is None or block.is_sparse else block
 
 
 def _evaluated_here(model: keras.Model, block: Block, options: BatchOptions) -> inference.EvaluationResult:

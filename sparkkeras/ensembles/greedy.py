@@ -18,6 +18,7 @@ from sparkkeras.ensembles import compatibility
 from sparkkeras.ensembles.ensemble import EnsembleModel
 from sparkkeras.ensembles.selection import Score, forward_selection
 from sparkkeras.errors import ConfigurationError, DataError
+from sparkkeras.modeling.fixed_batch import check_batch_size, check_rows
 from sparkkeras.modeling.labels import check_labels
 from sparkkeras.modeling.outputs import losses_of
 from sparkkeras.modeling.schema import schema_of
@@ -96,6 +97,9 @@ def greedy_ensemble(
     if sample_weight is not None and not np.any(np.asarray(sample_weight)):
         raise DataError("sample_weight is 0 for all samples; expected a positive weight for at least one.")
     batch_size = arguments.integer("batch_size", batch_size)
+    for model in given:
+        check_batch_size(model, "batch_size", batch_size)
+        check_rows(model, block.rows, "validation")
     exclusive = compatibility.exclusive(given)[0]
     if voting == "hard" and any(compatibility.exclusive([model])[0] != exclusive for model in given):
         raise ConfigurationError(

@@ -12,6 +12,7 @@ import pytest
 
 from sparkkeras import EnsembleModel, greedy_ensemble, load_ensemble_model, load_spark_model
 from sparkkeras.errors import ConfigurationError, CustomObjectError, DataError, ModelError, StorageError
+from sparkkeras.scoring import inference
 from tests.conftest import long
 from tests.models import regression
 
@@ -737,3 +738,42 @@ def test_members_that_cannot_be_trained_can_vote():
     models = [unit(), frozen, quantized]
     expected = np.mean([called(model, X) for model in models], axis=0)
     np.testing.assert_allclose(EnsembleModel(models).predict(X), expected, rtol=1e-5)
+
+
+# Members with stateful layers
+
+
+def stateful(size=4):
+    recurrent = keras.layers.LSTM(2, stateful=True)
+    return keras.Sequential([keras.Input((3, 1), batch_size=size), recurrent, keras.layers.Dense(1)])
+
+
+def flat():
+    return keras.Sequential([keras.Input((3, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+def test_members_with_stateful_layers_predict_whole_batches_of_one_partition(monkeypatch):
+    calls = []
+
+    def predict(model, source, archive, options, num_workers, keyed):
+        calls.append((options.batch_size, options.across_blocks, num_workers))
+        return [np.zeros((8, 1))]
+
+    monkeypatch.setattr(inference, "predict_source", predict)
+    ensemble = EnsembleModel([flat(), stateful()], "average")
+    assert ensemble.model.inputs[0].shape == (4, 3, 1)
+    ensemble.predict(X[:8, :, None])
+    assert calls == [(4, True, 1)]
+    with pytest.raises(ConfigurationError, match="a fixed batch size of 4, but batch_size=32: set batch_size=4"):
+        ensemble.predict(X[:8, :, None], batch_size=32)
+
+
+def test_stateful_members_for_batches_of_different_sizes_are_rejected():
+    with pytest.raises(ModelError, match=r"models\[0\] takes batches of 4, models\[2\] takes batches of 2"):
+        EnsembleModel([stateful(), flat(), stateful(2)], "average")
+
+
+@pytest.mark.parametrize(("rows", "batch_size", "message"), [(8, 32, "set batch_size=4"), (6, 4, "6 rows for validation")])
+def test_greedy_selection_rejects_batches_that_stateful_layers_cannot_take(rows, batch_size, message):
+    with pytest.raises(ConfigurationError, match=message):
+        greedy_ensemble([stateful()], X[:rows, :, None], X[:rows, :1], "mae", voting="average", batch_size=batch_size)
