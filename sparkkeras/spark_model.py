@@ -21,6 +21,7 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
+from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,
@@ -46,8 +47,9 @@ from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
-from sparkkeras.training.strategy import MODES, make_strategy
+from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
+from sparkkeras.worker.lockstep import GRADIENT_DTYPES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,13 +93,23 @@ def _rule(_: str, value: Any) -> UpdateRule | None:
     return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
 
 
+def _frequency(name: str, value: Any) -> str | int | None:
+    return None if value is None else arguments.frequency(name, value)
+
+
+def _dtype(name: str, value: Any) -> str | None:
+    return None if value is None else str(arguments.one_of(name, value, GRADIENT_DTYPES))
+
+
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "mode": _mode,
-    "frequency": arguments.frequency,
+    "frequency": _frequency,
     "num_workers": arguments.optional_integer,
     "parameter_server_mode": functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS),
     "port": arguments.port,
     "rule": _rule,
+    "gradient_dtype": _dtype,
+    "max_restarts": functools.partial(arguments.integer, low=0),
     "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),
     "batch_size": arguments.integer,
     "seed": _seed,
@@ -121,10 +133,13 @@ class SparkModel:
         mode: ``"synchronous"``: all workers train from the same weights until the next exchange, then their weights are
             averaged. ``"asynchronous"``: each worker exchanges updates with a parameter server on the driver, without
             waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches. An epoch
+            ``"allreduce"``: the workers average their gradients at every step, so n workers with batches of b rows train
+            like Keras with batches of n * b rows.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
+            ``None``: ``"batch"`` in the mode ``"allreduce"``, which has no other, and ``"epoch"`` in the others. An epoch
             is long for asynchronous workers: start with 5 to 12 batches.
         num_workers: The number of workers. ``None``: one for each partition of the data; for arrays, one for each Spark
-            slot. Asynchronous and hogwild workers all run at the same time, so there are at most as many as free slots;
+            slot. Except in synchronous mode, all workers run at the same time, so there are at most as many as free slots;
             partitions are coalesced if needed.
         parameter_server_mode: The transport between workers and parameter server: ``"http"`` or ``"socket"``, which is
             faster.
@@ -132,7 +147,12 @@ class SparkModel:
         rule: The update rule, which computes new weights of the model from those of the workers. Synchronous:
             ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
             ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
-            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later.
+            `UpdateRule`. ``None``: the default of the mode, even if the mode is changed later. The mode ``"allreduce"`` has
+            no rule.
+        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"`` halves
+            the network traffic. ``None``: their own.
+        max_restarts: How often the mode ``"allreduce"`` continues from the last finished epoch after a worker has failed,
+            before `fit` raises the error.
         server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
             model.
@@ -142,10 +162,10 @@ class SparkModel:
 
     Attributes:
         training_histories: One entry for each worker and epoch of all calls of `fit`.
-        parameter_server_stats: Statistics of the parameter server of the last `fit`; ``None`` in synchronous mode.
+        parameter_server_stats: Statistics of the parameter server of the last `fit`; ``None`` in the other modes.
 
-    Each argument is also an attribute that can be set between calls, with the same checks. The attribute ``rule`` is the
-    `UpdateRule` that the next `fit` uses: the one that was set, or the default of the mode.
+    Each argument is also an attribute that can be set between calls, with the same checks. The attributes ``rule`` and
+    ``frequency`` are what the next `fit` uses: the value that was set, or the default of the mode.
 
     Raises:
         ModelError: The model is not a Keras model, or not built.
@@ -163,12 +183,14 @@ class SparkModel:
         self,
         model: keras.Model,
         mode: str = "synchronous",
-        frequency: str | int = "epoch",
+        frequency: str | int | None = None,
         num_workers: int | None = None,
         *,
         parameter_server_mode: str = "http",
         port: int = 0,
         rule: str | UpdateRule | None = None,
+        gradient_dtype: str | None = None,
+        max_restarts: int = 3,
         server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
@@ -177,10 +199,13 @@ class SparkModel:
         self.model = model
         self.mode = mode
         self.frequency = frequency
+        self._check_frequency()
         self.num_workers = num_workers
         self.rule = None if rule is None else make_rule(rule, self.mode)
         if model.compiled:
             check_optimizer(self.rule, model.optimizer)
+        self.gradient_dtype = gradient_dtype
+        self.max_restarts = max_restarts
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
@@ -226,6 +251,24 @@ class SparkModel:
     @rule.setter
     def rule(self, rule: str | UpdateRule | None) -> None:
         self._given_rule = _rule("rule", rule)
+
+    @property
+    def frequency(self) -> str | int:
+        """How long a worker trains between two exchanges: what was set, or the default of the mode."""
+        if self._given_frequency is None:
+            return 1 if self.mode == "allreduce" else "epoch"
+        return self._given_frequency
+
+    @frequency.setter
+    def frequency(self, frequency: str | int | None) -> None:
+        self._given_frequency = _frequency("frequency", frequency)
+
+    def _check_frequency(self) -> None:
+        if self.mode == "allreduce" and self.frequency != 1:
+            raise ConfigurationError(
+                f"frequency={self.frequency!r} does not fit mode='allreduce', which averages the gradients of every batch: "
+                "leave frequency out, or use mode='synchronous' to average weights after several batches."
+            )
 
     @property
     def master_network(self) -> keras.Model:
@@ -325,7 +368,8 @@ class SparkModel:
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the weights of the last completed round
                 or epoch.
             DriverConnectionError: Workers cannot reach the parameter server.
-            WorkerError: A task failed repeatedly; the message contains its traceback.
+            WorkerError: A task failed repeatedly; the message contains its traceback. In the mode ``"allreduce"``, more
+                than ``max_restarts`` times.
         """
         check_trainable(self.model)
         if batch_size is not None and is_batch_function(data):
@@ -333,8 +377,11 @@ class SparkModel:
                 f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "
                 "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
+        self._check_frequency()
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
+        if self.mode == "allreduce":
+            check_mean_over_rows(self.model)
         request = check_fit(
             [self.model],
             data=data,
@@ -370,7 +417,15 @@ class SparkModel:
             )
         partitioning = Partitioning(self.num_workers, self.num_workers, concurrent=self.mode != "synchronous")
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
-        coordination = Coordination(self.frequency, rule, self._rule_state, server, self.training_histories)
+        coordination = Coordination(
+            self.frequency,
+            rule,
+            self._rule_state,
+            server,
+            self.gradient_dtype,
+            self.max_restarts,
+            self.training_histories,
+        )
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
             self._fits += 1
@@ -382,7 +437,7 @@ class SparkModel:
             try:
                 make_strategy(self.mode).fit(job, stored, on_driver)
             finally:
-                self.parameter_server_stats = None if self.mode == "synchronous" else job.server.stats
+                self.parameter_server_stats = job.server.stats if self.mode in ASYNCHRONOUS_MODES else None
             return on_driver.history
 
     @known_arguments
@@ -529,10 +584,11 @@ class SparkModel:
         """The settings. ``SparkModel(model, **spark_model.get_config())`` has the same settings but not the rule's state.
 
         Returns:
-            The arguments of the constructor by name, except ``model`` and ``custom_objects``; ``rule`` is ``None`` if it
-            was not set.
+            The arguments of the constructor by name, except ``model`` and ``custom_objects``; ``rule`` and
+            ``frequency`` are ``None`` if they were not set.
         """
-        return {name: getattr(self, name) for name in _SETTINGS} | {"rule": self._given_rule}
+        given = {"rule": self._given_rule, "frequency": self._given_frequency}
+        return {name: getattr(self, name) for name in _SETTINGS} | given
 
     @known_arguments
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:

@@ -88,6 +88,32 @@ def read_files(paths: Sequence[Path], sizes: Sequence[int]) -> Any:
     return pickle.loads(head, buffers=arrays)
 
 
+class DelayedValue(Generic[R]):
+    """A `Shared` whose value is pickled with the task, but unpickled only when it is used: its classes may import Keras.
+
+    Args:
+        value: The value.
+    """
+
+    def __init__(self, value: R) -> None:
+        self._value = value
+        self._payload = b""
+
+    def __getstate__(self) -> bytes:
+        return self._payload or pickle.dumps(self._value)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._payload = state
+
+    @property
+    def value(self) -> R:
+        """The value."""
+        if self._payload:
+            self._value = pickle.loads(self._payload)
+            self._payload = b""
+        return self._value
+
+
 @dataclass(frozen=True)
 class ValueFile(Generic[R]):
     """A value in a file on a disk that driver and workers share; also a `Shared`.

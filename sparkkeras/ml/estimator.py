@@ -68,12 +68,16 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         epochs: Train until this epoch, counted from 0; at least 1.
         batch_size: Rows in a batch of one worker.
         learning_rate: The optimizer's learning rate for this fit. ``None``: the compiled one.
-        mode: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``; see `SparkModel`.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
+        mode: ``"synchronous"``, ``"asynchronous"``, ``"hogwild"`` or ``"allreduce"``; see `SparkModel`.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches;
+            ``None``: the mode's default.
         rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
         num_workers: The number of workers; ``None``: one for each partition.
         parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
         port: The parameter server's port; 0: any free port.
+        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
+            ``None``: their own.
+        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed.
         server_options: Further settings of the parameter server.
         seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
         callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
@@ -128,8 +132,10 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         batch_size: int = 32,
         learning_rate: float | None = None,
         mode: str = "synchronous",
-        frequency: str | int = "epoch",
+        frequency: str | int | None = None,
         rule: str | UpdateRule | None = None,
+        gradient_dtype: str | None = None,
+        max_restarts: int = 3,
         num_workers: int | None = None,
         parameter_server_mode: str = "http",
         port: int = 0,
@@ -177,6 +183,8 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             parameter_server_mode=get("parameter_server_mode"),
             port=get("port"),
             rule=get("rule"),
+            gradient_dtype=get("gradient_dtype"),
+            max_restarts=get("max_restarts"),
             server_options=get("server_options"),
             custom_objects=get("custom_objects"),
             batch_size=get("batch_size"),

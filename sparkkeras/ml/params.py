@@ -21,6 +21,7 @@ from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import RULES
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.training.strategy import MODES
+from sparkkeras.worker.lockstep import GRADIENT_DTYPES
 
 T = TypeVar("T")
 P = TypeVar("P", bound="KerasParams")
@@ -241,12 +242,18 @@ class TrainingParams(InferenceParams):
     learning_rate = param("the optimizer's learning rate; None: the compiled one", converters.optional(converters.positive))
     mode = param(f"how workers train together: one of {', '.join(MODES)}", converters.choice(*MODES))
     frequency = param(
-        "how long a worker trains between two exchanges: 'epoch', 'batch', or a number of batches", arguments.frequency
+        "how long a worker trains between two exchanges: 'epoch', 'batch', a number of batches; None: the mode's default",
+        converters.optional(arguments.frequency),
     )
     rule = param(
         f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
         converters.optional(converters.rule),
     )
+    gradient_dtype = param(
+        f"the dtype in which mode='allreduce' sends gradients: one of {', '.join(GRADIENT_DTYPES)}; None: their own",
+        converters.optional(converters.choice(*GRADIENT_DTYPES)),
+    )
+    max_restarts = param("how often mode='allreduce' continues after a worker has failed", partial(arguments.integer, low=0))
     num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
     parameter_server_mode = param(
         f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}",

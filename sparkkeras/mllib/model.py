@@ -41,12 +41,16 @@ class SparkMLlibModel:
 
     Args:
         model: A built Keras model; compiled, for `fit` and `evaluate`. Training changes it in place.
-        mode: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``; see `SparkModel`.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
+        mode: ``"synchronous"``, ``"asynchronous"``, ``"hogwild"`` or ``"allreduce"``; see `SparkModel`.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches;
+            ``None``: the mode's default.
         num_workers: The number of workers; ``None``: one for each partition.
         parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
         port: The parameter server's port; 0: any free port.
         rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
+        gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
+            ``None``: their own.
+        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed.
         server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name, where they cannot be found from the model.
         batch_size: The default number of rows in a batch of one worker.
@@ -71,12 +75,14 @@ class SparkMLlibModel:
         self,
         model: keras.Model,
         mode: str = "synchronous",
-        frequency: str | int = "epoch",
+        frequency: str | int | None = None,
         num_workers: int | None = None,
         *,
         parameter_server_mode: str = "http",
         port: int = 0,
         rule: str | UpdateRule | None = None,
+        gradient_dtype: str | None = None,
+        max_restarts: int = 3,
         server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
@@ -90,6 +96,8 @@ class SparkMLlibModel:
             parameter_server_mode=parameter_server_mode,
             port=port,
             rule=rule,
+            gradient_dtype=gradient_dtype,
+            max_restarts=max_restarts,
             server_options=server_options,
             custom_objects=custom_objects,
             batch_size=batch_size,

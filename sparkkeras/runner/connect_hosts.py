@@ -51,7 +51,7 @@ class RemoteRankTask:
         read = [batch for batch in batches if "result" in batch.schema.names]
         handles = list(unpack_cells(cell for batch in read for cell in batch.column("result").to_pylist()))
         seat = seat_of(task_context(cores=self.cores), self.host.together, self.use_gpu)
-        self.host.run(seat, self._start, handles[0] if handles else None)
+        self.host.run(seat, self._start, tuple(handles))
         return iter(())
 
     def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:

@@ -1,4 +1,4 @@
-"""Exchanges of values between the ranks of a group through the driver: barriers, sums and broadcasts. No I/O."""
+"""Exchanges of values between the ranks of a group through the driver, and of all ranks with the driver. No I/O."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from sparkkeras.weights import Array, is_floating
 
 BARRIER, ALL_REDUCE, BROADCAST = "barrier", "all_reduce", "broadcast"
 
+REPORT = "report"
+"""The driver receives the values of all ranks, and its answer is the result."""
+
 OUT_OF_STEP = "out of step"
 """The kind of `RefusedError` for a rank whose exchange cannot end."""
 
@@ -26,7 +29,7 @@ class Kind:
     """What an exchange does; all ranks must give the same one.
 
     Attributes:
-        name: `BARRIER`, `ALL_REDUCE` or `BROADCAST`.
+        name: `BARRIER`, `ALL_REDUCE`, `BROADCAST` or `REPORT`.
         dtype: The dtype of the arrays of a sum.
         shape: Their shape.
     """
@@ -103,11 +106,20 @@ class Exchanges:
             )
         exchange.given.add(rank)
         exchange.values[rank] = value
-        if len(exchange.given) == self._size and not exchange.error:
-            exchange.result = kind.combine([exchange.values[each] for each in range(self._size)])
-            exchange.values.clear()
-            self._exchanges.pop(number - 1, None)  # a rank that is here has the result of that one
+        if self._is_complete(exchange) and kind.name != REPORT:
+            self._finish(number, kind.combine(self._values(exchange)))
         self._check_ended(number, exchange)
+
+    def reported(self) -> tuple[int, list[bytes]] | None:
+        """The number of a report that waits for the driver's answer, and the values of all ranks; ``None`` if none does."""
+        for number, exchange in self._exchanges.items():
+            if exchange.kind.name == REPORT and exchange.result is None and self._is_complete(exchange):
+                return number, self._values(exchange)
+        return None
+
+    def answer(self, number: int, result: bytes) -> None:
+        """Set the result of a report."""
+        self._finish(number, result)
 
     def take(self, number: int) -> bytes | None:
         """The result of an exchange; ``None`` while ranks are missing.
@@ -125,6 +137,18 @@ class Exchanges:
         self._ended.add(rank)
         for number, exchange in self._exchanges.items():
             self._check_ended(number, exchange)
+
+    def _is_complete(self, exchange: _Exchange) -> bool:
+        return len(exchange.given) == self._size and not exchange.error
+
+    def _values(self, exchange: _Exchange) -> list[bytes]:
+        return [exchange.values[rank] for rank in range(self._size)]
+
+    def _finish(self, number: int, result: bytes) -> None:
+        exchange = self._exchanges[number]
+        exchange.result = result
+        exchange.values.clear()
+        self._exchanges.pop(number - 1, None)  # all ranks are here, so they have the result of that one
 
     def _check_ended(self, number: int, exchange: _Exchange) -> None:
         missing = self._ended - exchange.given

@@ -225,6 +225,16 @@ class Group:
 
     # The view of the driver
 
+    def reported(self) -> tuple[int, list[bytes]] | None:
+        """See `Exchanges.reported`."""
+        with self._lock:
+            return self._exchanges.reported()
+
+    def answer(self, number: int, result: bytes) -> None:
+        """See `Exchanges.answer`."""
+        with self._lock:
+            self._exchanges.answer(number, result)
+
     def stop(self) -> None:
         """Have all workers end their processes."""
         with self._lock:

@@ -13,7 +13,7 @@ from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.group import Failure, Group
 from sparkkeras.runner.output import TAIL_LINES
-from sparkkeras.runner.service import GroupService
+from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
 from sparkkeras.spark.job_errors import interrupts_here
@@ -33,12 +33,22 @@ EXIT_SECONDS = 10.0
 StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
 
+Answer = Callable[[list[bytes]], bytes]
+"""Answers a report, given the values of all ranks; see `sparkkeras.runner.exchanges.REPORT`."""
+
 
 class RowsMissingError(Exception):
     """Spark ran the task of a rank where its rows are not. No rank has started."""
 
 
-def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: float | None) -> list[Any]:
+def run_group(
+    group: Group,
+    driver: DriverAddress,
+    start: StartHosts,
+    timeout: float | None = None,
+    answer: Answer | None = None,
+    max_value: int = VALUE_BYTES,
+) -> list[Any]:
     """Run a group until it ends; returns the results of the ranks. Nothing of it is left afterwards.
 
     Args:
@@ -46,16 +56,19 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
         driver: The address at which the hosts reach this process.
         start: Starts the hosts.
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
+        answer: Answers reports of the ranks, in this thread. An error that it raises ends the group.
+        max_value: The largest size of a value that the ranks exchange or report, in bytes.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
         WorkerTimeoutError: The ranks did not end within the timeout.
         RowsMissingError: A worker did not find the rows of its rank.
     """
-    with serving("socket", GroupService(group), ServerOptions(), 0, driver, group.size) as address, interrupts_here():
+    service = GroupService(group, max_value)
+    with serving("socket", service, ServerOptions(), 0, driver, group.size) as address, interrupts_here():
         running = start(address)
         try:
-            error = _watch(group, running, timeout)
+            error = _watch(group, running, timeout, answer)
         except BaseException:
             _end(group, running, INTERRUPT_SECONDS)
             raise
@@ -74,12 +87,15 @@ def run_group(group: Group, driver: DriverAddress, start: StartHosts, timeout: f
     return [_result(group, rank) for rank in range(group.size)]
 
 
-def _watch(group: Group, running: Running[Any], timeout: float | None) -> WorkerError | None:
-    """Show output until the hosts have ended or the group has failed; returns the error."""
+def _watch(group: Group, running: Running[Any], timeout: float | None, answer: Answer | None) -> WorkerError | None:
+    """Show output and answer reports until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
     while True:
         is_done = running.done
         _show(group)
+        reported = group.reported()
+        if reported is not None and answer is not None:
+            group.answer(reported[0], answer(reported[1]))
         failure = group.failure(is_done)
         if failure is not None:
             return failed(group, failure)

@@ -18,6 +18,7 @@ from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
 from sparkkeras.runner.rank import RankMain, Seat, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
+from sparkkeras.sources.spark_dataset import BroadcastRows
 
 BEAT_SECONDS = 0.5
 """The interval of heartbeats, whose replies say whether to end the process."""
@@ -43,7 +44,8 @@ class Host:
         driver: The address of the driver.
         world_size: The number of ranks.
         together: Whether all ranks run at the same time.
-        parts: The rows of each rank; ``None``: the run has no data, or each host gets those of its rank.
+        forks: Whether processes are forks of workers that have imported the backend; otherwise a new Python.
+        parts: The rows of each rank, in parts; ``None``: the run has no data, or each host gets those of its rank.
         rows: The number of rows of each rank.
     """
 
@@ -51,30 +53,31 @@ class Host:
     driver: Address
     world_size: int
     together: bool
-    parts: tuple[Rows, ...] | None = None
+    forks: bool
+    parts: tuple[tuple[Rows, ...], ...] | None = None
     rows: tuple[int, ...] | None = None
 
-    def run(self, seat: Seat, start: Start, rows: Rows | None = None) -> None:
+    def run(self, seat: Seat, start: Start, parts: tuple[Rows, ...] = ()) -> None:
         """Run a rank. What becomes of it is known to the driver; here it is no error.
 
         Args:
             seat: The rank, and where it runs.
             start: Starts its process.
-            rows: Its rows, if they are not in `parts`.
+            parts: Its rows, if they are not in `parts`.
         """
-        rows = rows if self.parts is None else self.parts[seat.rank]
+        parts = parts if self.parts is None else self.parts[seat.rank]
         with ExitStack() as stack:
             client = stack.enter_context(RankClient(self.driver, seat.rank, seat.attempt, is_worker=True))
-            if isinstance(rows, Handle) and not _exists(rows):
+            if not all(map(_exists, parts)):
                 client.miss()
                 return
-            work, handle = self.work.value.on_host(stack), None if rows is None else _stored(rows, stack)
+            work, stored = self.work.value.on_host(stack), tuple(_stored(part, stack) for part in parts)
             port = stack.enter_context(closing(reserve_port())).getsockname()[1] if self.together else 0
             try:
                 addresses = client.join(seat.host, port)
             except GroupStoppedError:
                 return
-            main = RankMain(work, self.driver, seat, self.world_size, addresses, handle, self.rows)
+            main = RankMain(work, self.driver, seat, self.world_size, addresses, stored, self.rows)
             variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)
@@ -107,18 +110,19 @@ def _resources(seat: Seat) -> dict[str, str]:
     return {"NPROC": cores, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": ",".join(seat.accelerators)}
 
 
-def _exists(handle: Handle) -> bool:
-    """Whether the files of a handle are on this machine."""
+def _exists(rows: Rows) -> bool:
+    """Whether the files of rows are on this machine, if they are in files."""
     try:
-        handle.open()
+        if isinstance(rows, Handle):
+            rows.open()
     except FileNotFoundError:
         return False
     return True
 
 
-def _stored(rows: Rows, stack: ExitStack) -> Handle:
-    """Rows in files on this machine; those that are not in files already are written, and removed in the end."""
-    if isinstance(rows, Handle):
+def _stored(rows: Rows, stack: ExitStack) -> Rows:
+    """Rows that a new process can open: those in memory are written to files, which are removed in the end."""
+    if not isinstance(rows, BroadcastRows):
         return rows
     folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

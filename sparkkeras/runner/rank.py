@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sparkkeras.data import files
-from sparkkeras.data.files import Handle
+from sparkkeras.data.dataset import Rows
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import rank_context
@@ -27,17 +27,12 @@ from sparkkeras.runner.values import pack_parts
 class Work(Protocol):
     """What each rank does."""
 
-    @property
-    def forks(self) -> bool:
-        """Whether it may run in a fork of a worker that has imported the backend."""
-        ...
-
     def on_host(self, stack: ExitStack) -> Work:
         """The same work, with files on this machine until the stack is closed."""
         ...
 
-    def __call__(self) -> Any:
-        """Do it, and return the result."""
+    def __call__(self, rank: RankMain, client: RankClient) -> Any:
+        """Do it in the process of a rank, and return the result."""
         ...
 
 
@@ -47,17 +42,13 @@ class FunctionCall:
 
     call: ByValue[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
 
-    @property
-    def forks(self) -> bool:
-        """Yes."""
-        return True
-
     def on_host(self, stack: ExitStack) -> Work:
         """The same: it needs no files."""
         return self
 
-    def __call__(self) -> Any:
+    def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Call the function."""
+        rank.enter_context(client)
         function, args, kwargs = self.call.fresh()
         return function(*args, **kwargs)
 
@@ -75,11 +66,6 @@ class Script:
     path: str
     source: bytes | None
     args: tuple[str, ...]
-
-    @property
-    def forks(self) -> bool:
-        """No: it may choose a backend, and set variables for libraries before it imports them."""
-        return False
 
     def with_source(self) -> Script:
         """The script with its text, for machines that do not have the file.
@@ -100,8 +86,9 @@ class Script:
         path.write_bytes(self.source)
         return Script(str(path), None, self.args)
 
-    def __call__(self) -> None:
+    def __call__(self, rank: RankMain, client: RankClient) -> None:
         """Run the file, with its folder on the import path."""
+        rank.enter_context(client)
         sys.argv = [self.path, *self.args]
         sys.path.insert(0, str(Path(self.path).parent))
         runpy.run_path(self.path, run_name="__main__")
@@ -136,7 +123,7 @@ class RankMain:
         seat: The rank, and where it runs.
         world_size: The number of ranks.
         addresses: The address of each rank; empty for ranks that do not know each other.
-        handle: The rows of the rank; ``None`` if it has none.
+        parts: The rows of the rank.
         rows: The number of rows of each rank; ``None``: the run has no data.
     """
 
@@ -145,16 +132,15 @@ class RankMain:
     seat: Seat
     world_size: int
     addresses: tuple[str, ...]
-    handle: Handle | None
+    parts: tuple[Rows, ...]
     rows: tuple[int, ...] | None
 
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
         with RankClient(self.driver, self.seat.rank, self.seat.attempt) as client:
-            rank_context.enter(self._context(client))
             client.start()
             try:
-                client.finish(self._result())
+                client.finish(self._result(client))
             except BaseException as error:
                 client.fail(_in_one_line(error), _traceback(error))
                 return 1
@@ -162,17 +148,20 @@ class RankMain:
                 client.leave()
         return 0
 
-    def _context(self, client: RankClient) -> RankContext:
-        seat, block = self.seat, None if self.handle is None else self.handle.open()
+    def enter_context(self, client: RankClient) -> None:
+        """Make the context of this rank available to code of the user."""
+        seat, block = self.seat, self.parts[0].open() if self.parts else None
         place = local_rank(seat.rank, self.addresses)
-        return RankContext(
-            seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.rows
+        rank_context.enter(
+            RankContext(
+                seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.rows
+            )
         )
 
-    def _result(self) -> list[memoryview]:
+    def _result(self, client: RankClient) -> list[memoryview]:
         """The pickled result of the work."""
         try:
-            result = self.work()
+            result = self.work(self, client)
         except SystemExit as exit_:
             if exit_.code not in (None, 0):
                 raise

@@ -39,7 +39,7 @@ LINES_BYTES = 4 << 20
 """The largest size of the lines of a heartbeat, and of a traceback."""
 
 VALUE_BYTES = 1 << 30
-"""The largest size of a result, and of a value in an exchange."""
+"""The largest size of a result, and of a value in an exchange between the ranks."""
 
 PIECE_BYTES = 16 << 20
 """Results are sent in pieces of this size."""
@@ -53,15 +53,16 @@ class GroupService(Service):
 
     Args:
         group: The state of the group.
+        max_value: The largest size of a value in an exchange, in bytes.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, max_value: int = VALUE_BYTES) -> None:
         of_ranks: dict[str, tuple[Callable[[int, Call], Reply | None], int]] = {
             "beat": (self._beat, LINES_BYTES),
             "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
             "start": (lambda rank, call: group.start(rank), 0),
             "report": (self._report, LINES_BYTES),
-            "give": (self._give, VALUE_BYTES),
+            "give": (self._give, max_value),
             "take": (self._take, 0),
             "expect": (self._expect, LINES_BYTES),
             "piece": (self._piece, PIECE_BYTES),

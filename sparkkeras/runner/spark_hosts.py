@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
 
 REGISTER_SECONDS = 10.0
-"""How long executors have to register, before a barrier stage with too few slots is rejected."""
+"""How long executors have to register, before a barrier stage has too few slots."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,17 @@ class RankTask:
 
     def __call__(self, rank: int, rows: Iterable[Any]) -> Iterator[Any]:
         """Run the rank; yields nothing, since its result goes to the driver directly."""
-        handle = next(iter(list(rows)), None)  # read to the end, since Spark cannot reuse the worker otherwise
+        parts = tuple(rows)  # read to the end, since Spark cannot reuse the worker otherwise
         context = task_context(rank, self.cores)
-        forks = self.host.work.value.forks
-        if forks:
+        if self.host.forks:
             device.prepare(context.cores, shared_folder=application_folder())
             device.prepare_to_fork(context.cores)
             if not device.is_uninitialized():
-                raise ClusterError("a worker for SparkRunner has used the Keras backend, so it cannot fork processes.")
+                raise ClusterError("a worker that starts processes has used the Keras backend, so it cannot fork processes.")
         seat = seat_of(context, self.host.together, self.use_gpu)
         if self.is_local:
             seat = replace(seat, host="127.0.0.1")
-        self.host.run(seat, fork if forks else spawn, handle)
+        self.host.run(seat, fork if self.host.forks else spawn, parts)
         return iter(())
 
 
@@ -109,19 +108,34 @@ def gpu_profile(cores: int, gpus: int) -> Any:
 
 
 def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> None:
-    """Reject a barrier stage that Spark would not start.
+    """Reject a barrier stage of `SparkRunner` that Spark would not start.
 
     Raises:
         ConfigurationError: Spark has too few slots, or uses dynamic allocation.
     """
-    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"))
+    check_static_allocation(cluster, INDEPENDENT_RANKS)
     if gpus_per_worker is not None:
         return  # Spark checks the slots of a resource profile itself
-    deadline = time.monotonic() + (0 if cluster.is_local else REGISTER_SECONDS)
-    while (slots := slots_of(cluster.context)) < ranks:
-        if time.monotonic() >= deadline:
-            raise too_few_slots(ranks, slots, str(cluster.context.master))
+    slots = registered_slots(cluster, ranks)
+    if slots < ranks:
+        raise too_few_slots(ranks, slots, str(cluster.context.master))
+
+
+def check_static_allocation(cluster: Cluster, otherwise: str) -> None:
+    """Reject barrier stages where Spark does not support them; see `reject_dynamic_allocation`.
+
+    Raises:
+        ConfigurationError: Spark uses dynamic allocation.
+    """
+    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"), otherwise)
+
+
+def registered_slots(cluster: Cluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:
+    """The number of slots, as soon as there are as many as wanted, or after this time, in which executors register."""
+    deadline = time.monotonic() + (0 if cluster.is_local else seconds)
+    while (slots := slots_of(cluster.context)) < wanted and time.monotonic() < deadline:
         time.sleep(0.1)
+    return slots
 
 
 def check_gpus(cluster: Cluster) -> None:
@@ -133,16 +147,24 @@ def check_gpus(cluster: Cluster) -> None:
     reject_without_gpus(cluster.context.getConf().get("spark.task.resource.gpu.amount", "0"))
 
 
-def reject_dynamic_allocation(enabled: str | None) -> None:
+INDEPENDENT_RANKS = "use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
+"""What to do instead of starting all ranks of a `SparkRunner` together, for messages."""
+
+
+def reject_dynamic_allocation(enabled: str | None, otherwise: str = INDEPENDENT_RANKS) -> None:
     """Reject the setting ``spark.dynamicAllocation.enabled`` if it is true.
 
+    Args:
+        enabled: The setting.
+        otherwise: What to do instead, for the message.
+
     Raises:
-        ConfigurationError: It is.
+        ConfigurationError: It is true.
     """
     if str(enabled).lower() == "true":
         raise ConfigurationError(
             "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
-            "when the session starts, or use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
+            f"when the session starts, or {otherwise}"
         )
 
 

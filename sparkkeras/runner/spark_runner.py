@@ -157,6 +157,7 @@ class SparkRunner:
     @contextmanager
     def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, StartHosts]]:
         """The address of the driver, and a function that starts ranks on its machine."""
+        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
         with ExitStack() as stack:
             parts = None
@@ -164,7 +165,7 @@ class SparkRunner:
                 parts = stack.enter_context(data_of_ranks.stored_on_driver(source, self.num_workers))
 
             def start(address: Address) -> Running[Any]:
-                return start_threads(group, self._host(LocalShared(work), address, parts), gpus)
+                return start_threads(group, self._host(LocalShared(work), forks, address, parts), gpus)
 
             yield DriverAddress("127.0.0.1", "127.0.0.1", is_local=True), start
 
@@ -178,6 +179,7 @@ class SparkRunner:
             check_gpus(cluster)
         if isinstance(work, Script) and not cluster.is_local:
             work = work.with_source()
+        forks = isinstance(work, FunctionCall)
         shares_rows = everywhere or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
         with ExitStack() as stack:
             parts = None
@@ -186,7 +188,7 @@ class SparkRunner:
             shared = stack.enter_context(cluster.share(work))
 
             def start(address: Address) -> Running[Any]:
-                host = self._host(shared, address, parts)
+                host = self._host(shared, forks, address, parts)
                 task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local)
                 return start_tasks(cluster, task, self.gpus_per_worker, None if parts is None else parts.handles)
 
@@ -213,14 +215,15 @@ class SparkRunner:
                 parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers, everywhere=False))
 
             def start(address: Address) -> Running[Any]:
-                host = self._host(shared, address, parts)
+                host = self._host(shared, False, address, parts)
                 return start_query(cluster, host, self.use_gpu, None if parts is None else parts.handles, profile)
 
             yield client_address(session), start
 
-    def _host(self, work: Any, address: Address, parts: data_of_ranks.Parts | None) -> Host:
+    def _host(self, work: Any, forks: bool, address: Address, parts: data_of_ranks.Parts | None) -> Host:
         rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
-        return Host(work, address, self.num_workers, self.barrier, rows, counts)
+        each = None if rows is None else tuple((part,) for part in rows)
+        return Host(work, address, self.num_workers, self.barrier, forks, each, counts)
 
 
 def _remote_session(source: Source | None) -> SparkSession | None:

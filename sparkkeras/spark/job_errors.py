@@ -41,7 +41,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
     if not traceback:
         alone = _PACKAGE_ERROR.search(text)  # without a traceback; see `sparkkeras.scoring.column_functions.OverColumns`
         if alone:
-            raised = _package_error(_until_java(text, alone.start(1)))
+            raised = package_error(_until_java(text, alone.start(1)))
             if raised:
                 return raised
         stopped = context is not None and (context._jsc is None or context._jsc.sc().isStopped())
@@ -63,7 +63,7 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
             traceback,
         )
-    raised = _package_error(traceback)
+    raised = package_error(traceback)
     return raised or task_failed(traceback)
 
 
@@ -160,7 +160,7 @@ _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
-def _package_error(traceback: str) -> SparkKerasError | None:
+def package_error(traceback: str) -> SparkKerasError | None:
     """The error at the end of a worker's traceback, if it is one of this package."""
     last = traceback.rpartition(_TRACEBACK)[2].splitlines()
     for number, line in enumerate(last):

@@ -9,7 +9,6 @@ trainable weights from their mean.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import BlockStream, Shared, StoredDataset, TaskContext
-from sparkkeras.errors import DataError, DivergenceError, counted, warn
+from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
@@ -27,24 +26,10 @@ from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_sta
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job, Validation
-from sparkkeras.training.worker_reports import add_histories, divergence, epoch_logs, gathered
+from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, gathered, warn_of_steps
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import LocalTrainer, Replica
-
-
-@dataclass(frozen=True)
-class Report:
-    """A worker's report on a round, sent in addition to its replica."""
-
-    worker: int
-    rows: int
-    steps: int
-    seconds: float
-    learning_rate: float
-    logs: dict[str, Any]
-    is_finite: bool
-    startup_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,17 +45,13 @@ class Mean:
     @classmethod
     def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Mean:
         """The mean of a single replica, from a process that took ``startup_seconds`` to load Keras."""
-        report = Report(
-            replica.worker,
+        return cls(
             replica.rows,
-            replica.steps,
-            replica.seconds,
-            replica.learning_rate,
-            replica.logs,
-            replica.is_finite,
-            startup_seconds,
+            replica.state.weights,
+            replica.state.optimizer,
+            replica.metrics,
+            (Report.of(replica, startup_seconds),),
         )
-        return cls(replica.rows, replica.state.weights, replica.state.optimizer, replica.metrics, (report,))
 
 
 @dataclass(frozen=True)
@@ -150,7 +131,7 @@ class AveragingStrategy:
                 logs = epoch_logs(model, metrics.merge(mean.metrics for mean in means), reports)
                 add_histories(job, epoch, reports)
                 if epoch == job.initial_epoch:
-                    _warn_of_steps(job, reports)
+                    warn_of_steps(job, reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
@@ -181,7 +162,7 @@ class AveragingStrategy:
                 "Return batches in each epoch from a function that reads them; cache other data, or write it to files first."
             )
         mean = merge(means)
-        _check_finite(mean.reports, epoch)
+        check_finite(mean.reports, epoch, "round")
         _applied(job, before, mean, epoch).put(job.model)
         # All processes load Keras at the same time, each in its first task.
         startup = max(report.startup_seconds for report in mean.reports)
@@ -195,16 +176,6 @@ def _window(job: Job) -> int:
 
 def _round_starts(job: Job) -> range:
     return range(0, job.batches, _window(job))
-
-
-def _check_finite(reports: Sequence[Report], epoch: int) -> None:
-    for report in reports:
-        if not report.is_finite:
-            raise DivergenceError(
-                f"training diverged in epoch {epoch + 1} on worker {report.worker}: {divergence(report.logs.get('loss'))}. "
-                "The model keeps the weights of the last completed round. Try a smaller learning rate, clipnorm= in the "
-                "optimizer, or look for extreme values in that partition, and for NaN from transform= or on_invalid='allow'."
-            )
 
 
 def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:
@@ -235,19 +206,6 @@ def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState
     job.rule_state.update(state)
     vector[:trainable] = center
     return ModelState(Flat(vector, mean.weights.integer_variables), mean.optimizer)
-
-
-def _warn_of_steps(job: Job, reports: Sequence[Report]) -> None:
-    """Warn if no worker has as many batches as ``steps_per_epoch``, as Keras does."""
-    steps: Counter[int] = Counter()
-    for report in reports:
-        steps[report.worker] += report.steps
-    most = max(steps.values(), default=0)
-    if job.steps_per_epoch is not None and most < job.steps_per_epoch and not job.model.stop_training:
-        warn(
-            f"steps_per_epoch={job.steps_per_epoch}, but no worker has more than {counted(most, 'batch')}, after which its "
-            "data ended: each epoch is shorter. Repeat the data, or set a smaller steps_per_epoch."
-        )
 
 
 def _validate(job: Job, validation: Validation, archive: Shared[ModelArchive], callbacks: DriverCallbacks) -> dict[str, Any]:

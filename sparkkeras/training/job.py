@@ -116,6 +116,8 @@ class Coordination:
     rule: UpdateRule = field(default_factory=Average)
     rule_state: State = field(default_factory=dict)
     server: Server = field(default_factory=Server)
+    gradient_dtype: str | None = None
+    max_restarts: int = 3
     histories: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -136,6 +138,8 @@ class Job:
         steps_per_epoch: The largest number of batches of a worker in an epoch; ``None``: all.
         validation: The validation; ``None``: no validation.
         server: The parameter server of the asynchronous modes.
+        gradient_dtype: The dtype in which all-reduce training sends gradients; ``None``: their own.
+        max_restarts: How often all-reduce training starts again after a worker has failed.
         histories: Receives a record for each worker and epoch.
     """
 
@@ -151,6 +155,8 @@ class Job:
     steps_per_epoch: int | None = None
     validation: Validation | None = None
     server: Server = field(default_factory=Server)
+    gradient_dtype: str | None = None
+    max_restarts: int = 3
     histories: list[dict[str, Any]] = field(default_factory=list)
 
     @property

@@ -27,7 +27,6 @@ from sparkkeras.data.dataset import (
     DriverDataset,
     FilesMissing,
     Results,
-    Rows,
     Running,
     Shared,
     StoredDataset,
@@ -49,14 +48,15 @@ from sparkkeras.parameter.service import ParameterClient, ParameterService, Payl
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
 from sparkkeras.rpc.transport import Address
-from sparkkeras.sources.connect import NO_DRIVER, NO_SHARED_ROWS
+from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.spark.connectivity import check_connectivity, serving
 from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.callbacks import DriverCallbacks
-from sparkkeras.training.job import Job, Validation
+from sparkkeras.training.job import Job
 from sparkkeras.training.worker_reports import add_histories, epoch_logs, gathered
+from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
 from sparkkeras.weights import Array, Flat, average
-from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
+from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 
 PROGRESS_SECONDS = 0.25
@@ -64,23 +64,6 @@ PROGRESS_SECONDS = 0.25
 
 LEAVE_SECONDS = 2.0
 """How long workers may take to end by themselves, before Spark cancels their tasks and ends their processes."""
-
-
-@dataclass(frozen=True)
-class ValidationPlan:
-    """The rows that each worker evaluates: some of its partition, or some that every worker can open."""
-
-    options: BatchOptions
-    spans: tuple[tuple[int, int], ...] | None
-    rows: tuple[tuple[Rows, ...], ...]
-
-    def blocks(self, worker: int, trained: Block | BlockStream) -> Iterator[Block]:
-        """The rows that a worker evaluates, which trains on ``trained``."""
-        if self.spans is None:
-            return (block for part in self.rows[worker] for block in part.blocks())
-        assert isinstance(trained, Block), "only stored rows can be split"
-        start, stop = self.spans[worker]
-        return iter((trained[start:stop],) if stop > start else ())
 
 
 @dataclass(frozen=True)
@@ -381,7 +364,7 @@ class _Training:
         """Train."""
         job, dataset, server = self._job, self._dataset, self._job.server
         with ExitStack() as stack:
-            validation = self._validation_plan(stack)
+            validation = validation_plan(job, stack)
             address = stack.enter_context(
                 serving(server.transport, self._service, server.options, server.port, dataset.driver, job.num_workers)
             )
@@ -547,20 +530,6 @@ class _Training:
             address=address,
             renew_seconds=job.server.options.lease_seconds / 3,
         )
-
-    def _validation_plan(self, stack: ExitStack) -> ValidationPlan | None:
-        validation: Validation | None = self._job.validation
-        if validation is None:
-            return None
-        if validation.spans is not None:
-            return ValidationPlan(validation.options, validation.spans, ())
-        stored = stack.enter_context(validation.dataset.stored())
-        parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
-        training = self._job.split.workers
-        rows: list[tuple[Rows, ...]] = [()] * len(self._job.split.train)
-        for offset, worker in enumerate(training):
-            rows[worker] = tuple(parts[offset :: len(training)])
-        return ValidationPlan(validation.options, None, tuple(rows))
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,8 @@ def prepare_fit(
                 steps_per_epoch=request.steps_per_epoch,
                 validation=validation,
                 server=coordination.server,
+                gradient_dtype=coordination.gradient_dtype,
+                max_restarts=coordination.max_restarts,
                 histories=coordination.histories,
             ),
             stored,

@@ -11,8 +11,11 @@ from sparkkeras.errors import ConfigurationError, known_names
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 
-MODES = ("synchronous", "asynchronous", "hogwild")
+MODES = ("synchronous", "asynchronous", "hogwild", "allreduce")
 """The training modes; each has a strategy."""
+
+ASYNCHRONOUS_MODES = ("asynchronous", "hogwild")
+"""The modes with a parameter server."""
 
 
 class Strategy(Protocol):
@@ -29,6 +32,7 @@ def make_strategy(mode: str) -> Strategy:
     Raises:
         ConfigurationError: The mode is unknown.
     """
+    from sparkkeras.training.allreduce import AllReduceStrategy
     from sparkkeras.training.averaging import AveragingStrategy
     from sparkkeras.training.parameter_server import ParameterServerStrategy
 
@@ -36,6 +40,7 @@ def make_strategy(mode: str) -> Strategy:
         "synchronous": AveragingStrategy,
         "asynchronous": functools.partial(ParameterServerStrategy, locked=True),
         "hogwild": functools.partial(ParameterServerStrategy, locked=False),
+        "allreduce": AllReduceStrategy,
     }
     if mode not in strategies:
         raise ConfigurationError(f"mode={mode!r} is not known. {known_names(mode, strategies)}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import keras
 import numpy as np
 
 from sparkkeras.data.dataset import Merging, Results
+from sparkkeras.errors import DivergenceError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.training.job import Job
+from sparkkeras.worker.trainer import Replica
 
 R = TypeVar("R")
 
@@ -44,6 +48,34 @@ class WorkerReport(Protocol):
     def logs(self) -> dict[str, Any]:
         """The metrics over the rows, by name."""
         ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report on an epoch, or on a round of it, that is sent besides the replica: a `WorkerReport`."""
+
+    worker: int
+    rows: int
+    steps: int
+    seconds: float
+    learning_rate: float
+    logs: dict[str, Any]
+    is_finite: bool
+    startup_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, replica: Replica, startup_seconds: float = 0.0) -> Report:
+        """The report on a replica, from a process that took ``startup_seconds`` to load Keras."""
+        return cls(
+            replica.worker,
+            replica.rows,
+            replica.steps,
+            replica.seconds,
+            replica.learning_rate,
+            replica.logs,
+            replica.is_finite,
+            startup_seconds,
+        )
 
 
 def gathered(results: Results[R], merging: Merging[R], workers: int, each: int, max_result_bytes: int) -> list[R]:
@@ -107,3 +139,36 @@ def add_histories(job: Job, epoch: int, reports: Sequence[WorkerReport]) -> None
 def divergence(loss: float | None) -> str:
     """Which values of a worker are not finite, for a message."""
     return "the weights are not finite" if loss is not None and np.isfinite(loss) else f"the loss is {loss}"
+
+
+def check_finite(reports: Sequence[Report], epoch: int, kept: str) -> None:
+    """Check that training has not diverged.
+
+    Args:
+        reports: The reports of the workers.
+        epoch: The epoch.
+        kept: The last completed one of these gave the weights that the model has: ``"round"`` or ``"epoch"``.
+
+    Raises:
+        DivergenceError: Weights or the loss of a worker are not finite.
+    """
+    for report in reports:
+        if not report.is_finite:
+            raise DivergenceError(
+                f"training diverged in epoch {epoch + 1} on worker {report.worker}: {divergence(report.logs.get('loss'))}. "
+                f"The model keeps the weights of the last completed {kept}. Try a smaller learning rate, clipnorm= in the "
+                "optimizer, or look for extreme values in that partition, and for NaN from transform= or on_invalid='allow'."
+            )
+
+
+def warn_of_steps(job: Job, reports: Sequence[Report]) -> None:
+    """Warn if no worker has as many batches as ``steps_per_epoch``, as Keras does."""
+    steps: Counter[int] = Counter()
+    for report in reports:
+        steps[report.worker] += report.steps
+    most = max(steps.values(), default=0)
+    if job.steps_per_epoch is not None and most < job.steps_per_epoch and not job.model.stop_training:
+        warn(
+            f"steps_per_epoch={job.steps_per_epoch}, but no worker has more than {counted(most, 'batch')}, after which its "
+            "data ended: each epoch is shorter. Repeat the data, or set a smaller steps_per_epoch."
+        )

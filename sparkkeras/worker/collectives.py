@@ -43,14 +43,18 @@ class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
 
 
-def hold_port(host: str) -> socket.socket:
-    """A socket that is bound to a free port of a host, and keeps the port for the process that will listen on it.
+def hold_port(host: str, port: int = 0) -> socket.socket:
+    """A socket that is bound to a port of a host, and keeps the port for the process that will listen on it.
 
     The process that forks a member of a group keeps it open as long as the member lives.
+
+    Args:
+        host: The host.
+        port: The port, perhaps one that another such socket keeps; 0: a free one.
     """
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((host, 0))
+    held.bind((host, port))
     return held
 
 

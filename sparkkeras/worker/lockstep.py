@@ -36,6 +36,9 @@ from sparkkeras.worker import device
 from sparkkeras.worker.batches import EpochBatches
 from sparkkeras.worker.collectives import Group
 
+GRADIENT_DTYPES = ("float16", "bfloat16")
+"""The dtypes in which gradients can be sent instead of their own."""
+
 STREAM_WINDOW = 8
 """Workers that read streams tell each other after so many batches whether they have more. They are read ahead."""
 

@@ -1,0 +1,423 @@
+"""All-reduce training: the processes of one barrier stage average their gradients at every step.
+
+One Spark job runs for all epochs. Each of its tasks forks a process (`sparkkeras.runner`); these form a group of the
+backend's collective operations (`sparkkeras.worker.collectives`) and train in step (`sparkkeras.worker.lockstep`). At the
+end of an epoch their replicas are equal. Each process evaluates its validation rows and reports to the driver, one of them
+with the state. The driver puts the state into the model, runs callbacks, and answers whether to stop, and what callbacks
+have changed in the state.
+
+If a process fails, the others cannot continue. Then all are started again from the end of the last epoch, with as many
+workers as there are slots.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.data import files
+from sparkkeras.data.block import Block, BlockSpec
+from sparkkeras.data.dataset import BlockStream, Rows, Running, Shared, StoredDataset, TaskContext, common_spec
+from sparkkeras.data.values import DelayedValue
+from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, counted, warn
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.exchanges import REPORT, Kind
+from sparkkeras.runner.group import Group
+from sparkkeras.runner.groups import RowsMissingError, run_group
+from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.rank import RankMain
+from sparkkeras.runner.service import RankClient
+from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.sources.spark_dataset import StoredSparkDataset
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.job_errors import package_error
+from sparkkeras.spark.slots import holding_slots
+from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.job import Job
+from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, warn_of_steps
+from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
+from sparkkeras.weights import Array, Flat
+from sparkkeras.worker.batch_reader import WorkerBatches
+from sparkkeras.worker.batches import BatchRange, FitOptions
+from sparkkeras.worker.collectives import hold_port, join
+from sparkkeras.worker.device import forking_environment
+from sparkkeras.worker.lockstep import Lockstep
+from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
+
+NO_BARRIER = (
+    'mode="allreduce" needs a driver that executors can connect to, which Spark Connect does not provide: use '
+    'mode="synchronous", or run the script on the cluster itself (spark-submit).'
+)
+
+JOIN_SECONDS = 60.0
+"""How long the processes of a group wait for each other."""
+
+SLOTS_SECONDS = 30.0
+"""How long executors that were lost have to come back, before training continues with fewer workers."""
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What a rank reports at the end of an epoch.
+
+    Attributes:
+        report: Its report; ``None`` if it has no rows.
+        metrics: The state of its metrics over its rows.
+        validation: The state of its metrics over its validation rows; ``None`` if it has none.
+        state: The common state, from rank 0 only.
+        stopped: Whether a callback on a worker stopped training.
+    """
+
+    report: Report | None
+    metrics: MetricState
+    validation: MetricState | None
+    state: ModelState | None
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """How callbacks on the driver have changed a vector.
+
+    Attributes:
+        places: The indices of the changed values; ``None``: all.
+        values: The new values.
+        integer_variables: The integer variables.
+    """
+
+    places: Array | None
+    values: Array
+    integer_variables: tuple[Array, ...]
+
+    @classmethod
+    def between(cls, before: Flat, after: Flat) -> Change:
+        """The change from one vector to another."""
+        places = np.flatnonzero(before.vector != after.vector)
+        if 2 * len(places) > after.vector.size:
+            return cls(None, after.vector, after.integer_variables)
+        return cls(places, after.vector[places], after.integer_variables)
+
+    def applied(self, before: Flat) -> Flat:
+        """The vector after the change."""
+        if self.places is None:
+            return Flat(self.values, self.integer_variables)
+        vector = before.vector.copy() if len(self.places) else before.vector
+        vector[self.places] = self.values
+        return Flat(vector, self.integer_variables)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The driver's answer to the reports on an epoch.
+
+    Attributes:
+        stop: Whether training ends.
+        weights: How callbacks have changed the weights.
+        optimizer: How they have changed the optimizer variables, such as the learning rate.
+    """
+
+    stop: bool
+    weights: Change
+    optimizer: Change
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings that all ranks share.
+
+    Attributes:
+        epochs: The epochs to train.
+        partitions: The partitions of each rank.
+        rows: The number of training rows of each partition; ``None``: all rows of a stream.
+        spec: The spec of the rows, for ranks without any.
+        batches: The largest number of batches of a rank in an epoch.
+        gradient_dtype: See `Lockstep`.
+        validation_frequency: The number of epochs from one validation to the next.
+    """
+
+    epochs: range
+    partitions: tuple[tuple[int, ...], ...]
+    rows: tuple[int | None, ...]
+    spec: BlockSpec
+    batches: int
+    gradient_dtype: str | None
+    validation_frequency: int
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The batches of several streams, one after the other: a `BlockStream`."""
+
+    parts: tuple[BlockStream, ...]
+
+    def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
+        """Read the batches of an epoch."""
+        for part in self.parts:
+            with closing(part.blocks(epoch, seed)) as blocks:
+                yield from blocks
+
+
+@dataclass(frozen=True)
+class TrainInStep:
+    """Trains all epochs in the process of a rank: a `sparkkeras.runner.rank.Work`."""
+
+    archive: Shared[ModelArchive]
+    state: Shared[ModelState]
+    options: Shared[FitOptions]
+    plan: Plan
+    validation: ValidationPlan | None
+
+    def on_host(self, stack: ExitStack) -> TrainInStep:
+        """The same: it needs no files."""
+        return self
+
+    def __call__(self, rank: RankMain, client: RankClient) -> None:
+        """Train."""
+        number = rank.seat.rank
+        addresses = [_split(address) for address in rank.addresses]
+        with closing(hold_port(*addresses[number])) as held, ExitStack() as stack:
+            group = join(number, addresses, held, JOIN_SECONDS)
+            trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.seat.attempt, rank.seat.cores))
+            lockstep = Lockstep(group, self.plan.gradient_dtype)
+            self._train(trainer, lockstep, _Part.open(self.plan, number, rank.parts, stack), client)
+            group.leave()
+
+    def _train(self, trainer: LocalTrainer, lockstep: Lockstep, part: _Part, client: RankClient) -> None:
+        plan, options, state = self.plan, self.options.value, self.state.value
+        callbacks = lasting(list(options.callbacks.fresh())) if options.callbacks else []
+        for count, epoch in enumerate(plan.epochs, 1):
+            batches = BatchRange(epoch, part.count, 0, plan.batches)
+            replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
+            assert replica is not None, "with lockstep there is always a replica"
+            report = pickle.dumps(self._report(trainer, replica, part, epoch), 5)
+            answer: Answer = pickle.loads(client.exchange(count, Kind(REPORT), memoryview(report)))
+            if answer.stop:
+                break
+            state = ModelState(
+                answer.weights.applied(replica.state.weights), answer.optimizer.applied(replica.state.optimizer)
+            )
+        for callback in callbacks:
+            callback.end()
+
+    def _report(self, trainer: LocalTrainer, replica: Replica, part: _Part, epoch: int) -> EpochReport:
+        validation = None
+        if self.validation is not None and (epoch + 1) % self.plan.validation_frequency == 0:
+            found = trainer.evaluate(replica.state, part.held_out(self.validation), self.validation.options)
+            validation = None if found is None else found[0]
+        return EpochReport(
+            Report.of(replica) if replica.rows else None,
+            replica.metrics,
+            validation,
+            replica.state if replica.worker == 0 else None,
+            replica.stopped,
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of a rank.
+
+    Attributes:
+        rows: Those to train on, perhaps with those to validate on behind them.
+        count: The number of those to train on; ``None``: all of a stream.
+        partitions: The partitions that they consist of, with their rows.
+    """
+
+    rows: Block | BlockStream
+    count: int | None
+    partitions: tuple[tuple[int, Block | BlockStream], ...]
+
+    @classmethod
+    def open(cls, plan: Plan, rank: int, parts: Sequence[Rows], stack: ExitStack) -> _Part:
+        """Open the parts of a rank. Several blocks are joined in a file, which the stack removes."""
+        empty = plan.spec.zeros()[:0]
+        opened = [part if isinstance(part, WorkerBatches) else part.open() or empty for part in parts]
+        partitions = tuple(zip(plan.partitions[rank], opened, strict=True))
+        streams = tuple(rows for rows in opened if not isinstance(rows, Block))
+        if streams:
+            return cls(streams[0] if len(streams) == 1 else Streams(streams), None, partitions)
+        counts = [plan.rows[partition] or 0 for partition in plan.partitions[rank]]
+        blocks = [rows for rows in opened if isinstance(rows, Block)]
+        if len(blocks) == 1:
+            return cls(blocks[0], counts[0], partitions)
+        folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        to_train = (block[:count] for block, count in zip(blocks, counts, strict=True) if count)
+        return cls(files.write(to_train, rank, folder).open() or empty, sum(counts), partitions)
+
+    def held_out(self, validation: ValidationPlan) -> Iterator[Block]:
+        """The rows to validate on."""
+        return (block for partition, rows in self.partitions for block in validation.blocks(partition, rows))
+
+
+class AllReduceStrategy:
+    """The strategy of all-reduce training; see the module docstring."""
+
+    def fit(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks) -> None:
+        """Train; see `Strategy.fit`.
+
+        Raises:
+            ConfigurationError: Spark cannot start all workers together.
+        """
+        if not isinstance(dataset, StoredSparkDataset):
+            raise ConfigurationError(NO_BARRIER)
+        check_static_allocation(dataset.cluster, 'use mode="synchronous".')
+        callbacks.on_train_begin()
+        epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
+        if epochs:
+            callbacks.on_epoch_begin(epochs.start)
+            _Training(job, dataset, callbacks, epochs).run()
+            if job.model.optimizer is not None:
+                job.model.optimizer.finalize_variable_values(job.model.trainable_weights)
+        callbacks.on_train_end()
+
+
+class _Training:
+    """The driver's side of one run."""
+
+    def __init__(self, job: Job, dataset: StoredSparkDataset, callbacks: DriverCallbacks, epochs: range) -> None:
+        self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
+        self._cluster = Cluster(dataset.cluster.context, forking_environment)
+        self._state = ModelState.take(job.model)
+        self._stopped = False
+        self._started = 0.0
+
+    def run(self) -> None:
+        """Train all epochs; start again after failures.
+
+        Raises:
+            WorkerError: A worker failed once more often than restarts are allowed.
+            SparkKerasError: A worker raised an error of this package, which would occur again.
+        """
+        restarts, moves_rows = 0, False
+        while True:
+            try:
+                self._start(moves_rows)
+                return
+            except RowsMissingError:
+                if moves_rows:
+                    raise ClusterError(
+                        "the files with the rows were removed from Spark's temporary folder (spark.local.dir) during "
+                        "training. Exclude that folder from any cleanup, and try again."
+                    ) from None
+                moves_rows = True
+            except WorkerError as error:
+                if self._is_over:
+                    warn(f"after the last epoch, {error}")
+                    return
+                raised = package_error(error.worker_traceback)
+                if raised is not None:
+                    raise raised from error
+                if restarts >= self._job.max_restarts:
+                    after = f" (after {counted(restarts, 'restart')}, max_restarts={restarts})" if restarts else ""
+                    raise WorkerError(f"{error}{after}", error.worker_traceback) from error
+                restarts += 1
+                sys.stdout.flush()
+                warn(
+                    f"training continues from the beginning of epoch {self._epochs.start + 1} (restart {restarts} of at "
+                    f"most {self._job.max_restarts}), since {str(error).splitlines()[0]}"
+                )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stopped or not self._epochs
+
+    def _start(self, moves_rows: bool) -> None:
+        """Train the remaining epochs with as many workers as there are slots.
+
+        Args:
+            moves_rows: Whether workers do not find their rows, so that these have to be sent to them.
+        """
+        job, dataset, cluster = self._job, self._dataset, self._cluster
+        count = dataset.num_partitions
+        size = max(1, min(count, registered_slots(cluster, count, SLOTS_SECONDS)))
+        with ExitStack() as stack:
+            parts = None
+            if moves_rows or size < count:
+                rows = stack.enter_context(dataset.everywhere())
+                parts = tuple(rows[rank::size] for rank in range(size))
+            work = TrainInStep(
+                stack.enter_context(cluster.share(job.archive)),
+                stack.enter_context(cluster.share(self._state)),
+                stack.enter_context(cluster.share(job.options)),
+                self._plan(size),
+                validation_plan(job, stack),
+            )
+
+            def start(address: Address) -> Running[Any]:
+                host = Host(DelayedValue(work), address, size, together=True, forks=True, parts=parts)
+                task = RankTask(host, cluster.task_cores, use_gpu=True, is_local=cluster.is_local)
+                return start_tasks(cluster, task, None, None if parts is not None else dataset.handle_rdd)
+
+            self._started = time.perf_counter()
+            largest = self._state.nbytes + (64 << 20)
+            run_group(Group(size), cluster.driver, start, answer=self._answer, max_value=largest)
+
+    def _plan(self, size: int) -> Plan:
+        job, count = self._job, self._dataset.num_partitions
+        spec = common_spec(self._dataset.handles)
+        assert spec is not None, "there are rows"
+        return Plan(
+            epochs=self._epochs,
+            partitions=tuple(tuple(range(count)[rank::size]) for rank in range(size)),
+            rows=job.split.train,
+            spec=spec,
+            batches=sys.maxsize if job.steps_per_epoch is None else job.steps_per_epoch,
+            gradient_dtype=job.gradient_dtype,
+            validation_frequency=1 if job.validation is None else job.validation.frequency,
+        )
+
+    def _answer(self, reports: list[bytes]) -> bytes:
+        """End an epoch, and answer the ranks."""
+        with holding_slots(len(reports)):
+            return pickle.dumps(self._end_epoch([pickle.loads(report) for report in reports]), 5)
+
+    def _end_epoch(self, reports: list[EpochReport]) -> Answer:
+        job, model, epoch = self._job, self._job.model, self._epochs.start
+        trained = [each.report for each in reports if each.report is not None]
+        check_finite(trained, epoch, "epoch")
+        state = reports[0].state
+        assert state is not None, "rank 0 reports it"
+        state.put(model)
+        logs = epoch_logs(model, metrics.merge(each.metrics for each in reports if each.report is not None), trained)
+        add_histories(job, epoch, trained)
+        if epoch == job.initial_epoch:
+            warn_of_steps(job, trained)
+        startup = time.perf_counter() - self._started - max(report.seconds for report in trained) if self._started else 0.0
+        self._started = 0.0
+        self._callbacks.on_round_end(sum(report.rows for report in trained), 1.0, max(0.0, startup))
+        validated = [each.validation for each in reports if each.validation is not None]
+        if validated:
+            self._callbacks.on_test_begin()
+            values = metrics.results(model, metrics.merge(validated))
+            self._callbacks.on_test_end(values)
+            logs |= {f"val_{name}": value for name, value in values.items()}
+        self._callbacks.on_epoch_end(epoch, logs)
+        self._stopped = model.stop_training = model.stop_training or any(each.stopped for each in reports)
+        self._epochs = self._epochs[1:]
+        if not self._is_over:
+            self._callbacks.on_epoch_begin(epoch + 1)
+        self._state = ModelState.take(model)
+        return Answer(
+            self._is_over,
+            Change.between(state.weights, self._state.weights),
+            Change.between(state.optimizer, self._state.optimizer),
+        )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
