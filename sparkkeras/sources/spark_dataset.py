@@ -26,6 +26,7 @@ from sparkkeras.data.dataset import (
     Shared,
     StoredDataset,
     Task,
+    TaskContext,
     TrainingTask,
     joined,
 )
@@ -224,6 +225,28 @@ class StoredSparkDataset:
                 for handle in self.handles
             )
 
+    @contextmanager
+    def in_place(self) -> Iterator[RDD[Handle]]:
+        """An RDD of the handles, whose tasks Spark runs where the files are; lost files are written again before.
+
+        It lacks the lineage of the rows, since barrier stages reject unions and coalesced data (SPARK-24820). So jobs over it
+        fail when an executor is lost afterwards.
+        """
+        from pyspark import StorageLevel
+
+        handles = self.handle_rdd.mapPartitions(iter)
+        handles.persist(StorageLevel.MEMORY_AND_DISK)
+        handles.localCheckpoint()
+        try:
+            self.cluster.collect(handles)
+            yield handles
+        finally:
+            quietly(handles.unpersist)
+
+    def repair(self) -> None:
+        """Write lost files again."""
+        self.run(_Open()).collect()
+
     def without_rows(self, count: int) -> Dataset:
         """See `DriverDataset.without_rows`."""
         return without_rows(self.cluster, count)
@@ -246,6 +269,15 @@ class StoredSparkDataset:
     def stored(self) -> Iterator[StoredDataset]:
         """This dataset."""
         yield self
+
+
+@dataclass(frozen=True)
+class _Open:
+    """Opens the files, and yields nothing."""
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
+        next(blocks, None)
+        return iter(())
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.service import RankClient
 from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import package_error
@@ -345,10 +346,14 @@ class _Training:
         count = dataset.num_partitions
         size = max(1, min(count, registered_slots(cluster, count, SLOTS_SECONDS)))
         with ExitStack() as stack:
-            parts = None
-            if moves_rows or size < count:
+            handles = parts = None
+            if moves_rows and cluster.is_local:
+                dataset.repair()
+            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows or size < count:
                 rows = stack.enter_context(dataset.everywhere())
                 parts = tuple(rows[rank::size] for rank in range(size))
+            else:
+                handles = stack.enter_context(dataset.in_place())
             work = TrainInStep(
                 stack.enter_context(cluster.share(job.archive)),
                 stack.enter_context(cluster.share(self._state)),
@@ -360,7 +365,7 @@ class _Training:
             def start(address: Address) -> Running[Any]:
                 host = Host(DelayedValue(work), address, size, together=True, forks=True, parts=parts)
                 task = RankTask(host, cluster.task_cores, use_gpu=True, is_local=cluster.is_local)
-                return start_tasks(cluster, task, None, None if parts is not None else dataset.handle_rdd)
+                return start_tasks(cluster, task, None, handles)
 
             self._started = time.perf_counter()
             largest = self._state.nbytes + (64 << 20)

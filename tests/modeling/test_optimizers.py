@@ -12,9 +12,8 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_trainable
 from sparkkeras.modeling.optimizers import build_by_step, built_for, iterations, optimizers_of, unbuilt
 from sparkkeras.modeling.state import ModelState, advanced, learning_rate
-from sparkkeras.training.strategy import MODES
 from tests.models import Gan, gan
-from tests.training.jobs import fit
+from tests.training.jobs import IN_MEMORY, fit
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() == "jax", reason="Keras passes one optimizer to a train_step of JAX")
 
@@ -122,7 +121,7 @@ def parts(*sizes):
     return [from_arrays(X[stop - size : stop].copy(), None, None) for stop, size in zip(stops, sizes, strict=True)]
 
 
-@pytest.mark.parametrize("mode", [*MODES, "independent"])
+@pytest.mark.parametrize("mode", [*IN_MEMORY, "independent"])
 def test_two_workers_train_all_optimizers(mode):
     given = Given(gan())
     before = ModelState.take(given.model)

@@ -12,8 +12,11 @@ from sparkkeras.parameter.rules import make_rule
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
-from sparkkeras.training.strategy import make_strategy
+from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
+
+IN_MEMORY = tuple(mode for mode in MODES if mode != "allreduce")
+"""The modes that need no processes, and so no Spark."""
 
 BATCH = 4
 RNG = np.random.default_rng(0)

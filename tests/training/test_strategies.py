@@ -9,11 +9,10 @@ from sparkkeras.errors import DataError, DivergenceError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.training.job import TrainValidationSplit
-from sparkkeras.training.strategy import MODES
 from tests.conftest import long
-from tests.training.jobs import BATCH, Model, X, Y, close, fit, partitions, rows
+from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
-STRATEGIES = [*MODES, "independent"]
+STRATEGIES = [*IN_MEMORY, "independent"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def strategy(request):
     return request.param
 
 
-@pytest.fixture(params=params(MODES))
+@pytest.fixture(params=params(IN_MEMORY))
 def mode(request):
     """A strategy whose workers train one model together."""
     return request.param

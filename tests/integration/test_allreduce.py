@@ -1,0 +1,291 @@
+"""All-reduce training on Spark: the weights of plain Keras on the union of the batches, also after workers have died."""
+
+import os
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+from sparkkeras import DataError, SparkModel, WorkerError
+from sparkkeras.ml import KerasEstimator
+from sparkkeras.sources.arrays import even_slices
+from tests.conftest import settle
+from tests.models import classifier
+
+BATCH = 16
+RATES = (0.01, 0.002)
+
+
+def children():
+    """The processes of the ranks: forks of Spark's Python workers."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            parent = process.parent()
+            if parent is not None and parent.parent() is not None and "sparkkeras.spark.daemon" in parent.parent().cmdline():
+                found.append(process.pid)
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(sc):
+    """Checks that no process of a rank, and no stage, remains."""
+    yield
+    deadline = time.monotonic() + 10
+    while (children() or sc.statusTracker().getActiveStageIds()) and time.monotonic() < deadline:
+        settle(sc)
+        time.sleep(0.05)
+    assert children() == []
+    assert sc.statusTracker().getActiveStageIds() == []
+
+
+def plain(model, parts, weights, rates=RATES):
+    """Keras on the unions of the batches of all workers; returns the losses."""
+    x, y = parts
+    steps = max(-(-len(part) // BATCH) for part in y)
+    losses = []
+    for rate in rates:
+        model.optimizer.learning_rate = rate
+        total = 0.0
+        for step in range(steps):
+            where = slice(step * BATCH, (step + 1) * BATCH)
+            batch = [np.concatenate([part[where] for part in side]) for side in (x, y, weights)]
+            model.reset_metrics()
+            total += model.train_on_batch(*batch[:2], sample_weight=batch[2])[0] * len(batch[1])
+        losses.append(float(total / sum(map(len, y))))
+    return losses
+
+
+@pytest.mark.core
+def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits):
+    x, y, x_test, y_test = digits
+    x, y, weights = x[:99], y[:99], np.linspace(0.5, 2, 99).astype(np.float32)
+    model, expected = classifier(), classifier()
+    histories = even_slices(99, 2)
+    losses = plain(expected, [[side[part] for part in histories] for side in (x, y)], [weights[part] for part in histories])
+    spark_model = SparkModel(model, mode="allreduce", batch_size=BATCH, num_workers=2)
+    history = spark_model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        validation_data=(x_test, y_test),
+        callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, _: RATES[epoch])],
+    ).history
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert int(model.optimizer.iterations) == int(expected.optimizer.iterations)
+    np.testing.assert_allclose(history["loss"], losses, rtol=1e-4)
+    assert history["learning_rate"] == pytest.approx(RATES)
+    validated = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
+    assert history["val_loss"][1] == pytest.approx(validated["loss"], rel=1e-5)
+    assert history["val_accuracy"][1] == pytest.approx(validated["accuracy"], rel=1e-6)
+    seen = [(each["epoch"], each["worker"], each["rows"]) for each in spark_model.training_histories]
+    sizes = [part.stop - part.start for part in histories]
+    assert seen == [(epoch, worker, sizes[worker]) for epoch in (0, 1) for worker in (0, 1)]
+    assert spark_model.parameter_server_stats is None
+
+
+class Once(keras.callbacks.Callback):
+    """Does something in the second epoch on one worker, once."""
+
+    def __init__(self, path, action):
+        super().__init__()
+        self.path, self.action, self.epoch = path, action, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == 1 and batch == 1 and os.environ["RANK"] == "1" and not self.path.exists():
+            self.path.touch()
+            if self.action == "raise":
+                raise RuntimeError("on purpose")
+            target = os.getppid() if "worker" in self.action else os.getpid()
+            os.kill(target, signal.SIGSTOP if "stop" in self.action else signal.SIGKILL)
+            time.sleep(60)
+
+
+def trained(digits, epochs=3, **arguments):
+    x, y, *_ = digits
+    spark_model = SparkModel(
+        classifier(), "allreduce", num_workers=2, batch_size=BATCH, seed=4, **arguments.pop("model", {})
+    )
+    history = spark_model.fit(x[:99], y[:99], epochs=epochs, verbose=0, **arguments)
+    return spark_model, history
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(contexts, digits):
+    contexts.get("local[2]")
+    return trained(digits, worker_callbacks=[keras.callbacks.Callback()])[0]
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("kill", "rank 1 of 2 on 127.0.0.1 failed: its process was killed by SIGKILL"),
+        pytest.param("raise", "rank 1 of 2 on 127.0.0.1 failed: RuntimeError: on purpose", marks=pytest.mark.soak),
+        pytest.param("stop", "rank . of 2 on 127.0.0.1 failed", marks=pytest.mark.soak),
+        pytest.param("kill the worker", "rank 1 of 2 on 127.0.0.1 failed: its worker died", marks=pytest.mark.soak),
+    ],
+)
+def test_training_continues_from_the_last_epoch_with_the_same_result(digits, uninterrupted, tmp_path, action, reason):
+    begun = []
+    noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    started = time.monotonic()
+    with pytest.warns(
+        UserWarning, match=f"continues from the beginning of epoch 2 .restart 1 of at most 3., since {reason}"
+    ):
+        spark_model, history = trained(digits, worker_callbacks=[Once(tmp_path / "done", action)], callbacks=[noted])
+    assert time.monotonic() - started < 40
+    assert begun == history.epoch == [0, 1, 2]
+    for mine, theirs in zip(spark_model.model.get_weights(), uninterrupted.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert len(spark_model.training_histories) == 6
+
+
+def test_an_error_that_stays_has_the_traceback_of_its_worker(sc, digits):
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if os.environ["RANK"] == "1":
+                raise RuntimeError("on purpose")
+
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 .* failed: RuntimeError: on purpose") as caught:
+        trained(digits, model={"max_restarts": 0}, worker_callbacks=[Fail()])
+    assert 'raise RuntimeError("on purpose")' in str(caught.value)
+
+
+@pytest.mark.soak
+def test_restarts_are_limited(sc, digits):
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise RuntimeError("on purpose")
+
+    with (
+        pytest.warns(UserWarning, match="restart 2 of at most 2"),
+        pytest.raises(WorkerError, match="after 2 restarts, max_restarts=2"),
+    ):
+        trained(digits, model={"max_restarts": 2}, worker_callbacks=[Fail()])
+
+
+@pytest.mark.soak
+def test_errors_in_the_data_are_raised_at_once(sc):
+    def make(worker, num_workers, epoch):
+        labels = np.zeros(8) if epoch == 0 or worker == 0 else np.full(8, 99)
+        return iter([(np.zeros((8, 64), np.float32), labels)] * 3)
+
+    with pytest.raises(DataError, match="99"):
+        SparkModel(classifier(), "allreduce", num_workers=2).fit(make, epochs=3, verbose=0)
+
+
+@pytest.mark.soak
+def test_readers_with_different_numbers_of_batches(sc, digits):
+    x, y, *_ = digits
+
+    def make(worker, num_workers):
+        rows = slice(0, 50) if worker == 0 else slice(50, 70)
+        return iter([(x[rows][i : i + 10], y[rows][i : i + 10]) for i in range(0, len(x[rows]), 10)])
+
+    model, expected = classifier(), classifier()
+    SparkModel(model, "allreduce", num_workers=2).fit(make, epochs=1, verbose=0)
+    for step in range(5):
+        parts = [slice(step * 10, step * 10 + 10)] + ([slice(50 + step * 10, 60 + step * 10)] if step < 2 else [])
+        expected.train_on_batch(*(np.concatenate([side[part] for part in parts]) for side in (x, y)))
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.soak
+def test_a_data_frame_in_a_pipeline_stage(spark, digits):
+    x, y, *_ = digits
+    rows = [
+        (row.tolist(), int(label), number % 5 == 0) for number, (row, label) in enumerate(zip(x[:300], y[:300], strict=True))
+    ]
+    frame = spark.createDataFrame(rows, ["features", "label", "held_out"]).repartition(3)
+    estimator = KerasEstimator(
+        model=classifier(),
+        mode="allreduce",
+        gradient_dtype="float16",
+        epochs=8,
+        verbose=0,
+        validationIndicatorCol="held_out",
+    )
+    fitted = estimator.fit(frame)
+    assert fitted.history["loss"][-1] < 0.5 * fitted.history["loss"][0]
+    assert fitted.history["val_accuracy"][-1] > 0.6
+
+
+@pytest.mark.soak
+def test_callbacks_stop_training(sc, digits):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1 and os.environ.get("RANK", "1") == "1"
+
+    assert trained(digits, epochs=9, worker_callbacks=[Stop()])[1].epoch == [0, 1]
+    assert trained(digits, epochs=9, callbacks=[Stop()])[1].epoch == [0, 1]
+    early = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=100, restore_best_weights=True)
+    assert trained(digits, epochs=9, callbacks=[early])[1].epoch == [0, 1]
+
+
+@pytest.mark.soak
+def test_an_interrupt_ends_training_within_three_seconds(sc, digits, tmp_path):
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            (tmp_path / "begun").touch()
+            time.sleep(0.3)
+
+    interrupted = []
+
+    def interrupt():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        trained(digits, epochs=50, worker_callbacks=[Slow()])
+    assert time.monotonic() - interrupted[0] < 3
+    thread.join()
+
+
+@pytest.mark.soak
+@pytest.mark.cluster
+def test_executors_of_a_cluster(sc, digits, tmp_path):
+    """A union as source, whose lineage barrier stages reject; then an executor that is killed."""
+    x, y, *_ = digits
+    rows = list(zip(x[:96], y[:96], strict=True))
+    data = sc.union([sc.parallelize(rows[:48], 1), sc.parallelize(rows[48:], 1)])
+    model, expected = classifier(), classifier()
+    SparkModel(model, "allreduce", batch_size=BATCH).fit(data, epochs=1, shuffle=False, verbose=0)
+    for step in range(3):
+        parts = [slice(start + step * BATCH, start + (step + 1) * BATCH) for start in (0, 48)]
+        expected.train_on_batch(*(np.concatenate([side[part] for part in parts]) for side in (x, y)))
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+    class KillExecutor(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if os.environ["RANK"] == "1" and not (tmp_path / "done").exists():
+                (tmp_path / "done").touch()
+                process = psutil.Process()
+                while "java" not in process.name():
+                    process = process.parent()
+                process.kill()
+                time.sleep(60)
+
+    spark_model = SparkModel(classifier(), "allreduce", batch_size=BATCH)
+    with pytest.warns(UserWarning, match="restart 1 of at most 3"):
+        history = spark_model.fit(data, epochs=3, verbose=0, worker_callbacks=[KillExecutor()])
+    assert history.epoch == [0, 1, 2]
+    assert [entry["rows"] for entry in spark_model.training_histories] == [48] * 6
