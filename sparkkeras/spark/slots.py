@@ -56,8 +56,8 @@ def slots_of(context: SparkContext) -> int:
 def check_slots(context: SparkContext) -> None:
     """Reject a job that would deadlock, because another job holds all slots until this thread returns from a callback.
 
-    The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, so a callback
-    that waits for a slot would wait forever.
+    The tasks of asynchronous training wait for the driver when they are a few epochs ahead of its callbacks, those of
+    all-reduce training at the end of every epoch, so a callback that waits for a slot would wait forever.
 
     Raises:
         ConfigurationError: No slot is available for the job.
@@ -70,8 +70,8 @@ def check_slots(context: SparkContext) -> None:
         slots, f"num_workers={slots - 1} or fewer"
     )
     raise ConfigurationError(
-        f"this call starts a Spark job inside a callback of an asynchronous fit, which holds all slots ({slots}) until its "
-        "callbacks return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "
+        f"this call starts a Spark job inside a callback of a fit whose mode holds all slots ({slots}) until its callbacks "
+        "return: the two would wait for each other forever. In callbacks, use the Keras model in the driver's "
         "process (self.model.predict(...), self.model.evaluate(...)), or leave a slot free: train with "
         f"{fewer}."
     )
@@ -81,7 +81,7 @@ def warn_of_slots(num_workers: int | None, slots: int) -> None:
     """Warn if more workers are requested than can train at the same time."""
     if num_workers is not None and num_workers > slots:
         warn(
-            f"num_workers={num_workers}, but Spark has {counted(slots, 'free slot')}, and asynchronous workers train at the "
+            f"num_workers={num_workers}, but Spark has {counted(slots, 'free slot')}, and in this mode all workers train at the "
             f"same time: {slots} will train. Set num_workers={slots} or less."
         )
 

@@ -41,6 +41,7 @@ from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.service import RankClient
 from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
@@ -57,11 +58,6 @@ from sparkkeras.worker.collectives import hold_port, join
 from sparkkeras.worker.device import forking_environment
 from sparkkeras.worker.lockstep import Lockstep
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
-
-NO_BARRIER = (
-    'mode="allreduce" needs a driver that executors can connect to, which Spark Connect does not provide: use '
-    'mode="synchronous", or run the script on the cluster itself (spark-submit).'
-)
 
 JOIN_SECONDS = 60.0
 """How long the processes of a group wait for each other."""
@@ -274,7 +270,7 @@ class AllReduceStrategy:
             ConfigurationError: Spark cannot start all workers together.
         """
         if not isinstance(dataset, StoredSparkDataset):
-            raise ConfigurationError(NO_BARRIER)
+            raise ConfigurationError(NO_DRIVER)
         check_static_allocation(dataset.cluster, 'use mode="synchronous".')
         callbacks.on_train_begin()
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
