@@ -407,6 +407,45 @@ def _ddp() -> Callable[[int, int], list[float]]:
     return train
 
 
+def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Callable[[Effort], Samples]:
+    """Steps of all-reduce training with a backend, less the plain steps of the same workers."""
+    metrics = (
+        Metric(f"{name}: what all-reduce adds to a step, 0.5 MB of weights", "added_small", None, small, "seconds"),
+        Metric(f"{name}: what all-reduce adds to a step, 100 MB of weights", "added_large", None, large, "seconds"),
+        Metric(f"{name}: all-reduce step, 0.5 MB, against a plain one", "small", "plain_small"),
+        Metric(f"{name}: all-reduce step, 100 MB, against a plain one", "large", "plain_large"),
+    )
+
+    def measure(effort: Effort) -> Samples:
+        from contestants import OnSpark, spark
+
+        samples: Samples = {}
+        with spark():
+            for size, build, rows in (
+                ("small", data.mlp, effort.rows(32_000)),
+                ("large", data.large_mlp, effort.rows(2_560)),
+            ):
+                x, y = data.vectors(rows)
+                modes = {"plain_": "synchronous", "": "allreduce"}
+                runs = {f"{name}{size}": OnSpark(_seeded(build), x, y, mode=mode) for name, mode in modes.items()}
+                for run in runs.values():
+                    run.epochs(1)
+                epochs = max(2, effort.epochs // 3)
+                found = alternate(effort.turns, **{name: lambda run=run: run.steps(epochs) for name, run in runs.items()})
+                pairs = zip(found[size], found[f"plain_{size}"], strict=True)
+                samples |= found
+                samples[f"added_{size}"] = [[float(np.median(ours) - np.median(theirs))] for ours, theirs in pairs]
+        return samples
+
+    measure.__name__ = f"all_reduce_{backend}"
+    return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
+
+
+all_reduce = _all_reduce_on("TensorFlow", "tensorflow", 0.002, 0.3)
+all_reduce_jax = _all_reduce_on("JAX", "jax", 0.003, 0.4)
+all_reduce_torch = _all_reduce_on("PyTorch", "torch", 0.002, 0.3)
+
+
 LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000
 
 

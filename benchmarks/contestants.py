@@ -93,6 +93,15 @@ class OnSpark:
         self.added.append([epoch - fit for epoch, fit in zip(clock.seconds, slowest, strict=True)][1:])
         return clock.seconds[1:]
 
+    def steps(self, count: int) -> Turn:
+        """Return the mean seconds of a worker's steps in each of ``count`` epochs after the first one."""
+        self.epochs(count)
+        return [
+            history["seconds"] / -(-history["rows"] // data.BATCH_SIZE)
+            for history in self.spark_model.training_histories
+            if history["epoch"] > 0
+        ]
+
 
 class Elephas:
     """Elephas with two workers, in a separate environment: each call starts a new process."""

@@ -54,6 +54,23 @@ def table(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
 
 
+def large_mlp() -> Any:
+    """784-4096-5120-10: 24 million weights, 97 MB."""
+    from keras import Input, Sequential, layers
+
+    return _compiled(
+        Sequential(
+            [
+                Input((SIDE * SIDE,)),
+                layers.Dense(4096, activation="relu", name="first"),
+                layers.Dense(5120, activation="relu", name="second"),
+                layers.Dense(10, activation="softmax", name="digit"),
+            ],
+            name="large_mlp",
+        )
+    )
+
+
 def mlp(steps_per_execution: int = 1) -> Any:
     """784-128-128-10: so small that the overhead of a step costs more than its arithmetic."""
     from keras import Input, Sequential, layers

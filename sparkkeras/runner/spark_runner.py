@@ -157,7 +157,6 @@ class SparkRunner:
     @contextmanager
     def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, StartHosts]]:
         """The address of the driver, and a function that starts ranks on its machine."""
-        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
         with ExitStack() as stack:
             parts = None
@@ -165,7 +164,7 @@ class SparkRunner:
                 parts = stack.enter_context(data_of_ranks.stored_on_driver(source, self.num_workers))
 
             def start(address: Address) -> Running[Any]:
-                return start_threads(group, self._host(LocalShared(work), forks, address, parts), gpus)
+                return start_threads(group, self._host(LocalShared(work), False, address, parts), gpus)
 
             yield DriverAddress("127.0.0.1", "127.0.0.1", is_local=True), start
 
@@ -179,7 +178,7 @@ class SparkRunner:
             check_gpus(cluster)
         if isinstance(work, Script) and not cluster.is_local:
             work = work.with_source()
-        forks = isinstance(work, FunctionCall)
+        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
         shares_rows = everywhere or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
         with ExitStack() as stack:
             parts = None
