@@ -52,8 +52,8 @@ R = TypeVar("R")
 
 
 NO_DRIVER = (
-    "asynchronous, hogwild and all-reduce training need a driver that executors can connect to, which Spark Connect does not "
-    'provide: use mode="synchronous", or run the script on the cluster itself (spark-submit).'
+    "asynchronous, hogwild and all-reduce training need a driver that executors can connect to, which Spark Connect does "
+    'not provide: use mode="synchronous", or run the script on the cluster itself (spark-submit).'
 )
 
 NO_SHARED_ROWS = (

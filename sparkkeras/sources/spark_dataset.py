@@ -229,8 +229,8 @@ class StoredSparkDataset:
     def in_place(self) -> Iterator[RDD[Handle]]:
         """An RDD of the handles, whose tasks Spark runs where the files are; lost files are written again before.
 
-        It lacks the lineage of the rows, since barrier stages reject unions and coalesced data (SPARK-24820). So jobs over it
-        fail when an executor is lost afterwards.
+        It lacks the lineage of the rows, since barrier stages reject unions and coalesced data (SPARK-24820). So jobs over
+        it fail when an executor is lost afterwards.
         """
         from pyspark import StorageLevel
 

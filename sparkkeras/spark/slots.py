@@ -81,8 +81,8 @@ def warn_of_slots(num_workers: int | None, slots: int) -> None:
     """Warn if more workers are requested than can train at the same time."""
     if num_workers is not None and num_workers > slots:
         warn(
-            f"num_workers={num_workers}, but Spark has {counted(slots, 'free slot')}, and in this mode all workers train at the "
-            f"same time: {slots} will train. Set num_workers={slots} or less."
+            f"num_workers={num_workers}, but Spark has {counted(slots, 'free slot')}, and in this mode all workers train at "
+            f"the same time: {slots} will train. Set num_workers={slots} or less."
         )
 
 
