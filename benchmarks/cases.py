@@ -430,8 +430,8 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
                 runs = {f"{name}{size}": OnSpark(_seeded(build), x, y, mode=mode) for name, mode in modes.items()}
                 for run in runs.values():
                     run.epochs(1)
-                epochs = max(2, effort.epochs // 3)
-                found = alternate(effort.turns, **{name: lambda run=run: run.steps(epochs) for name, run in runs.items()})
+                turns = {name: lambda run=run: run.steps(max(2, effort.epochs // 3)) for name, run in runs.items()}
+                found = alternate(effort.turns, **turns)
                 pairs = zip(found[size], found[f"plain_{size}"], strict=True)
                 samples |= found
                 samples[f"added_{size}"] = [[float(np.median(ours) - np.median(theirs))] for ours, theirs in pairs]
