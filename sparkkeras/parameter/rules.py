@@ -429,7 +429,7 @@ RULES: dict[str, type[Any]] = {
 _DIST_KERAS_NAMES = {"adag": "agn", "aeasgd": "easgd", "averaging": "average"}
 """Trainers of dist-keras in lower case, and the names of the same rules in this package where they differ."""
 
-_DEFAULTS = {"synchronous": "average", "allreduce": "average", "asynchronous": "downpour", "hogwild": "downpour"}
+_DEFAULTS = {"synchronous": "average", "asynchronous": "downpour", "hogwild": "downpour"}
 
 
 def as_rule(rule: str | UpdateRule, mode: str | None = None) -> UpdateRule:
@@ -502,11 +502,13 @@ def make_rule(rule: str | UpdateRule | None, mode: str) -> UpdateRule:
         ConfigurationError: The name is unknown, the object is not an update rule, it does not support ``mode``, or it lacks
             the method ``exchange``, which the asynchronous modes need.
     """
-    if rule is not None and mode == "allreduce":
-        raise ConfigurationError(
-            f"rule={rule!r} does not apply to mode='allreduce', which averages the gradients of every step, so that the "
-            "optimizer computes the same weights on all workers: leave rule out, or use another mode."
-        )
+    if mode == "allreduce":
+        if rule is not None:
+            raise ConfigurationError(
+                f"rule={rule!r} does not apply to mode='allreduce', which averages the gradients of every step, so that the "
+                "optimizer computes the same weights on all workers: leave rule out, or use another mode."
+            )
+        return Average()
     rule = as_rule(_DEFAULTS[mode] if rule is None else rule, mode)
     if mode not in rule.modes:
         raise ConfigurationError(

@@ -55,7 +55,7 @@ from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.collectives import hold_port, join
-from sparkkeras.worker.device import forking_environment
+from sparkkeras.worker.device import forking_environment, silenced
 from sparkkeras.worker.lockstep import Lockstep
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 
@@ -186,7 +186,8 @@ class TrainInStep:
         number = rank.seat.rank
         addresses = [_split(address) for address in rank.addresses]
         with closing(hold_port(*addresses[number])) as held, ExitStack() as stack:
-            group = join(number, addresses, held, JOIN_SECONDS)
+            with silenced():
+                group = join(number, addresses, held, JOIN_SECONDS)
             trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.seat.attempt, rank.seat.cores))
             lockstep = Lockstep(group, self.plan.gradient_dtype)
             self._train(trainer, lockstep, _Part.open(self.plan, number, rank.parts, stack), client)
@@ -325,7 +326,7 @@ class _Training:
                 sys.stdout.flush()
                 warn(
                     f"training continues from the beginning of epoch {self._epochs.start + 1} (restart {restarts} of at "
-                    f"most {self._job.max_restarts}), since {str(error).splitlines()[0]}"
+                    f"most {self._job.max_restarts}), since {str(error).splitlines()[0].removesuffix(' The traceback:')}"
                 )
 
     @property

@@ -71,7 +71,7 @@ def forking_environment(cores: int) -> dict[str, str]:
 
 def load() -> None:
     """Import Keras and its backend without running any operation. Suppresses their messages to standard error."""
-    with _silenced():
+    with silenced():
         import keras  # noqa: F401
     garbage_collection.freeze_loaded()
 
@@ -101,7 +101,7 @@ def prepare(
         return
     if accelerators:
         _bind(",".join(accelerators))
-    with _silenced():
+    with silenced():
         import keras
 
         keras.config.set_floatx(os.environ["SPARKKERAS_FLOATX"])
@@ -211,13 +211,13 @@ def initialize_backend() -> None:
     """Initialize the backend in this process. Suppresses its messages to standard error."""
     import keras
 
-    with _silenced():
+    with silenced():
         keras.ops.zeros(())
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
-    """Suppress what a backend writes to standard error while it loads; print it if loading fails."""
+def silenced() -> Iterator[None]:
+    """Suppress what a backend writes to standard error while it loads or starts; print it if that fails."""
     with tempfile.TemporaryFile() as captured:
         kept = os.dup(2)
         os.dup2(captured.fileno(), 2)

@@ -40,7 +40,7 @@ def test_a_change_holds_only_what_is_new():
 
 
 def block(start, stop):
-    return from_arrays(np.arange(start, stop, dtype=np.float32).reshape(-1, 1), np.arange(start, stop, dtype=np.int32))
+    return from_arrays(np.arange(start, stop, dtype=np.float32).reshape(-1, 1), np.arange(start, stop, dtype=np.int32), None)
 
 
 def plan(rows, spec):
@@ -109,7 +109,7 @@ def test_the_default_frequency_is_that_of_the_mode():
         ({"frequency": 5}, "frequency=5 does not fit mode='allreduce', which averages the gradients of every batch"),
         ({"frequency": "epoch"}, "frequency='epoch' does not fit mode='allreduce'"),
         ({"rule": "average"}, "rule='average' does not apply to mode='allreduce'"),
-        ({"gradient_dtype": "float8"}, "gradient_dtype='float8' is not known. Known names: float16, bfloat16"),
+        ({"gradient_dtype": "float8"}, "gradient_dtype='float8' is not known. Known: 'bfloat16', 'float16'"),
         ({"max_restarts": -1}, "max_restarts=-1: expected a whole number of at least 0"),
     ],
 )
