@@ -62,7 +62,7 @@ from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 JOIN_SECONDS = 60.0
 """How long the processes of a group wait for each other."""
 
-SLOTS_SECONDS = 30.0
+SLOTS_SECONDS = 8.0
 """How long executors that were lost have to come back, before training continues with fewer workers."""
 
 
