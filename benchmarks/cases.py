@@ -441,7 +441,7 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
     return benchmark(*metrics, backend=backend, missing=functools.partial(_missing, backend))(measure)
 
 
-all_reduce = _all_reduce_on("TensorFlow", "tensorflow", 0.002, 0.3)
+all_reduce_tensorflow = _all_reduce_on("TensorFlow", "tensorflow", 0.002, 0.3)
 all_reduce_jax = _all_reduce_on("JAX", "jax", 0.003, 0.4)
 all_reduce_torch = _all_reduce_on("PyTorch", "torch", 0.002, 0.3)
 

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -35,6 +35,9 @@ HEARTBEAT_SECONDS = 1.0
 
 LOST_SECONDS = 5.0
 """A peer that has not answered for so long is gone."""
+
+LARGE_SIZE = 1 << 18
+"""Gradients of so many values travel alone."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,25 +131,28 @@ class Group(ABC):
             return list(gradients)
         given = self._complete(gradients, variables)
         wide = "float64" if any(_dtype(each) == "float64" for each in given if each is not None) else "float32"
+        counts = ops.convert_to_tensor(self._counts(gradients), "float32")
         shapes = [tuple(variable.shape) for variable in variables]
         sizes = [0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)]
-        pairs = zip(given, sizes, strict=True)
-        vectors = [_flattened(each, size, wide) for each, size in pairs if each is not None]
-        counts = ops.convert_to_tensor(self._counts(gradients), "float32")
-        if dtype is None:
-            summed = self._sum(_weighted(ops.concatenate([*vectors, ops.cast(counts, wide)]), weight))
-            weights = summed[sum(sizes) :]
-            divisor = weights[0]
-        else:
-            # Sums of weights have too few digits in half precision, so gradients are divided by them before they travel.
-            weights = self._sum(_weighted(counts, weight))
-            summed = self._sum(ops.cast(_weighted(ops.concatenate(vectors), weight / weights[0]), dtype))
-            summed, divisor = ops.cast(summed, wide), ops.ones((), wide)
-        ends = itertools.accumulate(sizes)
-        means = [
-            None if each is None else ops.cast(ops.reshape(summed[end - size : end], shape) / divisor, _dtype(each))
-            for each, size, end, shape in zip(given, sizes, ends, shapes, strict=True)
-        ]
+        buckets = _buckets(sizes)
+        weights: Any = None
+        if dtype is not None or len(buckets) != 1:
+            # Gradients are divided by the sum of the weights before they travel: it has too many digits for half precision,
+            # and a division afterwards would read large gradients once more.
+            weights = self._sum(self._weighted(counts, weight))
+        means: list[Any] = [None] * len(given)
+        for bucket in buckets:
+            parts = [ops.reshape(ops.cast(ops.convert_to_tensor(given[i]), wide), (sizes[i],)) for i in bucket]
+            if weights is None:
+                summed = self._sum(self._weighted(ops.concatenate([*parts, ops.cast(counts, wide)]), weight))
+                weights = summed[sum(sizes) :]
+                mean = summed / weights[0]
+            else:
+                vector = self._weighted(parts[0] if len(parts) == 1 else ops.concatenate(parts), weight / weights[0])
+                mean = ops.cast(self._sum(vector if dtype is None else ops.cast(vector, dtype)), wide)
+            ends = itertools.accumulate(sizes[i] for i in bucket)
+            for i, end in zip(bucket, ends, strict=True):
+                means[i] = ops.cast(ops.reshape(mean[end - sizes[i] : end], shapes[i]), _dtype(given[i]))
         return self._contributed(means, weights[1:])
 
     def begin_step(self) -> None:  # noqa: B027 - not every backend needs it
@@ -170,6 +176,12 @@ class Group(ABC):
     @abstractmethod
     def _sum(self, vector: Any) -> Any:
         """The sum of the vectors of all ranks, in a training step."""
+
+    def _weighted(self, vector: Any, weight: Any) -> Any:
+        """A vector times a weight; zeros if the weight is 0, even if the vector is not finite."""
+        from keras import ops
+
+        return ops.cond(weight > 0, lambda: vector * ops.cast(weight, vector.dtype), lambda: ops.zeros_like(vector))
 
     def _complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """The gradients that are sent, at the same places on all ranks."""
@@ -294,6 +306,11 @@ class _TensorFlowGroup(Group):
             final_op="Id",
             communication_hint=self._hint,
         )
+
+    def _weighted(self, vector: Any, weight: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.math.multiply_no_nan(vector, tf.cast(weight, vector.dtype))
 
     @property
     def _others(self) -> list[int]:
@@ -505,7 +522,7 @@ class _JaxGroup(Group):
         first = {device.process_index: device for device in reversed(jax.devices())}
         self._mesh = sharding.Mesh(np.array([first[rank] for rank in range(self.size)]), ("ranks",))
         self._replicated = sharding.NamedSharding(self._mesh, sharding.PartitionSpec())
-        self._gathered = self._compiled(lambda vector: jax.lax.all_gather(vector, "ranks"))
+        self._gathered = self._mapped(lambda vector: jax.lax.all_gather(vector, "ranks"))
         with _without_output():  # of gloo
             self.gather(np.zeros((), np.int32))
 
@@ -529,16 +546,16 @@ class _JaxGroup(Group):
 
     def _train_function(self, model: Any) -> Callable[[Any, Iterator[Any]], Any]:
         """Keras's train function of ``steps_per_execution`` steps, for a step over all processes."""
-        step = self._compiled(model.train_step, donate_argnums=0)
+        step = self._mapped(model.train_step, donate_argnums=0)
 
         def train(state: Any, batches: Iterator[Any]) -> Any:
-            logs, state = step(state, next(batches))
-            for _ in range(model.steps_per_execution - 1):
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                logs, state = step(state, batch)
-            return logs, state
+            state, count = self._shared(state), 0
+            while count < model.steps_per_execution and (batch := next(batches, None)) is not None:
+                logs, state = step(state, self._shared(batch))
+                count += 1
+            if not count:
+                raise StopIteration
+            return self._own(logs), self._own(state)
 
         return train
 
@@ -548,27 +565,31 @@ class _JaxGroup(Group):
             _jax().distributed.shutdown()
 
     def _gather(self, words: Array) -> Array:
-        return np.asarray(self._gathered(words))
+        return np.asarray(self._own(self._gathered(self._shared(words))))
 
     def _sum(self, vector: Any) -> Any:
         return _jax().lax.psum(vector, "ranks")
 
-    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """A function of arrays of this process, compiled for one device of each process."""
+    def _mapped(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """A function of arrays that all processes share, compiled for one device of each process."""
         jax = _jax()
         everywhere = jax.sharding.PartitionSpec()
         mapped = jax.shard_map(function, mesh=self._mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
-        compiled = jax.jit(mapped, **options)
+        return cast(Callable[..., Any], jax.jit(mapped, **options))
+
+    def _shared(self, values: Any) -> Any:
+        """Arrays of this process as parts of arrays that all processes share."""
+        jax = _jax()
 
         def shared(value: Any) -> Any:
             local = value if isinstance(value, jax.Array) else jax.device_put(value, self._mesh.local_devices[0])
             return jax.make_array_from_single_device_arrays(local.shape, self._replicated, [local])
 
-        def run(*arguments: Any) -> Any:
-            results = compiled(*jax.tree.map(shared, arguments))
-            return jax.tree.map(lambda array: array.addressable_data(0), results)
+        return jax.tree.map(shared, values)
 
-        return run
+    def _own(self, values: Any) -> Any:
+        """The inverse of `_shared`."""
+        return _jax().tree.map(lambda array: array.addressable_data(0), values)
 
     def _reason(self, error: Exception) -> str:
         return _unreachable(error) if "Gloo" in str(error) else ""
@@ -615,17 +636,15 @@ def _joined(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _flattened(gradient: Any, size: int, dtype: str) -> Any:
-    from keras import ops
+def _buckets(sizes: Sequence[int]) -> list[list[int]]:
+    """The gradients that travel together: small ones in one vector, large ones alone, which need not be copied for it.
 
-    return ops.reshape(ops.cast(ops.convert_to_tensor(gradient), dtype), (size,))
-
-
-def _weighted(vector: Any, weight: Any) -> Any:
-    """A vector times a weight; zeros if the weight is 0, even if the vector is not finite."""
-    from keras import ops
-
-    return ops.cond(weight > 0, lambda: vector * ops.cast(weight, vector.dtype), lambda: ops.zeros_like(vector))
+    Args:
+        sizes: The number of values of each gradient; 0 if there is none.
+    """
+    large = [[i] for i, size in enumerate(sizes) if size >= LARGE_SIZE]
+    small = [i for i, size in enumerate(sizes) if 0 < size < LARGE_SIZE]
+    return [*([small] if small else []), *large]
 
 
 def _dtype(tensor: Any) -> str:
