@@ -203,7 +203,7 @@ class _NewFile:
         self._file = stack.enter_context(path.open("wb", buffering=0))  # closing it after an error writes nothing
 
     def append(self, array: Array) -> None:
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         while data:
             data = data[self._file.write(data) :]
 
