@@ -65,7 +65,7 @@ def trained(folder, size, script):
 
 @pytest.mark.parametrize(
     ("script", "parts"),
-    [(DATA_PARALLEL, "[(4, 8), (8, 2)"), (MODEL_PARALLEL, "[(4, 4), (8, 1), (4, 4), (8, 1), (4, 4), (8, 1)]")],
+    [(DATA_PARALLEL, "[(4, 8), (8, 2)"), (MODEL_PARALLEL, "[(4, 4), (8, 1), (4, 4), (4, 4), (8, 1), (8, 1)]")],
 )
 def test_ranks_train_as_one_process_does(script, parts, tmp_path, capsys):
     (plain,) = trained(tmp_path, 1, script)
