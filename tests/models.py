@@ -1,6 +1,7 @@
 """Small models for several tests.
 
-Layers have explicit names, so that workers recognize two instances as the same model and reuse its traced functions.
+Layers and optimizers have explicit names, so that workers recognize two instances as the same model and reuse its traced
+functions: Keras would give the second one of a test another name.
 """
 
 import keras
@@ -17,7 +18,8 @@ def classifier(width=64, units=64, classes=10, seed=0, **compiled):
         ],
         name="classifier",
     )
-    model.compile(**({"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | compiled))
+    defaults = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    model.compile(**_named(defaults | compiled))
     return model
 
 
@@ -25,8 +27,15 @@ def regression(width=3, seed=0, **compiled):
     """A linear model on rows of ``width`` values, with one output."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((width,), name="x"), keras.layers.Dense(1, name="y")], name="regression")
-    model.compile(**({"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled))
+    model.compile(**_named({"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled))
     return model
+
+
+def _named(compiled):
+    """Compile arguments with an optimizer that has the name of its class."""
+    optimizer = keras.optimizers.get(compiled["optimizer"])
+    optimizer.name = type(optimizer).__name__.lower()
+    return compiled | {"optimizer": optimizer}
 
 
 @keras.saving.register_keras_serializable("tests_of_models")

@@ -55,11 +55,12 @@ def two_ended(seed=0):
     """A model with two inputs and two outputs."""
     keras.utils.set_random_seed(seed)
     left, right = keras.Input((WIDTH,), name="left"), keras.Input((1,), name="right")
-    hidden = keras.layers.Dense(6, activation="relu", name="hidden")(keras.layers.concatenate([left, right]))
+    joined = keras.layers.Concatenate(name="joined")([left, right])
+    hidden = keras.layers.Dense(6, activation="relu", name="hidden")(joined)
     scores = keras.layers.Dense(CLASSES, activation="softmax", name="scores")(hidden)
     amount = keras.layers.Dense(1, name="amount")(hidden)
     found = keras.Model([left, right], {"scores": scores, "amount": amount}, name="two_ended")
-    found.compile("adam", {"scores": "sparse_categorical_crossentropy", "amount": "mse"})
+    found.compile(keras.optimizers.Adam(name="adam"), {"scores": "sparse_categorical_crossentropy", "amount": "mse"})
     return found
 
 

@@ -77,7 +77,7 @@ def spark_model(transport="socket", frequency=5, mode="asynchronous", rule=None,
         ],
         name="faults",
     )
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy", Rows()])
+    model.compile(keras.optimizers.Adam(0.01, name="adam"), "sparse_categorical_crossentropy", metrics=["accuracy", Rows()])
     return SparkModel(
         model,
         mode,

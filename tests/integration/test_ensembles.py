@@ -27,16 +27,15 @@ from tests.models import classifier
 
 def build(number):
     """Members of two architectures."""
-    model = classifier(units=16 + 8 * (number % 2), seed=number)
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    return classifier(units=16 + 8 * (number % 2), seed=number, optimizer=keras.optimizers.Adam(0.01))
 
 
 def unseeded():
+    dropout = keras.layers.Dropout(0.1, name="dropout")
     model = keras.Sequential(
-        [keras.Input((64,), name="pixels"), keras.layers.Dropout(0.1), keras.layers.Dense(10, "softmax", name="scores")]
+        [keras.Input((64,), name="pixels"), dropout, keras.layers.Dense(10, "softmax", name="scores")], name="unseeded"
     )
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.01, name="adam"), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -180,8 +179,9 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.soak  # tests/training repeats an attempt without Spark
 @pytest.mark.cluster
-@pytest.mark.parametrize("sampling", [pytest.param("all", marks=pytest.mark.soak), "partition"])
+@pytest.mark.parametrize("sampling", ["all", "partition"])
 def test_a_worker_that_dies_is_replaced_and_the_result_is_the_same(sc, digits, tmp_path, sampling):
     x, y, x_test, y_test = digits
 

@@ -9,7 +9,7 @@ from tests.conftest import long
 from tests.models import classifier, regression
 
 
-@pytest.mark.parametrize("frequency", [long("epoch"), pytest.param(10, marks=pytest.mark.core), long("batch")])
+@pytest.mark.parametrize("frequency", [long("epoch"), 10, long("batch")])
 def test_training_learns_digits(sc, digits, frequency):
     x, y, x_test, y_test = digits
     model = classifier(optimizer=keras.optimizers.Adam(0.005))
@@ -129,10 +129,9 @@ def test_the_same_seed_gives_the_same_weights(sc, digits):
 
     def trained(seed):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.Input((64,)), keras.layers.Dropout(0.3), keras.layers.Dense(10, activation="softmax")]
-        )
-        model.compile("adam", "sparse_categorical_crossentropy")
+        layers = [keras.layers.Dropout(0.3, name="dropout"), keras.layers.Dense(10, activation="softmax", name="scores")]
+        model = keras.Sequential([keras.Input((64,), name="pixels"), *layers], name="dropping")
+        model.compile(keras.optimizers.Adam(name="adam"), "sparse_categorical_crossentropy")
         SparkModel(model, num_workers=2, seed=seed).fit(x[:300], y[:300], epochs=2, verbose=0)
         return model.get_weights()[0]
 

@@ -97,8 +97,7 @@ def on_an_rdd(contexts):
     return train(pairs(contexts.get("local[2]")))
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("form", ["array", "mixed vectors", "bytes"])
+@pytest.mark.parametrize("form", [pytest.param("array", marks=pytest.mark.core), "mixed vectors", "bytes"])
 def test_fit_on_a_data_frame_is_bit_identical_to_fit_on_an_rdd(spark, on_an_rdd, form):
     assert_same_bits(train(table(spark, form)), on_an_rdd)
 
@@ -571,8 +570,9 @@ def test_an_autoencoder_learns_like_in_keras(spark, sc):
 
     def model():
         keras.utils.set_random_seed(1)
-        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(3)])
-        made.compile("sgd", "mse")
+        layers = [keras.layers.Dense(2, name="code"), keras.layers.Dense(3, name="decoded")]
+        made = keras.Sequential([keras.Input((3,), name="x"), *layers], name="autoencoder")
+        made.compile(keras.optimizers.SGD(name="sgd"), "mse")
         return made
 
     expected = model()

@@ -125,15 +125,19 @@ class Idle(Kill):
 
 
 POINTS = [
-    pytest.param(epoch, batch, marks=() if (epoch, batch) == (1, 3) else pytest.mark.soak)
+    pytest.param(
+        *(executor, epoch, batch),
+        id=f"{'executor' if executor else 'worker'}-{epoch}-{batch}",
+        marks=() if (executor, epoch, batch) == (True, 1, 3) else pytest.mark.soak,  # test_frames.py kills a worker
+    )
+    for executor in (False, True)
     for epoch in range(3)
     for batch in range(8)
 ]
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("epoch", "batch"), POINTS)
-@pytest.mark.parametrize("executor", [False, True], ids=["worker", "executor"])
+@pytest.mark.parametrize(("executor", "epoch", "batch"), POINTS)
 def test_a_killed_worker_or_executor_changes_no_bit(sc, arrays, tmp_path, executor, epoch, batch):
     expected = train([rows(sc, arrays)])
     mark = tmp_path / "mark"
