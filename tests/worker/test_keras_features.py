@@ -133,6 +133,18 @@ def masked_attention():
     return functional(keras.Input((5,), dtype="int32"), outputs)
 
 
+def masked_steps():
+    """A mask reaches attention and a recurrent layer; a layer is called twice."""
+
+    def outputs(tokens):
+        embedded = layers.Embedding(7, 4, mask_zero=True)(tokens)
+        attended = layers.MultiHeadAttention(2, 3)(embedded, embedded, use_causal_mask=True)
+        shared = layers.Dense(3, activation="tanh")
+        return layers.Dense(1)(shared(shared(layers.LSTM(3)(attended))))
+
+    return functional(keras.Input((5,), dtype="int32"), outputs)
+
+
 def shared_layers():
     def outputs(x):
         shared = layers.Dense(3, activation="tanh")
@@ -416,6 +428,29 @@ class Freezing(Gan):
         return super().g_loss(real)
 
 
+@custom("ConfiguredFreezing")
+class ConfiguredFreezing(ConfiguredGan, Freezing):
+    """A GAN with the features of both classes."""
+
+
+def penalized():
+    """Regularization, constraints and custom parts in one model; without any of them the weights would differ."""
+    sgd = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 6), clipnorm=0.5, weight_decay=0.1)
+    sgd.exclude_from_weight_decay(var_names=["bias"])
+    constraint = keras.constraints.MaxNorm(0.5)
+    hidden = layers.Dense(
+        4, bent, kernel_regularizer="l2", activity_regularizer="l1", kernel_constraint=constraint, name="hidden"
+    )
+    return model(
+        *(hidden, Scale(), Penalty(), layers.Dropout(0.0), layers.GaussianNoise(0.0)),
+        layers.SpectralNormalization(layers.Dense(4)),
+        optimizer=sgd,
+        loss=cubed,
+        metrics=[Within(), largest],
+        weighted_metrics=["mae"],
+    )
+
+
 CASES = [
     *(
         Case(f"Optimizers: {name}", optimizer(name))
@@ -581,10 +616,42 @@ CORE = {
 LONG = {
     *(
         f"Optimizers: {name}"
-        for name in ("SGD", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "Lamb")
+        for name in (*("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "Lamb"),)
     ),
+    "Moving averages of weights (use_ema)",
+    "Gradient accumulation",
+    "Gradient clipping: clipnorm",
     "Gradient clipping: global_clipnorm",
     "Gradient clipping: clipvalue",
+    "Weight decay",
+    "Weight decay: excluded weights",
+    "Learning rate schedules",
+    "Normalization layers: SpectralNormalization",
+    "Recurrent layers: LSTM",
+    "Convolutions: Conv2D",
+    "Convolutions: SeparableConv2D",
+    "Attention: MultiHeadAttention with a mask",
+    "Embeddings and masks",
+    "Dropout",
+    "Shared layers",
+    "Several inputs and outputs: by name",
+    "Loss weights",
+    "Metrics per output",
+    "Weighted metrics",
+    "Losses: Huber",
+    "Custom losses",
+    "Custom metrics: class",
+    "Custom layers",
+    "Custom activations",
+    "Regularizers",
+    "Constraints",
+    "add_loss",
+    "Sample weights",
+    "Subclassed models",
+    "Custom evaluation steps",
+    "Several optimizers: GAN with a compile config",
+    "Several optimizers: five steps of one for each of the other",
+    "Several optimizers: train_step freezes layers",
     "Mixed precision: mixed_float16",
     "Dtype policies: float64",
     "Normalization layers: LayerNormalization",
@@ -606,7 +673,38 @@ LONG = {
     "Low-rank adaptation (LoRA): several optimizers",
     "jit_compile",
 }
-"""The cases that run in `scripts/soak` only."""
+"""The cases that run in `scripts/soak` only; most of their features are also in `COMBINED`."""
+
+COMBINED = [
+    Case("Regularization and custom parts", penalized, "weighted rows", atol=1e-5),
+    Case(
+        "Moving averages and accumulation",
+        optimizer("Adam", use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2),
+    ),
+    Case("Masked steps", masked_steps, "tokens"),
+    Case(
+        "Several convolutions",
+        stack(
+            *(lambda: layers.Conv2D(3, 3), lambda: layers.SeparableConv2D(3, 2), layers.MaxPooling2D, layers.Flatten),
+            shape=(6, 6, 2),
+        ),
+        "images",
+    ),
+    Case(
+        "Named outputs with weights and metrics",
+        lambda: two_outputs(
+            True, loss_weights={"amount": 0.3, "kind": 2.0}, metrics={"kind": ["accuracy"], "amount": ["mae"]}
+        ),
+        "named inputs",
+    ),
+    Case(
+        "A GAN with a compile config that freezes layers",
+        lambda: gan(ConfiguredFreezing),
+        "rows without labels",
+        backends=("tensorflow", "torch"),
+    ),
+]
+"""Independent features in one model: much of the time of a case is the tracing of its model."""
 
 
 def block(case):
@@ -686,7 +784,7 @@ def policy(case):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("case", [runs_on(case) for case in CASES if keras.backend.backend() in case.backends])
+@pytest.mark.parametrize("case", [runs_on(case) for case in [*CASES, *COMBINED] if keras.backend.backend() in case.backends])
 def test_one_worker_equals_plain_keras(case, policy):
     keras.utils.set_random_seed(1)
     model = case.build()
