@@ -145,13 +145,12 @@ def test_an_ensemble_is_better_than_the_mean_of_its_members(members, soft, digit
     assert soft.evaluate(x, y)[1] > np.mean(alone)
 
 
-def test_arrays_do_not_start_spark(members, digits):
+def test_arrays_do_not_start_spark(soft, digits):
     from pyspark import SparkContext
 
     before = SparkContext._active_spark_context
-    ensemble = EnsembleModel(members)
-    ensemble.predict(digits[2])
-    ensemble.evaluate(digits[2], digits[3])
+    soft.predict(digits[2])
+    soft.evaluate(digits[2], digits[3])
     assert SparkContext._active_spark_context is before
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from sparkkeras.hyperopt import subprocess_task
 from sparkkeras.hyperopt.subprocess_task import ChildLostError, ChildStoppedError, StopWork, run_in_child, run_inline
+from tests.conftest import long
 
 # This process may have used the backend, whose threads do not exist in children; no child here uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -409,13 +410,14 @@ def test_a_child_that_may_continue_is_not_killed(monkeypatch):
 # Cleanup
 
 
-def test_many_children_leave_no_open_files_or_threads(monkeypatch):
+@pytest.mark.parametrize("count", [10, long(50)])
+def test_many_children_leave_no_open_files_or_threads(monkeypatch, count):
     monkeypatch.setattr(subprocess_task, "STOP_SECONDS", 0.02)
     me = psutil.Process()
     run(lambda ask: None)
     gc.collect()
     files, threads = me.num_fds(), threading.active_count()
-    for number in range(50):
+    for number in range(count):
         with contextlib.suppress(ChildLostError, ChildStoppedError, ZeroDivisionError, TypeError):
             run(
                 (

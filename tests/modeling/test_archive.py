@@ -304,18 +304,18 @@ def test_a_text_model_in_an_emptied_archive_survives_the_round_trip(emptied, bui
 
 
 def test_the_archive_of_a_large_model_is_small():
-    """The weights and optimizer variables, which are sent separately, have 60 MB."""
+    """The weights and optimizer variables, which are sent separately, have 17 MB."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 10)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
     layers = [
-        keras.layers.Dense(2230, activation="tanh"),
-        keras.layers.Dense(2230, activation="tanh"),
+        keras.layers.Dense(1200, activation="tanh"),
+        keras.layers.Dense(1200, activation="tanh"),
         keras.layers.Dense(1),
     ]
     model = keras.Sequential([keras.Input((10,)), *layers])
     model.compile("adam", "mse")
-    assert model.count_params() > 5_000_000
-    assert len(ModelArchive.pack(model).data) < 200_000
+    assert model.count_params() > 1_400_000
+    assert len(ModelArchive.pack(model).data) < 50_000
     makes_the_round_trip(model, x, y)
 
 

@@ -89,14 +89,7 @@ def test_an_evicted_model_is_collected(monkeypatch):
         gc.unfreeze()
 
 
-PREPARED = """
-from sparkkeras.worker import device
-device.prepare(1)
-import json, keras
-print(json.dumps([keras.config.floatx(), keras.config.dtype_policy().name, keras.config.image_data_format()]))
-"""
-
-
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_worker_uses_the_dtypes_of_the_driver():
     floatx, policy, images = keras.config.floatx(), keras.config.dtype_policy(), keras.config.image_data_format()
     try:
@@ -109,11 +102,20 @@ def test_a_worker_uses_the_dtypes_of_the_driver():
         keras.config.set_dtype_policy(policy)
         keras.config.set_image_data_format(images)
     assert given["KERAS_BACKEND"] == keras.backend.backend()
-    soonest = {"KERAS_BACKEND": "jax", "SPARKKERAS_WORKER": "1"}  # the backend that loads fastest
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True, env={**os.environ, **given, **soonest}
-    )
-    assert json.loads(done.stdout) == ["float64", "mixed_bfloat16", "channels_first"]
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.environ.update(given, SPARKKERAS_WORKER="1")
+            device.prepare.cache_clear()
+            device.prepare(1)
+            set_here = [keras.config.floatx(), keras.config.dtype_policy().name, keras.config.image_data_format()]
+            os.write(writing, json.dumps(set_here).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading) as found:
+        assert json.load(found) == ["float64", "mixed_bfloat16", "channels_first"]
 
 
 FORKED = """
