@@ -198,7 +198,7 @@ def test_multilabel_outputs_vote_for_each_label():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow has strings")
-@pytest.mark.parametrize("strings", [np.array, lambda rows: np.array(rows, object), list])
+@pytest.mark.parametrize("strings", [np.array, *map(long, [lambda rows: np.array(rows, object), list])])
 def test_inputs_of_strings_and_numbers(strings):
     def model(seed):
         keras.utils.set_random_seed(seed)
@@ -602,7 +602,7 @@ def test_single_models_and_missing_paths_are_reported(tmp_path):
 # Greedy selection
 
 
-@pytest.fixture(scope="module", params=["soft", "hard"])
+@pytest.fixture(scope="module", params=["soft", long("hard")])
 def by_voting(request, members, digits):
     """A voting, and the logs of each member evaluated with it."""
     x, y = digits[0][1000:], digits[1][1000:]
