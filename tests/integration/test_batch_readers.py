@@ -21,7 +21,6 @@ def read(digits):
     return make
 
 
-@pytest.mark.core
 def test_one_worker_equals_plain_keras(sc, digits, read):
     x, y, *_ = digits
     plain, spark_model = classifier(), SparkModel(classifier(), num_workers=1)
@@ -35,6 +34,7 @@ def test_one_worker_equals_plain_keras(sc, digits, read):
     np.testing.assert_allclose(spark_model.predict(read), plain.predict(x, verbose=0), atol=1e-4)
 
 
+@pytest.mark.core
 def test_asynchronous_workers_read_their_own_batches(sc, digits, read):
     x, _, x_test, y_test = digits
     model = classifier(optimizer=keras.optimizers.Adam(0.005))

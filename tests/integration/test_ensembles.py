@@ -94,7 +94,6 @@ def test_saving_and_loading_with_file_uris(sc, members, digits, tmp_path):
 # Training
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("sampling", [long("all"), "bootstrap", long("partition")])
 def test_members_train_in_parallel(sc, spark, digits, sampling):
     x, y, x_test, y_test = digits

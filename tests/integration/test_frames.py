@@ -97,7 +97,7 @@ def on_an_rdd(contexts):
     return train(pairs(contexts.get("local[2]")))
 
 
-@pytest.mark.parametrize("form", [pytest.param("array", marks=pytest.mark.core), "mixed vectors", "bytes"])
+@pytest.mark.parametrize("form", ["array", "mixed vectors", "bytes"])
 def test_fit_on_a_data_frame_is_bit_identical_to_fit_on_an_rdd(spark, on_an_rdd, form):
     assert_same_bits(train(table(spark, form)), on_an_rdd)
 
@@ -304,7 +304,6 @@ def test_a_data_frame_after_a_shuffle(spark):
     np.testing.assert_allclose(predictions(spark_model.predict(grouped)), spark_model.model.predict(X, verbose=0), atol=1e-6)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", ["asynchronous", long("hogwild")])
 def test_asynchronous_training_on_data_frames(spark, mode):
     spark_model = SparkModel(model(), mode=mode, frequency=2, seed=1)
@@ -344,7 +343,6 @@ def test_a_killed_worker_changes_no_bit(spark, tmp_path):
 # Evaluating
 
 
-@pytest.mark.core
 def test_evaluate_equals_keras(spark):
     metrics = {"metrics": ["accuracy"], "weighted_metrics": [keras.metrics.SparseCategoricalCrossentropy(name="cross")]}
     spark_model = SparkModel(model(**metrics))
@@ -360,7 +358,6 @@ def test_evaluate_equals_keras(spark):
 # Predicting
 
 
-@pytest.mark.core
 def test_predict_adds_a_column_without_a_job(sc, spark):
     frame = table(spark, parts=3)
     spark_model = SparkModel(model())

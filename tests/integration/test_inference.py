@@ -17,7 +17,6 @@ def spark_model():
     return SparkModel(classifier())
 
 
-@pytest.mark.core
 def test_predict_keeps_the_order(sc, digits, spark_model):
     x, y, *_ = digits
     expected = keras.ops.convert_to_numpy(spark_model.model(x))
@@ -71,7 +70,6 @@ def test_predict_without_rows(sc, spark_model):
     assert spark_model.predict(sc.parallelize([], 3)).shape == (0, 10)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("loss", "metric"),
     [
@@ -136,7 +134,6 @@ def test_models_that_cannot_be_trained_predict_and_evaluate(sc, digits):
                 spark_model.fit(x, y, verbose=0)
 
 
-@pytest.mark.core
 def test_predictions_keep_the_keys_of_their_rows(sc, digits, spark_model):
     x, *_ = digits
     expected = spark_model.model.predict(x[:50], verbose=0)

@@ -104,7 +104,7 @@ def trained(spark, tmp_path_factory):
     """For each task the fitted pipeline and its predictions; and the folder with saved pipelines and rows."""
     folder = tmp_path_factory.mktemp("pipelines")
     made = {}
-    for name in TASKS if keras.backend.backend() == "tensorflow" else ["multiclass"]:  # the core
+    for name in TASKS:
         data, stages = MAKERS[name]()
         data.insert(0, "id", range(len(data)))
         frame = spark.createDataFrame(data).repartition(2, "id").cache()
@@ -207,7 +207,6 @@ def test_binary(trained):
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
 
 
-@pytest.mark.core
 def test_multiclass(trained):
     scored = trained[0]["multiclass"][1]
     evaluator = MulticlassClassificationEvaluator(labelCol="index")

@@ -66,7 +66,6 @@ def softmax(logits):
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.core
 def test_regression_without_a_loss(frame):
     model = network()
     output, prediction = found(KerasTransformer(model=model).transform(frame), "output", "prediction")

@@ -41,7 +41,6 @@ def close(mine, other):
     np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.core
 def test_a_model_is_a_function_of_columns(model, frame):
     predict = keras_udf(model, batch_size=7)
     for columns in [("features",), (frame.v,), ("a", frame["b"], F.col("c")), (F.array("a", F.col("b") * 1, "c"),)]:

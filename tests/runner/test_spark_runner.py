@@ -299,6 +299,8 @@ def test_ranks_exchange_values(forks):
     assert local(3).run(train) == [("int16", [[6], [6]], ("from", 0), 1.5)] * 3
 
 
+@pytest.mark.core
+@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "torch", reason="loads PyTorch")
 def test_tensors_of_pytorch_are_summed(forks):
     torch = pytest.importorskip("torch")
 

@@ -126,7 +126,7 @@ def test_a_model_that_is_not_built_raises_an_error():
 # Rows
 
 
-@pytest.mark.parametrize("sizes", [(40,), (7, 33), (1,) * 40, (0, 20, 0, 20)], ids=str)
+@pytest.mark.parametrize("sizes", [(40,), pytest.param((7, 33), marks=pytest.mark.core), (1,) * 40, (0, 20, 0, 20)], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 8, 1024])
 def test_predictions_equal_those_of_keras_for_any_batch_sizes(sizes, batch_size):
     model = regression()

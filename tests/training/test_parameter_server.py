@@ -82,8 +82,7 @@ def plain(given, epochs, stop=22, **arguments):
 # One worker
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [pytest.param("inprocess", marks=pytest.mark.core), "socket", "http"])
 @pytest.mark.parametrize(("mode", "frequency", "encrypt"), [("asynchronous", 4, True), ("hogwild", "epoch", False)])
 def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
     options = {"encrypt": encrypt}
