@@ -5,6 +5,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from pyspark import SparkContext
 
 from sparkkeras import (
     ClusterError,
@@ -366,7 +367,27 @@ def test_helpers(sc, arrays):
         to_simple_rdd(sc, x, y, num_slices=0)
 
 
-def test_a_stopped_context_is_rejected_and_a_warning_announces_a_new_one(contexts, arrays, rows, spark_model):
+def test_a_stopped_context_is_rejected_and_a_warning_announces_the_next_one(sc, arrays, rows, spark_model, monkeypatch):
+    rdd = sc.parallelize(rows, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sc, "_jsc", None)  # as `stop` does
+        with pytest.raises(ClusterError, match="has been stopped"):
+            spark_model.fit(rdd)
+
+    def started(conf):
+        SparkContext._active_spark_context = sc
+        return sc
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "getOrCreate", started)
+    x, _ = arrays
+    with pytest.warns(UserWarning, match=r"previous Spark session was stopped, so a new one.*master 'local\["):
+        spark_model.predict(x)
+    spark_model.predict(x)  # the warning is raised only once
+
+
+@pytest.mark.soak  # starts two contexts, and Python workers for each
+def test_a_new_context_is_started_if_the_last_one_was_stopped(contexts, arrays, rows, spark_model):
     rdd = contexts.get("local[2]").parallelize(rows, 2)
     contexts.stop()
     with pytest.raises(ClusterError, match="has been stopped"):

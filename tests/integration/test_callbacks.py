@@ -56,6 +56,7 @@ def test_learning_rates_reach_the_workers(fit):
     np.testing.assert_array_equal(weights[2], weights[3])
 
 
+@pytest.mark.soak  # another callback that sets learning rates
 def test_reduce_on_plateau(fit):
     reduce = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
     spark_model, _ = fit(reduce)
@@ -85,6 +86,7 @@ def test_backup_and_restore(fit, tmp_path):
     assert history.epoch == [2, 3]
 
 
+@pytest.mark.soak  # tests/training has it without Spark
 def test_callbacks_are_called_once_per_epoch(fit):
     heard = []
 

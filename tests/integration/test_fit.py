@@ -36,7 +36,8 @@ def test_one_worker_equals_plain_keras(sc, digits):
     assert int(spark_model.model.optimizer.iterations) == int(plain.optimizer.iterations)
 
 
-@pytest.mark.parametrize("rule", [long("average"), "slowmo", long("diloco")])
+@pytest.mark.soak  # tests/parameter has the rules without Spark
+@pytest.mark.parametrize("rule", ["average", "slowmo", "diloco"])
 def test_every_rule_learns(sc, digits, rule):
     x, y, x_test, y_test = digits
     spark_model = SparkModel(classifier(), num_workers=2, rule=rule, seed=3)
@@ -124,6 +125,7 @@ def test_arrays_are_split_evenly(sc, digits):
     assert sorted(report["rows"] for report in spark_model.training_histories) == [33, 33, 34]
 
 
+@pytest.mark.soak  # tests/training has it without Spark
 def test_the_same_seed_gives_the_same_weights(sc, digits):
     x, y, *_ = digits
 
@@ -213,7 +215,7 @@ def test_sample_weights_are_as_in_keras(sc, digits):
         np.testing.assert_allclose(history.history["weighted_accuracy"], expected.history["weighted_accuracy"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [long(1), 3])
 def test_validation_split_takes_the_last_rows(sc, digits, workers):
     x, y, *_ = digits
     rows = [(x[i], y[i]) for i in range(101)]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 import keras
@@ -12,6 +13,7 @@ import pytest
 
 from sparkkeras import ConfigurationError, ModelError, SparkModel, StorageError, load_spark_model
 from sparkkeras.parameter.rules import DiLoCo
+from sparkkeras.spark.filesystem import read_bytes, write_bytes
 from tests.models import classifier
 
 
@@ -110,9 +112,27 @@ def test_custom_rules_are_saved(tmp_path):
     assert load_spark_model(str(tmp_path / "own.keras"), custom_objects={"Mine": Mine}).rule == Mine(0.25)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
-    """A process that saves repeatedly is killed at a random moment."""
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path):
+    """A fork of this process, which writes the file repeatedly, is killed."""
+    path = str(tmp_path / "model.keras")
+    SparkModel(classifier(units=256)).save(path)
+    model = read_bytes(path)
+    child = os.fork()
+    if child == 0:
+        try:
+            while True:
+                write_bytes(path, model)
+        finally:
+            os._exit(0)
+    time.sleep(np.random.default_rng().uniform(0.05, 0.15))  # a random moment
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(load_spark_model(path).model.get_weights()) == 4
+
+
+@pytest.mark.soak
+def test_a_kill_while_a_model_is_saved_leaves_the_old_file_or_the_new_one(tmp_path):
     path = tmp_path / "model.keras"
     script = (
         "import sys; from sparkkeras import SparkModel; from tests.models import classifier\n"
@@ -120,7 +140,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
         "while True: spark_model.save(sys.argv[1])\n"
     )
     generator = np.random.default_rng(0)
-    for _ in range(kills):
+    for _ in range(20):
         process = subprocess.Popen(
             [sys.executable, "-c", script, str(path)],
             stdout=subprocess.PIPE,
@@ -129,8 +149,6 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, kills):
         )
         assert process.stdout.readline() == "ready\n"
         process.stdout.close()
-        import time
-
         time.sleep(generator.uniform(0, 0.3))  # a random moment
         process.send_signal(signal.SIGKILL)
         process.wait()
