@@ -21,7 +21,6 @@ from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
-from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import (
     State,
@@ -44,6 +43,7 @@ from sparkkeras.spark.cluster import missing_settings
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
+from sparkkeras.training.allreduce import check_all_reduce
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
@@ -381,7 +381,7 @@ class SparkModel:
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         if self.mode == "allreduce":
-            check_mean_over_rows(self.model)
+            check_all_reduce(self.model)
         request = check_fit(
             [self.model],
             data=data,

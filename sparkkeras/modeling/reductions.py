@@ -26,6 +26,10 @@ def check_mean_over_rows(model: keras.Model) -> None:
             if reduction == "mean_with_sample_weight":
                 reason = "divides by the sum of the sample weights of a batch"
             raise _rejected(model, f"{_named(loss)} with reduction={reduction!r}", reason, 'reduction="sum_over_batch_size"')
+        if _is_over_batch(loss):
+            raise _rejected(
+                model, _named(loss), "compares the rows of a batch with each other", _INSTEAD.get(_name(loss), _OWN)
+            )
         ignored = getattr(loss, "ignore_class", None)
         if ignored is not None:
             raise _rejected(
@@ -43,6 +47,30 @@ def check_mean_over_rows(model: keras.Model) -> None:
                 "sample weights of 0 for the steps to ignore, and no mask",
             )
 
+
+def _is_over_batch(loss: Any) -> bool:
+    """Whether a loss of Keras is one of a batch: circle, and dice and tversky unless they are computed for each row."""
+    name = _name(loss)
+    if name == "circle":
+        return True
+    axis = getattr(loss, "axis", None)
+    axes = axis if isinstance(axis, (tuple, list)) else [axis]
+    return name in _INSTEAD and (None in axes or 0 in axes)
+
+
+def _name(loss: Any) -> str:
+    """The name of a loss of Keras in lower case; empty for other losses."""
+    if isinstance(loss, str):
+        return loss.lower()
+    kind = loss if hasattr(loss, "__name__") else type(loss)
+    return str(kind.__name__).lower() if str(kind.__module__).startswith("keras.") else ""
+
+
+_INSTEAD = {
+    "dice": "keras.losses.Dice(axis=...) with all axes but the first",
+    "tversky": "keras.losses.Tversky(axis=...) with all axes but the first",
+}
+_OWN = "a loss that is a mean over rows, or another mode"
 
 _MEANS = ("sum_over_batch_size", "mean")
 

@@ -30,6 +30,12 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """The inverse of `host_and_port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def local_rank(rank: int, addresses: Sequence[str]) -> int:
     """The number of lower ranks on the same machine; 0 without addresses."""
     if not addresses:

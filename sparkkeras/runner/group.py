@@ -40,6 +40,16 @@ class Failure:
     traceback: str = ""
     is_death: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Whether this is the consequence of another rank's failure."""
+        return "PeerLostError" in self.error.partition(":")[0]
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether this may be the consequence of another rank's failure: JAX ends a process that has lost its peers so."""
+        return self.is_death and "SIGABRT" in self.error
+
 
 class Result:
     """The pickled result of a rank, which arrives in pieces: the pickle, and the memory of its arrays.
@@ -289,7 +299,9 @@ class Group:
             is_settled = is_final or all(each.has_ended for each in self._ranks)
             if not found or not (is_settled or self._clock() >= self._failures.first_at + SETTLE_SECONDS):
                 return None
-            return next((failure for failure in found if failure.is_death), found[0])
+            return next((each for each in found if each.is_death and not each.may_follow), None) or next(
+                (each for each in found if not each.follows), found[0]
+            )
 
     def _add_lost(self, is_final: bool) -> None:
         """Add the ranks whose workers have died, if Spark does not start them again."""

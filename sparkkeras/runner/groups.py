@@ -72,14 +72,15 @@ def run_group(
         except BaseException:
             _end(group, running, INTERRUPT_SECONDS)
             raise
-        cause = _error_of(running)
-        _end(group, running, STOP_SECONDS)
+        ended_itself = _end(group, running, STOP_SECONDS)
+        cause = _error_of(running) if ended_itself else None
         _show(group)
         if error is not None:
             if isinstance(cause, ClusterError) and not isinstance(cause, WorkerError):
                 raise cause  # for instance that the job was cancelled, which ended the workers
             raise error from cause
-    running.result()
+    if group.unfinished:
+        running.result()
     if group.misses_rows:
         raise RowsMissingError
     if group.unfinished:
@@ -108,12 +109,18 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         time.sleep(TICK_SECONDS)
 
 
-def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> None:
-    """Stop the group, and cancel its tasks if they have not ended; see `STOP_SECONDS`."""
+def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> bool:
+    """Stop the group, and cancel its tasks if they have not ended; see `STOP_SECONDS`. Returns whether they had ended."""
     group.stop()
-    if not _wait(group, running, seconds[0]):
-        running.cancel()
+    has_ended = False
+    try:
+        has_ended = _wait(group, running, seconds[0])
+    finally:
+        if not has_ended:
+            running.cancel()
+    if not has_ended:
         _wait(group, running, seconds[1])
+    return has_ended
 
 
 def _wait(group: Group, running: Running[Any], seconds: float) -> bool:

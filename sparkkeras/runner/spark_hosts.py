@@ -113,21 +113,12 @@ def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> 
     Raises:
         ConfigurationError: Spark has too few slots, or uses dynamic allocation.
     """
-    check_static_allocation(cluster, INDEPENDENT_RANKS)
+    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"))
     if gpus_per_worker is not None:
         return  # Spark checks the slots of a resource profile itself
     slots = registered_slots(cluster, ranks)
     if slots < ranks:
         raise too_few_slots(ranks, slots, str(cluster.context.master))
-
-
-def check_static_allocation(cluster: Cluster, otherwise: str) -> None:
-    """Reject barrier stages where Spark does not support them; see `reject_dynamic_allocation`.
-
-    Raises:
-        ConfigurationError: Spark uses dynamic allocation.
-    """
-    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"), otherwise)
 
 
 def registered_slots(cluster: Cluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:

@@ -17,30 +17,36 @@ import shutil
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, BlockSpec
 from sparkkeras.data.dataset import BlockStream, Rows, Running, Shared, StoredDataset, TaskContext, common_spec
+from sparkkeras.data.files import Handle
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.addresses import split_address
 from sparkkeras.runner.exchanges import REPORT, Kind
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.service import RankClient
-from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.runner.service import VALUE_BYTES, RankClient
+from sparkkeras.runner.spark_hosts import RankTask, registered_slots, reject_dynamic_allocation, start_tasks
 from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
@@ -103,7 +109,7 @@ class Change:
     def between(cls, before: Flat, after: Flat) -> Change:
         """The change from one vector to another."""
         places = np.flatnonzero(before.vector != after.vector)
-        if 2 * len(places) > after.vector.size:
+        if 3 * len(places) > after.vector.size:  # with their indices, they would be larger
             return cls(None, after.vector, after.integer_variables)
         return cls(places, after.vector[places], after.integer_variables)
 
@@ -117,7 +123,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EpochAnswer:
     """The driver's answer to the reports on an epoch.
 
     Attributes:
@@ -156,15 +162,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Streams:
-    """The batches of several streams, one after the other: a `BlockStream`."""
+    """The batches of several streams in turn, so that the first ones of an epoch are from all: a `BlockStream`."""
 
     parts: tuple[BlockStream, ...]
 
     def blocks(self, epoch: int = 0, seed: int = 0) -> Generator[Block, None, None]:
         """Read the batches of an epoch."""
-        for part in self.parts:
-            with closing(part.blocks(epoch, seed)) as blocks:
-                yield from blocks
+        with ExitStack() as stack:
+            waiting = deque(stack.enter_context(closing(part.blocks(epoch, seed))) for part in self.parts)
+            while waiting:
+                blocks = waiting.popleft()
+                block = next(blocks, None)
+                if block is not None:
+                    yield block
+                    waiting.append(blocks)
 
 
 @dataclass(frozen=True)
@@ -184,16 +195,16 @@ class TrainInStep:
     def __call__(self, rank: RankMain, client: RankClient) -> None:
         """Train."""
         number = rank.seat.rank
-        addresses = [_split(address) for address in rank.addresses]
+        addresses = [split_address(address) for address in rank.addresses]
         with closing(hold_port(*addresses[number])) as held, ExitStack() as stack:
             with silenced():
                 group = join(number, addresses, held, JOIN_SECONDS)
             trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.seat.attempt, rank.seat.cores))
             lockstep = Lockstep(group, self.plan.gradient_dtype)
-            self._train(trainer, lockstep, _Part.open(self.plan, number, rank.parts, stack), client)
+            self._train(trainer, lockstep, _RankRows.open(self.plan, number, rank.parts, stack), client)
             group.leave()
 
-    def _train(self, trainer: LocalTrainer, lockstep: Lockstep, part: _Part, client: RankClient) -> None:
+    def _train(self, trainer: LocalTrainer, lockstep: Lockstep, part: _RankRows, client: RankClient) -> None:
         plan, options, state = self.plan, self.options.value, self.state.value
         callbacks = lasting(list(options.callbacks.fresh())) if options.callbacks else []
         for count, epoch in enumerate(plan.epochs, 1):
@@ -201,7 +212,7 @@ class TrainInStep:
             replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
             assert replica is not None, "with lockstep there is always a replica"
             report = pickle.dumps(self._report(trainer, replica, part, epoch), 5)
-            answer: Answer = pickle.loads(client.exchange(count, Kind(REPORT), memoryview(report)))
+            answer: EpochAnswer = pickle.loads(client.exchange(count, Kind(REPORT), memoryview(report)))
             if answer.stop:
                 break
             state = ModelState(
@@ -210,7 +221,7 @@ class TrainInStep:
         for callback in callbacks:
             callback.end()
 
-    def _report(self, trainer: LocalTrainer, replica: Replica, part: _Part, epoch: int) -> EpochReport:
+    def _report(self, trainer: LocalTrainer, replica: Replica, part: _RankRows, epoch: int) -> EpochReport:
         validation = None
         if self.validation is not None and (epoch + 1) % self.plan.validation_frequency == 0:
             found = trainer.evaluate(replica.state, part.held_out(self.validation), self.validation.options)
@@ -225,7 +236,7 @@ class TrainInStep:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankRows:
     """The rows of a rank.
 
     Attributes:
@@ -239,7 +250,7 @@ class _Part:
     partitions: tuple[tuple[int, Block | BlockStream], ...]
 
     @classmethod
-    def open(cls, plan: Plan, rank: int, parts: Sequence[Rows], stack: ExitStack) -> _Part:
+    def open(cls, plan: Plan, rank: int, parts: Sequence[Rows], stack: ExitStack) -> _RankRows:
         """Open the parts of a rank. Several blocks are joined in a file, which the stack removes."""
         empty = plan.spec.zeros()[:0]
         opened = [part if isinstance(part, WorkerBatches) else part.open() or empty for part in parts]
@@ -251,7 +262,9 @@ class _Part:
         blocks = [rows for rows in opened if isinstance(rows, Block)]
         if len(blocks) == 1:
             return cls(blocks[0], counts[0], partitions)
-        folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
+        # In the folder of the rows, which is removed with them, also if this process is killed.
+        stored = next(Path(part.directory).parent for part in parts if isinstance(part, Handle) and part.directory)
+        folder = stored / f"joined-{uuid.uuid4().hex}"
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         to_train = (block[:count] for block, count in zip(blocks, counts, strict=True) if count)
         return cls(files.write(to_train, rank, folder).open() or empty, sum(counts), partitions)
@@ -261,6 +274,22 @@ class _Part:
         return (block for partition, rows in self.partitions for block in validation.blocks(partition, rows))
 
 
+def check_all_reduce(model: keras.Model) -> None:
+    """Reject what all-reduce training cannot do, before data is read.
+
+    Raises:
+        ModelError: The loss is not a mean over rows.
+        ConfigurationError: Spark cannot start all workers together.
+    """
+    from pyspark import SparkContext
+
+    check_mean_over_rows(model)
+    active = SparkContext._active_spark_context
+    if active is not None:
+        enabled = active.getConf().get("spark.dynamicAllocation.enabled", "false")
+        reject_dynamic_allocation(enabled, 'use mode="synchronous".')
+
+
 class AllReduceStrategy:
     """The strategy of all-reduce training; see the module docstring."""
 
@@ -268,11 +297,10 @@ class AllReduceStrategy:
         """Train; see `Strategy.fit`.
 
         Raises:
-            ConfigurationError: Spark cannot start all workers together.
+            ConfigurationError: The workers cannot connect to this process.
         """
         if not isinstance(dataset, StoredSparkDataset):
             raise ConfigurationError(NO_DRIVER)
-        check_static_allocation(dataset.cluster, 'use mode="synchronous".')
         callbacks.on_train_begin()
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
         if epochs:
@@ -292,6 +320,7 @@ class _Training:
         self._state = ModelState.take(job.model)
         self._stopped = False
         self._started = 0.0
+        self._raised: BaseException | None = None
 
     def run(self) -> None:
         """Train all epochs; start again after failures.
@@ -301,40 +330,45 @@ class _Training:
             SparkKerasError: A worker raised an error of this package, which would occur again.
         """
         restarts, moves_rows = 0, False
+        failure: WorkerError | None = None
         while True:
             try:
-                self._start(moves_rows)
-                return
+                error = self._start(moves_rows)
             except RowsMissingError:
                 if moves_rows:
                     raise ClusterError(
                         "the files with the rows were removed from Spark's temporary folder (spark.local.dir) during "
                         "training. Exclude that folder from any cleanup, and try again."
-                    ) from None
+                    ) from failure
                 moves_rows = True
-            except WorkerError as error:
-                if self._is_over:
-                    warn(f"after the last epoch, {error}")
-                    return
-                raised = package_error(error.worker_traceback)
-                if raised is not None:
-                    raise raised from error
-                if restarts >= self._job.max_restarts:
-                    after = f" (after {counted(restarts, 'restart')}, max_restarts={restarts})" if restarts else ""
-                    raise WorkerError(f"{error}{after}", error.worker_traceback) from error
-                restarts += 1
-                sys.stdout.flush()
-                warn(
-                    f"training continues from the beginning of epoch {self._epochs.start + 1} (restart {restarts} of at "
-                    f"most {self._job.max_restarts}), since {str(error).splitlines()[0].removesuffix(' The traceback:')}"
-                )
+                continue
+            except ConfigurationError as rejected:  # the rows are too large to be moved
+                raise rejected from failure
+            if error is None:
+                return
+            failure, reason = error, str(error).splitlines()[0].removesuffix(" The traceback:")
+            lost = not error.worker_traceback or "PeerLostError" in reason
+            if self._is_over and lost:
+                warn(f"after the last epoch, {reason}")
+                return
+            raised = package_error(error.worker_traceback)
+            if raised is not None:
+                raise raised from error
+            if restarts >= self._job.max_restarts or self._is_over:
+                after = f" (after {counted(restarts, 'restart')}, max_restarts={restarts})" if restarts else ""
+                raise WorkerError(f"{error}{after}", error.worker_traceback) from error
+            restarts += 1
+            warn(
+                f"training continues from the beginning of epoch {self._epochs.start + 1} (restart {restarts} of at most "
+                f"{self._job.max_restarts}), since {reason}"
+            )
 
     @property
     def _is_over(self) -> bool:
         return self._stopped or not self._epochs
 
-    def _start(self, moves_rows: bool) -> None:
-        """Train the remaining epochs with as many workers as there are slots.
+    def _start(self, moves_rows: bool) -> WorkerError | None:
+        """Train the remaining epochs with as many workers as there are slots; returns the error of a worker that failed.
 
         Args:
             moves_rows: Whether workers do not find their rows, so that these have to be sent to them.
@@ -365,8 +399,14 @@ class _Training:
                 return start_tasks(cluster, task, None, handles)
 
             self._started = time.perf_counter()
-            largest = self._state.nbytes + (64 << 20)
-            run_group(Group(size), cluster.driver, start, answer=self._answer, max_value=largest)
+            largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
+            try:
+                run_group(Group(size), cluster.driver, start, answer=self._answer, max_value=largest)
+            except WorkerError as error:
+                if error is self._raised:  # by a callback
+                    raise
+                return error
+        return None
 
     def _plan(self, size: int) -> Plan:
         job, count = self._job, self._dataset.num_partitions
@@ -384,17 +424,23 @@ class _Training:
 
     def _answer(self, reports: list[bytes]) -> bytes:
         """End an epoch, and answer the ranks."""
-        with holding_slots(len(reports)):
-            return pickle.dumps(self._end_epoch([pickle.loads(report) for report in reports]), 5)
+        try:
+            with holding_slots(len(reports)):
+                return pickle.dumps(self._end_epoch([pickle.loads(report) for report in reports]), 5)
+        except BaseException as error:
+            self._raised = error
+            raise
 
-    def _end_epoch(self, reports: list[EpochReport]) -> Answer:
+    def _end_epoch(self, reports: list[EpochReport]) -> EpochAnswer:
         job, model, epoch = self._job, self._job.model, self._epochs.start
         trained = [each.report for each in reports if each.report is not None]
-        check_finite(trained, epoch, "epoch")
+        most = max(report.steps for report in trained)
+        complete = [report for report in trained if report.steps == most]  # others have logs of padding
+        check_finite(complete, epoch, "epoch")
         state = reports[0].state
         assert state is not None, "rank 0 reports it"
         state.put(model)
-        logs = epoch_logs(model, metrics.merge(each.metrics for each in reports if each.report is not None), trained)
+        logs = epoch_logs(model, metrics.merge(each.metrics for each in reports if each.report is not None), complete)
         add_histories(job, epoch, trained)
         if epoch == job.initial_epoch:
             warn_of_steps(job, trained)
@@ -413,13 +459,8 @@ class _Training:
         if not self._is_over:
             self._callbacks.on_epoch_begin(epoch + 1)
         self._state = ModelState.take(model)
-        return Answer(
+        return EpochAnswer(
             self._is_over,
             Change.between(state.weights, self._state.weights),
             Change.between(state.optimizer, self._state.optimizer),
         )
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -175,7 +175,8 @@ class LocalTrainer:
             state.put(model)
             model_state.reseed(model, seed)
             seed_generators((*seed, 1))  # building the model may have drawn numbers
-            counts = hooked or exchange is not None
+            # Any callback may stop the epoch on one worker, while the others go on.
+            counts = hooked or exchange is not None or (in_step is not None and bool(callbacks))
             end = _end_of_epoch(model, counts, None if in_step is None else partial(in_step.end, model, state))
             coupled = [] if exchange is None else [_exchanging(exchange, batch_range, epoch, started)]
             with (
@@ -358,7 +359,7 @@ def _end_of_epoch(model: Any, counts: bool, together: Callable[[bool], tuple[Mod
     Args:
         model: The model.
         counts: Whether to count steps, for which Keras waits after each batch. It does so anyway if there are other batch
-            hooks, without which no callback can stop an epoch early.
+            hooks. Without counting, only Keras's own callbacks can stop an epoch early.
         together: Ends the epoch together with other workers: takes whether this worker wants to stop training, and returns
             the common state, and whether to stop. In the middle of an epoch, no worker can stop.
     """

@@ -1,9 +1,11 @@
 """All-reduce training on Spark: the weights of plain Keras on the union of the batches, also after workers have died."""
 
 import os
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from sparkkeras import DataError, SparkModel, WorkerError
 from sparkkeras.ml import KerasEstimator
 from sparkkeras.sources.arrays import even_slices
+from sparkkeras.training import allreduce
 from tests.conftest import settle
 from tests.models import classifier
 
@@ -162,6 +165,79 @@ def test_an_error_that_stays_has_the_traceback_of_its_worker(sc, digits):
     with pytest.raises(WorkerError, match=r"rank 1 of 2 .* failed: RuntimeError: on purpose") as caught:
         trained(digits, model={"max_restarts": 0}, worker_callbacks=[Fail()])
     assert 'raise RuntimeError("on purpose")' in str(caught.value)
+
+
+def test_an_error_of_a_callback_on_the_driver_is_raised_at_once(sc, digits):
+    begun = []
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            begun.append(epoch)
+            raise WorkerError("of a job that this callback has started")
+
+    with pytest.raises(WorkerError, match="of a job that this callback has started"):
+        trained(digits, callbacks=[Fail()])
+    assert begun == [0]
+
+
+@pytest.mark.soak
+def test_the_error_of_the_rank_that_failed_first_is_raised(sc, digits):
+    """Also that of rank 0, without which JAX ends the others."""
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if os.environ["RANK"] == "0" and batch == 1:
+                raise DataError("on purpose")
+
+    with pytest.raises(DataError, match="on purpose"):
+        trained(digits, worker_callbacks=[Fail()])
+
+
+@pytest.mark.soak
+def test_one_worker_cannot_leave_an_epoch_alone(sc, digits):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = os.environ["RANK"] == "1"
+
+    spark_model, history = trained(digits, worker_callbacks=[Stop(), keras.callbacks.TerminateOnNaN()])
+    assert history.epoch == [0]
+    assert sum(entry["rows"] for entry in spark_model.training_histories) == 99
+
+
+@pytest.mark.soak
+def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch):
+    sizes = iter([2, 1])
+    monkeypatch.setattr(allreduce, "registered_slots", lambda *_: next(sizes))
+    with pytest.warns(UserWarning, match="restart 1 of at most 3"):
+        spark_model, history = trained(
+            digits, worker_callbacks=[Once(tmp_path / "done", "kill")], validation_split=0.2, shuffle=False
+        )
+    assert history.epoch == [0, 1, 2]
+    assert [(entry["worker"], entry["rows"]) for entry in spark_model.training_histories][2:] == [(0, 79)] * 2
+    x, y = (np.concatenate([side[40:50], side[89:99]]) for side in digits[:2])
+    held_out = spark_model.model.evaluate(x, y, verbose=0, return_dict=True)
+    assert history.history["val_loss"][-1] == pytest.approx(held_out["loss"], rel=1e-5)
+
+
+@pytest.mark.soak
+def test_lost_files_are_written_again(spark, digits, tmp_path):
+    x, y, *_ = digits
+    frame = spark.createDataFrame([(x[number].tolist(), int(y[number])) for number in range(99)], ["features", "label"])
+
+    class Remove(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if os.environ["RANK"] == "1" and not (tmp_path / "done").exists():
+                (tmp_path / "done").touch()
+                folders = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).rglob("part-1-*")
+                for folder in list(folders):
+                    shutil.rmtree(folder)
+                raise RuntimeError("on purpose")
+
+    with pytest.warns(UserWarning, match="restart 1 of at most 3"):
+        history = SparkModel(classifier(), "allreduce", num_workers=2, batch_size=BATCH).fit(
+            frame, epochs=2, verbose=0, worker_callbacks=[Remove()]
+        )
+    assert history.epoch == [0, 1]
 
 
 @pytest.mark.soak

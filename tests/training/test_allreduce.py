@@ -2,6 +2,7 @@
 
 import pickle
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,7 +13,8 @@ from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalStream
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.training.allreduce import Change, Plan, Streams, _Part
+from sparkkeras.modeling.reductions import check_mean_over_rows
+from sparkkeras.training.allreduce import Change, Plan, Streams, _RankRows
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
@@ -47,29 +49,28 @@ def plan(rows, spec):
     return Plan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
 
 
-def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path):
     parts = [files.write([rows], number, tmp_path / "stored") for number, rows in enumerate((block(0, 5), block(5, 9)))]
     with ExitStack() as stack:
-        part = _Part.open(plan((3, 4), block(0, 1).spec), 0, parts, stack)
+        part = _RankRows.open(plan((3, 4), block(0, 1).spec), 0, parts, stack)
         assert part.count == 7
         assert part.rows.arrays[1].tolist() == [0, 1, 2, 5, 6, 7, 8]
         held_out = part.held_out(ValidationPlan(BatchOptions(2), ((3, 5), (4, 4)), ()))
         assert [each.arrays[1].tolist() for each in held_out] == [[3, 4]]
-        assert len(list(tmp_path.iterdir())) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["stored"]
+        assert len(list((tmp_path / "stored").iterdir())) == 3
+    assert len(list((tmp_path / "stored").iterdir())) == 2
 
 
 def test_a_rank_without_rows_has_an_empty_block():
     empty = files.Handle(0, "", 0, None)
-    part = _Part.open(plan((0,), block(0, 1).spec), 0, [empty], ExitStack())
+    part = _RankRows.open(plan((0,), block(0, 1).spec), 0, [empty], ExitStack())
     assert (part.rows.rows, part.count) == (0, 0)
     assert part.rows.spec == block(0, 1).spec
 
 
-def test_streams_are_read_one_after_the_other():
+def test_streams_are_read_in_turn():
     streams = Streams((LocalStream((block(0, 2), block(2, 3))), LocalStream((block(3, 5),))))
-    assert [each.arrays[1].tolist() for each in streams.blocks(0, 0)] == [[0, 1], [2], [3, 4]]
+    assert [each.arrays[1].tolist() for each in streams.blocks(0, 0)] == [[0, 1], [3, 4], [2]]
 
 
 class Unpickled:
@@ -129,6 +130,27 @@ def test_a_loss_that_is_no_mean_over_rows_is_an_error():
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
     with pytest.raises(ModelError, match="ignore_class=0: it divides by the number of labels of a batch"):
         SparkModel(classifier(loss=loss), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("loss", "instead"),
+    [
+        ("dice", "keras.losses.Dice"),
+        (keras.losses.Tversky(axis=(0, 1)), "keras.losses.Tversky"),
+        (keras.losses.Circle(), "a loss that is a mean over rows"),
+    ],
+)
+def test_a_loss_of_the_whole_batch_is_an_error(loss, instead):
+    with pytest.raises(ModelError, match=rf"compares the rows of a batch with each other.* use {instead}"):
+        check_mean_over_rows(classifier(loss=loss))
+    check_mean_over_rows(classifier(loss=keras.losses.Dice(axis=1)))
+
+
+def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
+    active = SimpleNamespace(getConf=lambda: {"spark.dynamicAllocation.enabled": "true"})
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", active)
+    with pytest.raises(ConfigurationError, match=r'SPARK-24942\): set it to false .* or use mode="synchronous"'):
+        SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
 def test_datasets_without_a_cluster_are_an_error():
