@@ -43,7 +43,6 @@ from sparkkeras.spark.cluster import missing_settings
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
-from sparkkeras.training.allreduce import check_all_reduce
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
@@ -381,6 +380,8 @@ class SparkModel:
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         if self.mode == "allreduce":
+            from sparkkeras.training.allreduce import check_all_reduce
+
             check_all_reduce(self.model)
         request = check_fit(
             [self.model],

@@ -121,6 +121,19 @@ def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> 
         raise too_few_slots(ranks, slots, str(cluster.context.master))
 
 
+def check_static_allocation(otherwise: str) -> None:
+    """Reject barrier stages if the active SparkContext does not support them; see `reject_dynamic_allocation`.
+
+    Raises:
+        ConfigurationError: It uses dynamic allocation.
+    """
+    from pyspark import SparkContext
+
+    active = SparkContext._active_spark_context
+    if active is not None:
+        reject_dynamic_allocation(active.getConf().get("spark.dynamicAllocation.enabled", "false"), otherwise)
+
+
 def registered_slots(cluster: Cluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:
     """The number of slots, as soon as there are as many as wanted, or after this time, in which executors register."""
     deadline = time.monotonic() + (0 if cluster.is_local else seconds)

@@ -46,7 +46,7 @@ from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
-from sparkkeras.runner.spark_hosts import RankTask, registered_slots, reject_dynamic_allocation, start_tasks
+from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
 from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
@@ -281,13 +281,8 @@ def check_all_reduce(model: keras.Model) -> None:
         ModelError: The loss is not a mean over rows.
         ConfigurationError: Spark cannot start all workers together.
     """
-    from pyspark import SparkContext
-
     check_mean_over_rows(model)
-    active = SparkContext._active_spark_context
-    if active is not None:
-        enabled = active.getConf().get("spark.dynamicAllocation.enabled", "false")
-        reject_dynamic_allocation(enabled, 'use mode="synchronous".')
+    check_static_allocation('use mode="synchronous".')
 
 
 class AllReduceStrategy:

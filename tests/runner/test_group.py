@@ -158,3 +158,26 @@ def test_results_arrive_in_pieces_and_in_aligned_memory():
     assert result.parts[2][99] == ord("!")
     with pytest.raises(ValueError):
         result.write(0, 4, memoryview(b"no"))
+
+
+PEER = Failure(0, "sparkkeras.worker.collectives.PeerLostError: the process of rank 1 does not answer")
+ABORT = Failure(0, "its process was killed by SIGABRT", is_death=True)
+KILL = Failure(1, "its process was killed by SIGKILL", is_death=True)
+RAISED = Failure(1, "ValueError: on purpose")
+
+
+@pytest.mark.parametrize(
+    ("reported", "cause"),
+    [
+        ([PEER, KILL], KILL),
+        ([PEER, RAISED], RAISED),
+        ([RAISED, ABORT], RAISED),
+        ([ABORT, PEER], ABORT),
+        ([ABORT, KILL], KILL),
+    ],
+)
+def test_consequences_of_a_failure_are_not_its_cause(reported, cause):
+    group = Group(2)
+    for failure in reported:
+        group.fail(failure)
+    assert group.failure(is_final=True) == cause
