@@ -378,6 +378,7 @@ def test_progress_reports_updates(sc, digits, capsys):
 # Callbacks
 
 
+@pytest.mark.soak  # tests/training has it without Spark
 def test_callbacks_on_the_driver(sc, digits, tmp_path, notes):
     """Workers begin an epoch after the driver, so that they get a learning rate in that epoch or the next."""
     x, y, *_ = digits
@@ -432,6 +433,7 @@ def test_early_stopping_restores_the_best_weights(sc, digits):
     same(model.get_weights(), noted.weights[best])
 
 
+@pytest.mark.soak  # tests/training has it without Spark
 def test_a_worker_stopped_by_a_callback_does_not_stop_the_others(sc, digits, notes):
     x, y, *_ = digits
     spark_model = distributed(digit_model(), frequency=3)
@@ -491,6 +493,7 @@ class Counting(keras.layers.Layer):
         return x
 
 
+@pytest.mark.soak  # tests/training has the counter without Spark
 def test_several_inputs_and_outputs_and_a_counter(sc, digits):
     x, y, *_ = digits
     keras.utils.set_random_seed(0)

@@ -156,14 +156,15 @@ def test_a_worker_killed_during_validation_is_replaced(sc, tmp_path, witness, tr
     check(trained, history, steps=steps, rows=192 if split else ROWS, validated=48 if split else 64)
 
 
+@pytest.mark.soak  # test_recovery.py has a killed executor, the next test the loss of its rows
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("transport", "point"),
     [
         ("socket", ("batch_end", 1, 3)),
-        pytest.param("http", ("batch_end", 0, 3), marks=pytest.mark.soak),
-        pytest.param("socket", ("epoch_end", LAST), marks=pytest.mark.soak),
-        pytest.param("http", ("train_end",), marks=pytest.mark.soak),
+        ("http", ("batch_end", 0, 3)),
+        ("socket", ("epoch_end", LAST)),
+        ("http", ("train_end",)),
     ],
 )
 def test_a_killed_executor_is_replaced(sc, tmp_path, witness, transport, point):

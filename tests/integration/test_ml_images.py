@@ -110,14 +110,14 @@ def test_rows_without_a_readable_image(sc, pixels, network):
 def test_a_model_of_keras_applications_by_name(frame, tmp_path):
     keras.utils.set_random_seed(0)
     weights = str(tmp_path / "mobile.weights.h5")
-    keras.applications.MobileNetV3Small(weights=None).save_weights(weights)
-    featurizer = ImageFeaturizer(model="MobileNetV3Small", weights=weights, layer=3, size=(16, 16))
-    assert featurizer._pixel_function() is keras.applications.mobilenet_v3.preprocess_input
+    keras.applications.MobileNet(weights=None).save_weights(weights)
+    featurizer = ImageFeaturizer(model="MobileNet", weights=weights, layer=3, size=(16, 16))
+    assert featurizer._pixel_function() is keras.applications.mobilenet.preprocess_input
     with pytest.raises(ModelError, match="layer='avg_poll'.*has no layer of this name"):
         featurizer.copy({featurizer.layer: "avg_poll"}).transformSchema(frame.schema)
     featurizer.save(str(tmp_path / "featurizer"))
     loaded = ImageFeaturizer.load(str(tmp_path / "featurizer"))
-    assert loaded.getModel() == "MobileNetV3Small"
+    assert loaded.getModel() == "MobileNet"
     for mine, other in zip(loaded.get_model().get_weights(), featurizer.get_model().get_weights(), strict=True):
         np.testing.assert_array_equal(mine, other)
 

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from sparkkeras import ConfigurationError, DataError, ModelError
 from sparkkeras.ml import KerasEstimator
+from tests.conftest import long
 from tests.models import classifier
 
 pytestmark = pytest.mark.usefixtures("sc")
@@ -72,18 +73,23 @@ def test_param_maps(estimator, frame):
     assert fitted[0].uid == estimator.uid
 
 
-def test_cross_validation_finds_the_same_sequentially_and_in_parallel(estimator, frame):
+@pytest.mark.parametrize(
+    ("kind", "options"), [(TrainValidationSplit, {"trainRatio": 0.6}), long(CrossValidator, {"numFolds": 2})]
+)
+def test_a_search_finds_the_same_sequentially_and_in_parallel(estimator, frame, kind, options):
     estimator.setBatchSize(8)
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [1e-6, 0.02]).baseOn({estimator.epochs: 2}).build()
-    search = CrossValidator(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), numFolds=2, parallelism=2, seed=1
-    )
+    search = kind(estimator=estimator, estimatorParamMaps=grid, evaluator=accuracy(), parallelism=2, seed=1, **options)
+
+    def metrics(found):
+        return found.validationMetrics if kind is TrainValidationSplit else found.avgMetrics
+
     found = search.fit(frame)
-    assert grid[int(np.argmax(found.avgMetrics))] == {estimator.learning_rate: 0.02, estimator.epochs: 2}
-    assert max(found.avgMetrics) > 0.4
+    assert grid[int(np.argmax(metrics(found)))] == {estimator.learning_rate: 0.02, estimator.epochs: 2}
+    assert max(metrics(found)) > 0.4
     assert len(found.bestModel.history["loss"]) == 2
     assert accuracy().evaluate(found.transform(frame)) > 0.7
-    assert search.setParallelism(1).fit(frame).avgMetrics == found.avgMetrics
+    assert metrics(search.setParallelism(1).fit(frame)) == metrics(found)
 
 
 def test_a_search_over_models_runs_fits_with_callbacks_one_at_a_time(estimator, frame):
