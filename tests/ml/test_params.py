@@ -91,7 +91,7 @@ def test_arguments_are_keyword_only():
         ("batch_size", 1.5, "batch_size=1.5: expected"),
         ("num_workers", "two", "num_workers='two': expected"),
         ("validation_split", 1.0, r"validation_split=1.0: expected a number in \[0, 1\)"),
-        ("mode", "async", "mode='async' is not known. Known: 'asynchronous'"),
+        ("mode", "async", "mode='async' is not known. Known: 'allreduce', 'asynchronous'"),
         ("frequency", "day", "frequency='day': expected"),
         ("port", 70000, "port=70000: expected"),
         ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),

@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from unittest.mock import Mock
 
 import keras  # noqa: F401 - ranks find it loaded
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_file_travels_where_it_does_not_exist(tmp_path, monkeypatch):
     path.unlink()
     with contextlib.ExitStack() as stack:
         with pytest.raises(ValueError, match="here"):
-            script.on_host(stack)()
+            script.on_host(stack)(Mock(), Mock())
 
 
 # Failures
