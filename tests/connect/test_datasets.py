@@ -18,6 +18,7 @@ def remote_arrays(spark, block):
     return as_source(block.x, Reader(Schema()), block.y).dataset(PARTS)
 
 
+@pytest.mark.soak  # training, with missing files and large values, depends on all of it
 class TestDatasets(DatasetConformance):
     @pytest.fixture(params=[remote_frame_repartitioned, remote_arrays], ids=lambda make: make.__name__)
     def dataset(self, request, spark):

@@ -100,6 +100,7 @@ def test_missing_files_are_written_again(spark, classic, local_dir, monkeypatch,
     assert not stored(local_dir)
 
 
+@pytest.mark.soak  # the next test has one with a longer message
 def test_a_failing_transform_is_reported_with_its_traceback(spark):
     with pytest.raises(WorkerError, match="LookupError: the transform gave up") as raised:
         fitted(spark, transform=fail)
@@ -127,7 +128,7 @@ def test_a_failing_lazy_prediction_raises_sparks_error(spark):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (
+        long(
             "CASE WHEN label = 1 THEN NULL ELSE features END AS features, label",
             "column 'features' has a null.* row .* of partition",
         ),

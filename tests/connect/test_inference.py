@@ -35,7 +35,7 @@ def test_predictions_for_a_data_frame_keep_its_order(spark, model, expected):
     assert scored.where("scores[0] > 0.3").count() == (expected[:, 0] > 0.3).sum()
 
 
-@pytest.mark.parametrize("workers", [None, 3, long(50)])
+@pytest.mark.parametrize("workers", [long(None), 3, long(50)])
 def test_predictions_for_arrays_keep_their_order(spark, model, expected, workers):
     close(SparkModel(model, num_workers=workers).predict(cases.arrays()[0][:20]), expected[:20])
     close(SparkModel(model, num_workers=workers).predict(sparse.csr_matrix(cases.arrays()[0][:20])), expected[:20])
@@ -56,6 +56,7 @@ def test_evaluate_equals_keras(spark, model):
     close(SparkModel(model).evaluate(cases.frame(spark), sample_weight="weight"), wanted)
 
 
+@pytest.mark.soak  # test_large.py has one, with larger values
 def test_a_model_is_a_function_of_columns(spark, model, expected):
     frame = cases.frame(spark)
     close(column(frame.select(keras_udf(model)("features").alias("found")), "found"), expected)

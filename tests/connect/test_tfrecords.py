@@ -38,7 +38,7 @@ def test_errors_are_reported(spark, frame, tmp_path):
 def test_the_format_is_read_and_written(spark, frame, tmp_path):
     spark.dataSource.register(TFRecordDataSource)
     path = str(tmp_path / "rows")
-    for mode in "append", "append", "overwrite", "append":
+    for mode in "overwrite", "append":
         frame.write.format("tfrecord").mode(mode).option("compression", "gzip").save(path)
     back = spark.read.format("tfrecord").schema(frame.schema).load(path)
     assert sorted(back.collect()) == sorted(frame.collect() * 2)

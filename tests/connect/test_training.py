@@ -41,7 +41,8 @@ def same(weights, others):
     )
 
 
-@cases.parametrized(*cases.CASES, quick=cases.QUICK - {"two_ended"})  # test_large runs that one
+# test_large.py and test_faults.py have the same with the others of the quick ones.
+@cases.parametrized(*cases.CASES, quick=cases.QUICK - {"plain", "two_ended", "validation_frame"})
 def test_training_is_bit_identical_to_a_classic_session(spark, classic, name):
     trained, histories = cases.CASES[name].train(spark)
     weights, theirs = classic.of(name)

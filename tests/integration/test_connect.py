@@ -18,6 +18,7 @@ SECONDS = 2400
 
 
 @pytest.mark.connect
+@pytest.mark.cluster  # any classic session gives the same results; this one has been started for other tests
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["short", "long"])
 def test_spark_connect(request, spark, tmp_path, long):
