@@ -616,7 +616,10 @@ CORE = {
 LONG = {
     *(
         f"Optimizers: {name}"
-        for name in (*("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "Lamb"),)
+        for name in (
+            *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad"),
+            *("Adamax", "Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
+        )
     ),
     "Moving averages of weights (use_ema)",
     "Gradient accumulation",
@@ -639,6 +642,7 @@ LONG = {
     "Metrics per output",
     "Weighted metrics",
     "Losses: Huber",
+    "Losses: focal",
     "Custom losses",
     "Custom metrics: class",
     "Custom layers",
@@ -654,6 +658,10 @@ LONG = {
     "Several optimizers: train_step freezes layers",
     "Mixed precision: mixed_float16",
     "Dtype policies: float64",
+    "Dtype policies: bfloat16",
+    "Preprocessing layers: CategoryEncoding",
+    "Class weights",
+    "steps_per_execution",
     "Normalization layers: LayerNormalization",
     "Normalization layers: GroupNormalization",
     "Recurrent layers: GRU",

@@ -340,7 +340,7 @@ def test_training_does_not_change_the_rows(normalizing, rows, batch_size, weight
 # Steps per execution
 
 
-@pytest.mark.parametrize("chosen", [long(2), 4, 32])
+@pytest.mark.parametrize("chosen", [long(2), 4, long(32)])
 def test_results_do_not_depend_on_steps_per_execution(linear, chosen):
     model = keras.models.clone_model(linear.model)
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"], steps_per_execution=chosen)
@@ -487,10 +487,13 @@ PARTITIONS = {
 }
 
 
+CHOSEN_PARTITIONS = {"one": pytest.mark.soak, "three": pytest.mark.core, "many blocks": ()}
+
+
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU with JAX, also in plain Keras
 @pytest.mark.parametrize(
     "partitions",
-    [pytest.param(each, id=name, marks=pytest.mark.core if name == "three" else ()) for name, each in PARTITIONS.items()],
+    [pytest.param(each, id=name, marks=CHOSEN_PARTITIONS[name]) for name, each in PARTITIONS.items()],
 )
 def test_evaluate_equals_keras_evaluate(measured, partitions):
     found = []
