@@ -16,6 +16,7 @@ from sparkkeras.hyperopt.parameters import Parameter, make_distinct
 from sparkkeras.hyperopt.plot import draw_search, plot_search, visible_loss
 from sparkkeras.hyperopt.space import Space
 from sparkkeras.hyperopt.trials import FAILED, OK, PRUNED, RUNNING, STOPPED, Trial
+from tests.conftest import long
 
 PARAMETERS = (
     Parameter("lr", "lr", "loguniform"),
@@ -305,7 +306,7 @@ def many(count, width, seed=0):
     return trials, [Parameter(label, label, kind, options.get(kind, ())) for label, kind in kinds.items()]
 
 
-@pytest.mark.parametrize(("count", "width"), [(1, 3), (3, 1), (30, 0), (30, 20), (300, 5)])
+@pytest.mark.parametrize(("count", "width"), [(1, 3), (3, 1), (30, 0), long(30, 20), (300, 5)])
 def test_texts_do_not_overlap(count, width):
     trials, parameters = many(count, width)
     figure = draw(trials, parameters, metric="val_sparse_categorical_accuracy", sign=-1.0)

@@ -87,6 +87,7 @@ def test_a_file_runs_in_a_new_python(sc, tmp_path, capsys):
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] {rank} ['--fast'] False" for rank in (0, 1)]
 
 
+@pytest.mark.soak  # test_spark_runner.py has it without Spark
 def test_the_error_of_a_rank_ends_the_job(sc):
     def train():
         if context().rank == 1:

@@ -36,8 +36,6 @@ from tests.models import Gan, gan
 from tests.rpc.test_transports import eventually
 from tests.training.jobs import BATCH, Model, Snapshots, X, Y, close, fit, partitions, rows
 
-TRANSPORTS = ["inprocess", "socket", "http"]
-
 
 def sgd(**options):
     return keras.optimizers.SGD(**({"learning_rate": 0.02, "momentum": 0.8} | options))
@@ -82,8 +80,17 @@ def plain(given, epochs, stop=22, **arguments):
 # One worker
 
 
-@pytest.mark.parametrize("transport", [pytest.param("inprocess", marks=pytest.mark.core), "socket", "http"])
-@pytest.mark.parametrize(("mode", "frequency", "encrypt"), [("asynchronous", 4, True), ("hogwild", "epoch", False)])
+@pytest.mark.parametrize(
+    ("mode", "frequency", "encrypt", "transport"),
+    [
+        pytest.param("asynchronous", 4, True, "inprocess", marks=pytest.mark.core),
+        pytest.param("hogwild", "epoch", False, "inprocess", marks=pytest.mark.core),
+        ("asynchronous", 4, True, "socket"),
+        ("hogwild", "epoch", False, "http"),
+        long("asynchronous", 4, True, "http"),
+        long("hogwild", "epoch", False, "socket"),
+    ],
+)
 def test_one_worker_equals_plain_keras_with_every_transport(linear, transport, mode, frequency, encrypt):
     options = {"encrypt": encrypt}
     history, stats, _ = train(
@@ -559,8 +566,14 @@ def test_backup_and_restore(linear, tmp_path):
 # Failures
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("where", ["worker", "callback", "rows"])
+@pytest.mark.parametrize(
+    ("where", "transport"),
+    [
+        *((where, "inprocess") for where in ("worker", "callback", "rows")),
+        *(("worker", transport) for transport in ("socket", "http")),
+        *(long(where, transport) for where in ("callback", "rows") for transport in ("socket", "http")),
+    ],
+)
 def test_after_a_failure_the_next_fit_works(linear, transport, where):
     class Fail(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
