@@ -487,13 +487,10 @@ PARTITIONS = {
 }
 
 
-CHOSEN_PARTITIONS = {"one": pytest.mark.soak, "three": pytest.mark.core, "many blocks": ()}
-
-
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by MeanIoU with JAX, also in plain Keras
 @pytest.mark.parametrize(
     "partitions",
-    [pytest.param(each, id=name, marks=CHOSEN_PARTITIONS[name]) for name, each in PARTITIONS.items()],
+    [pytest.param(each, id=name, marks=pytest.mark.soak if name == "one" else ()) for name, each in PARTITIONS.items()],
 )
 def test_evaluate_equals_keras_evaluate(measured, partitions):
     found = []
@@ -521,6 +518,7 @@ def test_evaluate_does_not_depend_on_partition_boundaries(measured):
             assert merged[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
+@pytest.mark.core
 def test_weighted_evaluation_works_as_in_keras(linear):
     weight = np.linspace(0, 3, 22).astype(np.float32)
     block = from_arrays(X, Y, weight)
