@@ -73,7 +73,7 @@ class HalfARule:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"mode": "sync"}, "mode='sync' is not known. Known: 'asynchronous', 'hogwild', 'synchronous'"),
+        ({"mode": "sync"}, "mode='sync' is not known. Known: 'allreduce', 'asynchronous', 'hogwild', 'synchronous'"),
         ({"mode": "asynchron"}, "Did you mean 'asynchronous'"),
         ({"parameter_server_mode": "https"}, "parameter_server_mode='https' is not known. Known: 'http', 'socket'"),
         ({"parameter_server_mode": "inprocess"}, "parameter_server_mode='inprocess' is not known"),
