@@ -350,7 +350,8 @@ def test_a_copy_of_a_worker_waits_until_the_worker_has_no_trial(served, monkeypa
 
     def wait(seconds):
         if threading.current_thread() is not thread:  # of a server
-            return sleep(seconds)
+            sleep(seconds)
+            return
         waits.append(seconds)
         if len(waits) == 2:
             for assignment in assignments:
