@@ -337,8 +337,10 @@ class _Training:
                     ) from failure
                 moves_rows = True
                 continue
-            except ConfigurationError as rejected:  # the rows are too large to be moved
-                raise rejected from failure
+            except ConfigurationError as rejected:
+                if failure is None:
+                    raise
+                raise rejected from failure  # the rows are too large to be moved after it
             if error is None:
                 return
             failure, reason = error, str(error).splitlines()[0].removesuffix(" The traceback:")
