@@ -493,9 +493,9 @@ def _bare_names(model: keras.Model) -> set[str]:
 def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     """A fingerprint of a model without its trained weights.
 
-    It covers architecture, compile arguments, custom code with everything that it refers to, and the adapted state of
-    preprocessing layers: they turn their variables into constants when they are loaded, so setting weights does not update
-    them.
+    It covers architecture, compile arguments, custom code with everything that it refers to, the files that custom layers
+    save, and the state of layers that may turn it into constants when they load it, so that setting weights does not update
+    them: adapted preprocessing layers, and custom layers without trainable variables that override the loading.
     """
     config = json.loads(json.dumps(config, default=repr))
     for part in ("compile_config", "unsaved"):
@@ -503,12 +503,23 @@ def _fingerprint(model: keras.Model, config: Any, custom: ByValue[Any]) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=repr).encode())
     digest.update(custom.payload)
     for layer in model._flatten_layers():
-        if hasattr(layer, "adapt"):
+        if hasattr(layer, "adapt") or (_loads_by_itself(layer) and not layer.trainable_variables):
             for variable in layer.variables:
                 digest.update(_numpy(variable).tobytes())
             if hasattr(layer, "get_vocabulary"):
                 digest.update(repr(layer.get_vocabulary()).encode())
+        if hasattr(layer, "save_assets") and not type(layer).save_assets.__module__.startswith("keras."):
+            for name, content in _assets(layer):
+                digest.update(repr((layer.name, name)).encode() + content)
     return digest.hexdigest()
+
+
+def _assets(layer: Any) -> list[tuple[str, bytes]]:
+    """The files that a layer saves beside its variables: their paths and contents."""
+    with tempfile.TemporaryDirectory(prefix="sparkkeras-") as folder:
+        layer.save_assets(folder)
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return [(path.relative_to(folder).as_posix(), path.read_bytes()) for path in files]
 
 
 def _clear_learning_rates(compiled: Any) -> None:

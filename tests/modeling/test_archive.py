@@ -8,6 +8,7 @@ import threading
 import warnings
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -398,6 +399,33 @@ def test_a_layer_that_loads_its_weights_itself_keeps_them(emptied):
     fixed.kept.assign([1.0, 2.0, 3.0, 4.0])
     fixed.constant = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     makes_the_round_trip(model, X, Y)
+    fixed.kept.assign([4.0, 3.0, 2.0, 1.0])
+    assert np.array_equal(ModelArchive.pack(model).unpack().layers[1].constant, [4.0, 3.0, 2.0, 1.0])
+
+
+class Table(keras.layers.Layer):
+    """Multiplies by a number that is not a variable: it is saved in a file."""
+
+    factor = 2.0
+
+    def call(self, x):
+        return x * self.factor
+
+    def save_assets(self, folder):
+        (Path(folder) / "factor.txt").write_text(str(self.factor))
+
+    def load_assets(self, folder):
+        self.factor = float((Path(folder) / "factor.txt").read_text())
+
+
+def test_a_changed_asset_of_a_custom_layer_is_packed_again():
+    model = dense(Table())
+    before = ModelArchive.pack(model)
+    assert before is ModelArchive.pack(model)
+    model.layers[1].factor = 3.0
+    after = ModelArchive.pack(model)
+    assert after.unpack().layers[1].factor == 3.0
+    assert after.digest != before.digest
 
 
 def test_emptying_an_archive_does_not_change_the_digest(monkeypatch):
