@@ -30,6 +30,10 @@ Loaders = Loader | Mapping[str, Loader]
 """A loader for the model's only input, or a dict of them by the names of inputs and, for labels, of outputs."""
 
 
+PACKED_COLUMNS = 16
+"""The least number of columns of a type that Spark passes to Python as one: each column alone costs time in the JVM."""
+
+
 def is_frame(data: Any) -> TypeGuard[DataFrame]:
     """Whether data is a Spark DataFrame, of a classic session or of Spark Connect."""
     from pyspark.sql import DataFrame
@@ -91,7 +95,8 @@ class ColumnMapping:
                 form, leaves = Form(x, y, weight), leaves + [replace(leaf, input=None) for leaf in weights]
         for leaf in leaves:
             check_types(leaf, finder)
-        return Selection(form, tuple(leaves))
+        selection = Selection(form, tuple(leaves))
+        return replace(selection, packs=_packs(selection.names, finder))
 
     def _match_features(self, specs: Sequence[InputSpec], finder: ColumnFinder) -> tuple[Structure, list[Leaf]]:
         """Match the feature columns; a transform may get a dict of them by other names than those of the inputs."""
@@ -137,10 +142,12 @@ class Selection:
         form: The structure of the features, labels and weights in the block.
         leaves: The columns of each array, in the order of the block. Labels that equal features have the same leaf, which is
             read once.
+        packs: The positions in `names` of columns of the same type that Spark passes to Python as one column of arrays.
     """
 
     form: Form
     leaves: tuple[Leaf, ...]
+    packs: tuple[tuple[int, ...], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -152,15 +159,27 @@ class Selection:
         return list({id(leaf): leaf for leaf in self.leaves}.values())
 
     def columns(self, frame: DataFrame) -> list[Column]:
-        """The columns to read, in the order of the leaves."""
-        finder = ColumnFinder(frame)
-        return [finder.column(name) for name in self.names]
+        """The columns to pass to Python, which `read` expects: those that are not packed, and the packed ones."""
+        from pyspark.sql import functions
+
+        return [functions.expr(expression) for expression in self._expressions(frame)]
 
     def narrowed(self, frame: DataFrame) -> DataFrame:
-        """The frame with only these columns, under names without special characters."""
-        finder = ColumnFinder(frame)
+        """The frame with only these columns, under names without special characters; see `columns`."""
         # One call of the JVM: each Column and each alias would be a call of its own, about a millisecond.
-        return frame.selectExpr(*(f"{finder.expression(name)} AS c{number}" for number, name in enumerate(self.names)))
+        return frame.selectExpr(*(f"{column} AS c{number}" for number, column in enumerate(self._expressions(frame))))
+
+    def _expressions(self, frame: DataFrame) -> list[str]:
+        finder = ColumnFinder(frame)
+        columns = [finder.expression(name) for name in self.names]
+        packs = [f"array({', '.join(columns[position] for position in pack)})" for pack in self.packs]
+        return [*(columns[position] for position in self._alone), *packs]
+
+    @property
+    def _alone(self) -> list[int]:
+        """The positions in `names` of columns that are not packed."""
+        packed = {position for pack in self.packs for position in pack}
+        return [position for position in range(len(self.names)) if position not in packed]
 
     def blocks(
         self, reader: Reader, columns: Sequence[pa.Array], where: str, first: int
@@ -178,10 +197,54 @@ class Selection:
             yield reader.read_columns(self.read(part, where, first + start), self.form, where, first + start)
 
     def read(self, columns: Sequence[pa.Array], where: str = "the batch", first: int = 0) -> list[ColumnValues]:
-        """Read the values of each array; for ``where`` and ``first`` see `Leaf.read`."""
-        remaining = iter(columns)
+        """Read the values of each array.
+
+        Args:
+            columns: Arrow columns, in the order of `columns`.
+            where: See `Leaf.read`.
+            first: See `Leaf.read`.
+        """
+        remaining = iter(self._unpacked(columns) if self.packs else columns)
         found = {id(leaf): leaf.read([next(remaining) for _ in leaf.columns], where, first) for leaf in self._distinct}
         return [found[id(leaf)] for leaf in self.leaves]
+
+    def _unpacked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The columns in the order of `names`."""
+        alone = self._alone
+        unpacked = dict(zip(alone, columns, strict=False))
+        for pack, column in zip(self.packs, columns[len(alone) :], strict=True):
+            unpacked |= dict(zip(pack, _elements(column, len(pack)), strict=True))
+        return [unpacked[position] for position in range(len(unpacked))]
+
+
+def _elements(lists: pa.ListArray, width: int) -> list[pa.Array]:
+    """The first elements of all lists, which have this width, then the second ones, and so on."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    values = lists.flatten()
+    if values.null_count:
+        return [compute.list_element(lists, number) for number in range(width)]
+    rows = values.to_numpy().reshape(-1, width)
+    columns = np.empty(rows.shape[::-1], rows.dtype)
+    for start in range(0, len(rows), _TRANSPOSED_ROWS):  # in pieces that fit into the cache
+        columns[:, start : start + _TRANSPOSED_ROWS] = rows[start : start + _TRANSPOSED_ROWS].T
+    return [pa.array(column) for column in columns]
+
+
+_TRANSPOSED_ROWS = 64
+
+
+def _packs(names: Sequence[str], finder: ColumnFinder) -> tuple[tuple[int, ...], ...]:
+    """The positions of columns to pack, by their type: all values keep it."""
+    from pyspark.sql import types
+
+    of_type: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        kind, _ = finder.type_of(name)
+        if isinstance(kind, (types.DoubleType, types.FloatType, types.IntegralType)):
+            of_type.setdefault(kind.simpleString(), []).append(position)
+    return tuple(tuple(positions) for positions in of_type.values() if len(positions) >= PACKED_COLUMNS)
 
 
 def _rows_at_once(loader: Loader) -> int:

@@ -185,6 +185,24 @@ def test_names_may_contain_any_characters(spark):
     assert found.narrowed(given).columns == ["c0", "c1", "c2", "c3", "c4"]
 
 
+def test_many_columns_of_a_type_travel_as_one(spark):
+    """Each keeps its place, its type and its nulls."""
+    kinds = ["double", "int", "boolean", "double", "array<double>", *["double", "int"] * 16]
+    row = [[0.5] if kind == "array<double>" else None if number == 7 else number for number, kind in enumerate(kinds)]
+    row = [float(value) if kind == "double" and value is not None else value for value, kind in zip(row, kinds, strict=True)]
+    row[2] = True
+    names = [f"x{number}" for number in range(len(kinds))]
+    given = spark.createDataFrame([row], ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True)))
+    found = select(given, UNKNOWN, features=names)
+    table = found.narrowed(given).toArrow().combine_chunks()
+    assert table.num_columns == 4  # the boolean, the array, and one each for the types
+    (values,) = found.read([column.chunk(0) for column in table.columns])
+    parts = [value if isinstance(value, list) else [value] for value in row]
+    assert [part.name for part in values.parts if part.good is not None] == ["x7"]
+    expected = [value for part in parts for value in part]
+    assert [value for number, value in enumerate(values.values[0]) if number != 7] == expected[:7] + expected[8:]
+
+
 def test_a_column_takes_precedence_over_a_field_with_the_same_name(spark):
     given = spark.createDataFrame([((1,), 2)], "user struct<age: int>, `user.age` int")
     found = select(given, UNKNOWN, features="user.age")
