@@ -39,7 +39,7 @@ from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import NamedColumns, check_row_count, is_batch_function
 from sparkkeras.spark import filesystem
-from sparkkeras.spark.cluster import missing_settings
+from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
@@ -215,6 +215,7 @@ class SparkModel:
         self.parameter_server_stats: ParameterServerStats | None = None
         self._rule_state: State = {}
         self._fits = 0
+        start_workers()
 
     _is_training = False
 
@@ -371,6 +372,7 @@ class SparkModel:
                 than ``max_restarts`` times.
         """
         check_trainable(self.model)
+        start_workers()
         if batch_size is not None and is_batch_function(data):
             warn(
                 f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from sparkkeras.data.sizes import BLOCK_BYTES, CHUNK_BYTES
 from sparkkeras.data.sparse import with_sparse_rows
 from sparkkeras.errors import ClusterError, ConfigurationError, DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset, StoredSparkDataset
-from sparkkeras.spark.cluster import Cluster, check_running
+from sparkkeras.spark.cluster import Cluster, check_running, start_workers
 from sparkkeras.spark.job_errors import quietly
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
             "also train on arrays directly: fit(x, y)."
         )
     check_running(sc)
+    if "keras" in sys.modules:
+        start_workers()
     if y is None:
         raise DataError("labels are missing: to_simple_rdd(sc, x, y). To predict, pass arrays of features to SparkModel.")
     x, y = with_sparse_rows(x), with_sparse_rows(y)

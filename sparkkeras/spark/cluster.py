@@ -20,7 +20,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -408,6 +408,29 @@ _advised: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
 _equipped: weakref.WeakKeyDictionary[SparkContext, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 """The results of `sparkkeras.spark.probe.probe`, one per probed worker."""
+
+
+def start_workers() -> None:
+    """Probe the workers of the active SparkContext in the background, so that they load Keras while the driver goes on.
+
+    Once per context. Does not wait, and leaves errors to the first job.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None or context in _starting:
+        return
+    _starting.add(context)
+
+    def start() -> None:
+        with suppress(Exception):
+            Cluster(context)
+
+    threading.Thread(target=start, name="sparkkeras-start", daemon=True).start()
+
+
+_starting: weakref.WeakSet[SparkContext] = weakref.WeakSet()
+"""The contexts for which `start_workers` was called."""
 
 
 def _equip(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""A probe of the Python environment of Spark's workers. Imports only the standard library.
+"""A probe of the Python environment of Spark's workers, which starts to load Keras. Imports only the standard library.
 
 The workers may lack this package, so the module is pickled by value; see `sparkkeras.spark.cluster`.
 """
@@ -6,11 +6,14 @@ The workers may lack this package, so the module is pickled by value; see `spark
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +42,32 @@ def probe_batches(backend: str, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def probe(_: Any = None, backend: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the properties of this worker's Python: path, version, missing modules, and a digest of its sparkkeras."""
+    """Yield the properties of this worker's Python: path, version, missing modules, and a digest of its sparkkeras.
+
+    A worker for training then begins to import Keras in the background.
+    """
 
     def has(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
 
     backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
+    missing = [name for name in ("keras", backend) if not has(name)]
     package = importlib.util.find_spec("sparkkeras")
     folder = Path(package.origin).parent if package is not None and package.origin else None
     yield {
         "host": platform.node(),
         "python": sys.executable,
         "version": platform.python_version(),
-        "missing": [name for name in ("keras", backend) if not has(name)],
+        "missing": missing,
         "missing_optional": [name for name in OPTIONAL if not has(name)],
         "package": package_digest(folder) if folder is not None and folder.is_dir() else "",
     }
+    if os.environ.get("SPARKKERAS_WORKER") and not os.environ.get("SPARKKERAS_FORKS") and not missing:
+        # Training needs it in a moment: it loads after this task, while the driver packs model and data. Not in workers that
+        # fork, since other threads do not survive a fork.
+        threading.Thread(target=_load_keras, daemon=True).start()
+
+
+def _load_keras() -> None:
+    with suppress(Exception):  # training imports it as well, and reports the error
+        importlib.import_module("keras")

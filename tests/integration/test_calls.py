@@ -8,7 +8,18 @@ import pytest
 from keras.callbacks import EarlyStopping
 
 from sparkkeras import ConfigurationError, ModelError, SparkModel
+from sparkkeras.spark import cluster
 from tests.models import regression
+
+
+def test_making_a_model_probes_the_workers(sc, monkeypatch):
+    monkeypatch.setattr(cluster, "_starting", set())
+    monkeypatch.setattr(cluster, "_equipped", {})
+    SparkModel(regression())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "sparkkeras-start"]
+    thread.join(60)
+    assert len(cluster._equipped[sc]) == 2
+    assert cluster._starting == {sc}
 
 
 def test_a_model_in_training_can_predict_and_evaluate_but_not_be_fitted(sc):
