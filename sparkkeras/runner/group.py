@@ -257,6 +257,12 @@ class Group:
             return self._is_stopping
 
     @property
+    def has_joined(self) -> bool:
+        """Whether a rank has joined."""
+        with self._lock:
+            return any(each.attempt is not None for each in self._ranks)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the processes of all ranks that have joined have ended, or their workers are gone."""
         with self._lock:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running
-from sparkkeras.errors import ClusterError, WorkerError, WorkerTimeoutError, counted
+from sparkkeras.errors import ClusterError, WorkerError, WorkerTimeoutError, counted, warn
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.group import Failure, Group
@@ -30,11 +30,23 @@ INTERRUPT_SECONDS = 2.0, 0.8
 EXIT_SECONDS = 10.0
 """How long the processes of ranks have to exit when the results of all have arrived, before they are ended."""
 
+WAIT_SECONDS = 10.0
+"""How long the ranks wait for slots before the driver says so. It says so again after three times that time, and so on."""
+
 StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
 
 Answer = Callable[[list[bytes]], bytes]
 """Answers a report, given the values of all ranks; see `sparkkeras.runner.exchanges.REPORT`."""
+
+
+@runtime_checkable
+class WaitsForSlots(Protocol):
+    """Tasks in the background that may have to wait until there are slots for all of them."""
+
+    def slots_while_waiting(self) -> tuple[int, int] | None:
+        """The numbers of free slots and of all slots, while no task runs; ``None`` when one does."""
+        ...
 
 
 class RowsMissingError(Exception):
@@ -91,9 +103,11 @@ def run_group(
 def _watch(group: Group, running: Running[Any], timeout: float | None, answer: Answer | None) -> WorkerError | None:
     """Show output and answer reports until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
+    waiting = _Waiting(group, running)
     while True:
         is_done = running.done
         _show(group)
+        waiting.check()
         reported = group.reported()
         if reported is not None and answer is not None:
             group.answer(reported[0], answer(reported[1]))
@@ -107,6 +121,28 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)
         time.sleep(TICK_SECONDS)
+
+
+class _Waiting:
+    """Warns, and then seldom again, while the ranks of a group wait for slots that other jobs use."""
+
+    def __init__(self, group: Group, running: Running[Any]) -> None:
+        self._group, self._running = group, running
+        self._started, self._next = time.monotonic(), WAIT_SECONDS
+
+    def check(self) -> None:
+        waited = time.monotonic() - self._started
+        if waited < self._next or self._group.has_joined or not self._group.together:
+            return
+        self._next *= 3
+        slots = self._running.slots_while_waiting() if isinstance(self._running, WaitsForSlots) else None
+        size, (free, total) = self._group.size, slots or (self._group.size, 0)
+        if free < size:
+            warn(
+                f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has had too few for "
+                f"{waited:.0f} seconds: {free} of {total} are free, and other jobs use the rest. The ranks start when these "
+                "jobs end (Spark's UI lists them)."
+            )
 
 
 def _end(group: Group, running: Running[Any], seconds: tuple[float, float]) -> bool:

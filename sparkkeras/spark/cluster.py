@@ -99,16 +99,11 @@ class Cluster:
     def free_slots(self) -> int:
         """The number of tasks that could start at the same time now, at least 1."""
         for _ in range(_LOOKS):  # Spark updates its status asynchronously, so tasks that have just ended may still be listed
-            busy = self._running_tasks()
+            busy = running_tasks(self.context)
             if not busy:
                 break
             time.sleep(_LOOK_SECONDS)
         return max(1, self.slots - busy)
-
-    def _running_tasks(self) -> int:
-        tracker = self.context.statusTracker()
-        stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
-        return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
     @property
     def driver(self) -> DriverAddress:
@@ -284,6 +279,25 @@ class SparkRunning(LocalRunning[R]):
     def cancel(self) -> None:
         """Cancel the jobs of the call. Does not wait."""
         quietly(lambda: self._context.cancelJobsWithTag(self._tag))
+
+    def slots_while_waiting(self) -> tuple[int, int] | None:
+        """The numbers of free slots and of all slots, while no task of the call runs; ``None`` when one does."""
+        if running_tasks(self._context, self._tag):
+            return None
+        slots = slots_of(self._context)
+        return max(0, slots - running_tasks(self._context)), slots
+
+
+def running_tasks(context: SparkContext, tag: str | None = None) -> int:
+    """The number of tasks that run: those of jobs with a tag, or of all."""
+    tracker = context.statusTracker()
+    stages: Iterable[int] = tracker.getActiveStageIds()
+    if tag is not None:
+        scala: Any = context._jsc.sc()  # PySpark's tracker does not know tags
+        jobs = (tracker.getJobInfo(job) for job in scala.statusTracker().getJobIdsForTag(tag))
+        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+    found = (tracker.getStageInfo(stage) for stage in stages)
+    return sum(stage.numActiveTasks for stage in found if stage is not None)
 
 
 @dataclass(frozen=True)

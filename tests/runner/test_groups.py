@@ -1,5 +1,8 @@
 """How the driver ends a group whose tasks fail, hang or are cancelled, without tasks."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
@@ -58,3 +61,39 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_group(group, HERE, lambda address: tasks, None)
     assert tasks.done
+
+
+class WaitingTasks(Tasks):
+    """Tasks that wait for slots until the driver has looked at them often."""
+
+    def __init__(self, looks, *slots):
+        self.looks, self.slots = looks, iter(slots)
+
+    @property
+    def done(self):
+        self.looks -= 1
+        return self.looks <= 0
+
+    def slots_while_waiting(self):
+        return next(self.slots, None)
+
+
+def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
+    monkeypatch.setattr(groups, "time", clock)
+    with pytest.warns(UserWarning, match="2 ranks together") as caught, pytest.raises(ClusterError, match="cancelled"):
+        run_group(Group(2), HERE, lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4)), None)
+    expected = [
+        "too few for 10 seconds: 1 of 4 are free",
+        "too few for 30 seconds: 1 of 4 are free",
+        "too few for 90 seconds: 0 of 4 are free",
+    ]
+    assert [text in str(each.message) for text, each in zip(expected, caught, strict=True)] == [True] * 3
+
+
+def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, recwarn):
+    monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
+    group.disconnect(0)
+    with pytest.raises(ClusterError, match="was cancelled"):
+        run_group(group, HERE, lambda address: WaitingTasks(1, (0, 4)), None)
+    assert not recwarn.list
