@@ -373,6 +373,8 @@ class _Training:
         job, dataset, cluster = self._job, self._dataset, self._cluster
         count = dataset.num_partitions
         size = max(1, min(count, registered_slots(cluster, count, SLOTS_SECONDS)))
+        plan = self._plan(size)
+        self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
         with ExitStack() as stack:
             handles = parts = None
             if moves_rows and cluster.is_local:
@@ -386,7 +388,7 @@ class _Training:
                 stack.enter_context(cluster.share(job.archive)),
                 stack.enter_context(cluster.share(self._state)),
                 stack.enter_context(cluster.share(job.options)),
-                self._plan(size),
+                plan,
                 validation_plan(job, stack),
             )
 

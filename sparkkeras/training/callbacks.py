@@ -256,6 +256,10 @@ class DriverCallbacks:
         """Call the callbacks at the end of validation, with its metrics."""
         self._list.on_test_end(logs)
 
+    def on_workers(self, count: int) -> None:
+        """Report that ``count`` workers train from now on."""
+        self._progress.on_workers(count)
+
     def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
         """Report progress: ``rows`` more rows were trained, and the fraction ``done`` of the epoch is complete.
 
@@ -311,6 +315,13 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._seconds, self._details = None, ""
         if self._verbose:
             self._write(f"Epoch {epoch + 1}/{self._epochs}\n")
+
+    def on_workers(self, count: int) -> None:
+        """Change the number of workers that train, and print it."""
+        if count != self._num_workers:
+            self._num_workers = count
+            if self._verbose:
+                self._write(f"Training continues on {self._workers()}.\n")
 
     def on_round_end(self, rows: int, done: float, startup: float = 0.0) -> None:
         """Update the progress bar. ``startup`` seconds of the time since the last round were spent on loading Keras."""

@@ -122,7 +122,7 @@ def trained(digits, epochs=3, **arguments):
     spark_model = SparkModel(
         classifier(), "allreduce", num_workers=2, batch_size=BATCH, seed=4, **arguments.pop("model", {})
     )
-    history = spark_model.fit(x[:99], y[:99], epochs=epochs, verbose=0, **arguments)
+    history = spark_model.fit(x[:99], y[:99], epochs=epochs, **{"verbose": 0} | arguments)
     return spark_model, history
 
 
@@ -205,13 +205,16 @@ def test_one_worker_cannot_leave_an_epoch_alone(sc, digits):
 
 
 @pytest.mark.soak
-def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch):
+def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch, capsys):
     sizes = iter([2, 1])
     monkeypatch.setattr(allreduce, "registered_slots", lambda *_: next(sizes))
     with pytest.warns(UserWarning, match="restart 1 of at most 3"):
         spark_model, history = trained(
-            digits, worker_callbacks=[Once(tmp_path / "done", "kill")], validation_split=0.2, shuffle=False
+            digits, verbose=2, worker_callbacks=[Once(tmp_path / "done", "kill")], validation_split=0.2, shuffle=False
         )
+    shown = [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown[2:5] == ["2 workers", "Epoch 2/3", "Training continues on 1 worker."]
+    assert shown[5:] == ["1 worker", "Epoch 3/3", "1 worker"]
     assert history.epoch == [0, 1, 2]
     assert [(entry["worker"], entry["rows"]) for entry in spark_model.training_histories][2:] == [(0, 79)] * 2
     ends = [part.stop for part in even_slices(99, 2)]

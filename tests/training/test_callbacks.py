@@ -174,6 +174,18 @@ def test_rows_per_second_exclude_start_up(monkeypatch, capsys):
     )
 
 
+def test_progress_shows_how_many_workers_remain(capsys):
+    progress = Progress(2, 3, 2)
+    progress.on_workers(2)
+    assert capsys.readouterr().out == ""
+    progress.on_workers(1)
+    progress.on_epoch_end(1, {"loss": 0.5})
+    assert [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "Training continues on 1 worker.",
+        "1 worker",
+    ]
+
+
 def test_time_before_the_first_epoch_with_a_parameter_server_is_start_up():
     pace = _Pace()
     assert pace.of_epoch(ParameterServerStats(seconds=12.0, pushes=20), 100, 2.0)[:2] == (100, 2.0)
