@@ -47,9 +47,11 @@ from sparkkeras.sources.tasks import (
     Missing,
     OpenFiles,
     Pass,
+    PiecesByRank,
     ReportsProblems,
     Store,
     StoreAndRun,
+    StorePieces,
     Sweep,
     ThroughFiles,
     by_index,
@@ -212,10 +214,10 @@ class StoredSparkDataset:
         size = sum(handle.nbytes for handle in self.handles)
         if self.max_result_bytes and size > self.max_result_bytes:
             raise ConfigurationError(
-                f"all workers need {size / 1e9:.1f} GB of rows (validation_data in the asynchronous modes and for "
-                "ensembles, or the training data of ensembles). These pass through the driver, and "
-                f"spark.driver.maxResultSize is {self.max_result_bytes / 1e9:.1f} GB. Use validation_split= or "
-                'sampling="partition", whose rows stay on their workers, pass a sample of the data, or raise the limit.'
+                f"{size / 1e9:.1f} GB of rows have to pass through the driver: validation_data of workers that hold their "
+                "slots, the training data of ensembles, or that of all-reduce training if Spark runs its workers where the "
+                f"rows are not. spark.driver.maxResultSize is {self.max_result_bytes / 1e9:.1f} GB: raise it, pass a sample "
+                'of the data, or use validation_split= or sampling="partition", whose rows stay on their workers.'
             )
         found = self.run(Collect()).collect()
         with ExitStack() as stack:
@@ -226,15 +228,23 @@ class StoredSparkDataset:
             )
 
     @contextmanager
-    def in_place(self) -> Iterator[RDD[Handle]]:
+    def in_place(self, ranks: int) -> Iterator[RDD[Handle]]:
         """An RDD of the handles, whose tasks Spark runs where the files are; lost files are written again before.
+
+        With fewer ranks than partitions, the workers exchange rows first: partition p goes to rank p modulo the number of
+        ranks.
 
         It lacks the lineage of the rows, since barrier stages reject unions and coalesced data (SPARK-24820). So jobs over
         it fail when an executor is lost afterwards.
         """
         from pyspark import StorageLevel
 
-        handles = self.handle_rdd.mapPartitions(iter)
+        if ranks == self.num_partitions:
+            handles = self.handle_rdd.mapPartitions(iter)
+        else:
+            pieces = RddBlocks(self.handle_rdd).map(self.cluster, PiecesByRank(ranks), training=False)
+            store = StorePieces(self.name, ranks, self.handles)
+            handles = pieces.partitionBy(ranks, by_index).mapPartitionsWithIndex(store)
         handles.persist(StorageLevel.MEMORY_AND_DISK)
         handles.localCheckpoint()
         try:

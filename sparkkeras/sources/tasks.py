@@ -9,7 +9,10 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,12 +22,11 @@ from sparkkeras.data import files
 from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Task, TaskContext
 from sparkkeras.data.files import Handle
-from sparkkeras.data.sizes import INLINE_BYTES, PIECE_BYTES
+from sparkkeras.data.sizes import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES
 from sparkkeras.data.text import Text
 from sparkkeras.data.values import Pickled, ValueFile
 from sparkkeras.errors import DataError
 from sparkkeras.modeling import garbage_collection
-from sparkkeras.weights import Array
 from sparkkeras.worker import device
 
 R = TypeVar("R")
@@ -39,11 +41,15 @@ class Collect:
 
     def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Block]:
         """The blocks."""
-        return (Block(block.form, tuple(map(_in_memory, block.arrays))) for block in blocks)
+        return map(in_memory, blocks)
 
 
-def _in_memory(array: Array) -> Array:
-    return array if isinstance(array, Text) else np.array(array)  # pickling strings copies them
+def in_memory(block: Block) -> Block:
+    """The rows, without references to their files."""
+    copies = (
+        array if isinstance(array, Text) else np.array(array) for array in block.arrays
+    )  # pickling strings copies them
+    return Block(block.form, tuple(copies))
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,48 @@ class StoreAndRun:
         """The results of the task."""
         handle = files.write(blocks, partition, files.home(self.name))
         yield from OpenFiles(self.task, self.cores)(partition, iter([handle]))
+
+
+@dataclass(frozen=True)
+class PiecesByRank:
+    """Split the rows of a partition into pieces, keyed by the rank that gets them: the partition modulo the number of ranks.
+
+    Yields nothing if its files are on another machine.
+    """
+
+    ranks: int
+
+    def __call__(self, partition: int, handles: Iterable[Handle]) -> Iterator[tuple[int, tuple[int, Block]]]:
+        """Yield pairs of a rank, and a partition with some of its rows."""
+        for handle in handles:
+            with suppress(FileNotFoundError):
+                block = handle.open()
+                for piece in () if block is None else block.pieces(BLOCK_BYTES):
+                    yield partition % self.ranks, (partition, in_memory(piece))
+
+
+@dataclass(frozen=True)
+class StorePieces:
+    """Write the pieces that a rank gets to files, and yield the handle of each of its partitions, in order.
+
+    Attributes:
+        name: The name of the dataset.
+        ranks: The number of ranks.
+        handles: The handles of all partitions as they were, which take the place of those without pieces.
+    """
+
+    name: str
+    ranks: int
+    handles: tuple[Handle, ...]
+
+    def __call__(self, rank: int, keyed: Iterable[tuple[int, tuple[int, Block]]]) -> Iterator[Handle]:
+        """Yield the handles."""
+        found: dict[int, Handle] = {}
+        for partition, pieces in groupby((piece for _, piece in keyed), itemgetter(0)):
+            assert partition not in found, "Spark keeps what a task yields together"
+            found[partition] = files.write((block for _, block in pieces), partition, files.home(self.name))
+        for handle in self.handles[rank :: self.ranks]:
+            yield found.get(handle.partition, handle)
 
 
 @dataclass(frozen=True)

@@ -379,11 +379,11 @@ class _Training:
             handles = parts = None
             if moves_rows and cluster.is_local:
                 dataset.repair()
-            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows or size < count:
+            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows:
                 rows = stack.enter_context(dataset.everywhere())
                 parts = tuple(rows[rank::size] for rank in range(size))
             else:
-                handles = stack.enter_context(dataset.in_place())
+                handles = stack.enter_context(dataset.in_place(size))
             work = TrainInStep(
                 stack.enter_context(cluster.share(job.archive)),
                 stack.enter_context(cluster.share(self._state)),

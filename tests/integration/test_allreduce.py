@@ -15,6 +15,7 @@ import pytest
 from sparkkeras import DataError, SparkModel, WorkerError
 from sparkkeras.ml import KerasEstimator
 from sparkkeras.sources.arrays import even_slices
+from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.training import allreduce
 from tests.conftest import settle
 from tests.models import classifier
@@ -221,6 +222,24 @@ def test_training_continues_with_fewer_workers(sc, digits, tmp_path, monkeypatch
     x, y = (np.concatenate([side[end - 10 : end] for end in ends]) for side in digits[:2])
     held_out = spark_model.model.evaluate(x, y, verbose=0, return_dict=True)
     assert history.history["val_loss"][-1] == pytest.approx(held_out["loss"], rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.cluster
+def test_fewer_workers_of_a_cluster_get_the_rows_of_others(sc, digits, monkeypatch):
+    monkeypatch.setattr(allreduce, "registered_slots", lambda *_: 1)
+    monkeypatch.setattr(StoredSparkDataset, "everywhere", None)
+    x, y, *_ = digits
+    data = sc.parallelize(list(zip(x[:99], y[:99], strict=True)), 2)
+    model, expected = classifier(), classifier()
+    spark_model = SparkModel(model, "allreduce", batch_size=BATCH)
+    spark_model.fit(data, epochs=1, shuffle=False, verbose=0, validation_split=0.2)
+    assert [(entry["worker"], entry["rows"]) for entry in spark_model.training_histories] == [(0, 79)]
+    ends = [part.stop - 10 for part in even_slices(99, 2)]
+    rows = [*range(ends[0]), *range(ends[0] + 10, ends[1])]
+    expected.fit(x[rows], y[rows], BATCH, shuffle=False, verbose=0)
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 @pytest.mark.soak

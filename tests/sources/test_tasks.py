@@ -1,16 +1,19 @@
 """What runs on the workers, without Spark: rows that are collected, and results that pass through files."""
 
+import shutil
 from dataclasses import make_dataclass
 
 import numpy as np
 import pytest
 
-from sparkkeras.data.block import Block, Form, Structure
+from sparkkeras.data import files
+from sparkkeras.data.block import Block, Form, Structure, from_arrays
 from sparkkeras.data.dataset import TaskContext
 from sparkkeras.data.text import Text, to_text
 from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import StorageError
-from sparkkeras.sources.tasks import Collect, ThroughFiles
+from sparkkeras.sources import tasks
+from sparkkeras.sources.tasks import Collect, PiecesByRank, StorePieces, ThroughFiles
 from tests.sources.conformance import LARGE
 
 
@@ -35,3 +38,21 @@ def test_collected_strings_are_not_python_objects():
     (found,) = Collect()(TaskContext(0), iter([Block(Form(Structure()), (to_text(strings)[0],))]))
     assert isinstance(found.arrays[0], Text)
     assert found.x.tolist() == strings.tolist()
+
+
+def test_rows_of_several_partitions_move_to_a_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(tasks, "BLOCK_BYTES", 16)
+    parts = [np.arange(start, stop, dtype=np.float64) for start, stop in ((0, 5), (5, 6), (6, 9), (9, 9), (9, 12))]
+    handles = tuple(
+        files.write([from_arrays(part, part, None)], number, tmp_path / "before") for number, part in enumerate(parts)
+    )
+    shutil.rmtree(handles[4].directory)
+    moved = [pair for handle in handles for pair in PiecesByRank(2)(handle.partition, [handle])]
+    assert [rank for rank, _ in moved] == [0] * 5 + [1] + [0] * 3
+    kept = StorePieces("after", 2, handles)
+    even = list(kept(0, [moved[number] for number in (6, 7, 8, 0, 1, 2, 3, 4) if moved[number][0] == 0]))
+    (odd, empty) = kept(1, [moved[5]])
+    assert [handle.open().y.tolist() for handle in (even[0], odd, even[1])] == [part.tolist() for part in parts[:3]]
+    assert {handle.directory.startswith(str(tmp_path / "after")) for handle in (odd, *even[:2])} == {True}
+    assert (even[2], empty) == (handles[4], handles[3])  # a rank does not find the files of the one, and the other has none
