@@ -57,7 +57,6 @@ class EpochInStep:
     ) -> None:
         self.spec, self.batch_size, self.steps = spec, batch_size, steps
         self._lockstep, self._group, self._own = lockstep, lockstep.group, own
-        self._padding = spec.zeros(batch_size or 1)
         self._flags: deque[bool] = deque()
 
     def pieces(self) -> Iterator[Block]:
@@ -82,8 +81,8 @@ class EpochInStep:
         """
         self._lockstep.install(model)
         with self._group.reporting_losses():
-            if self.steps is not None:
-                yield device.in_step(batches, self._padding, self.steps)
+            if self.steps is not None and self.batch_size is not None:
+                yield device.in_step(batches, self.spec.zeros(self.batch_size), self.steps)
             else:
                 yield device.flagged(batches, self._take_flags())
 
@@ -139,13 +138,17 @@ class EpochInStep:
             backends.assign(variables[index], value)
 
     def _in_windows(self, batches: Iterator[Block]) -> Iterator[Block]:
-        longest = STREAM_WINDOW
+        longest, rows = STREAM_WINDOW, 0
         while longest == STREAM_WINDOW:
             window = list(islice(batches, STREAM_WINDOW))
-            longest = max(int(each) for each in self._group.gather(np.array(len(window), np.int32)))
+            rows = window[-1].rows if window else rows
+            lengths, sizes = np.stack(self._group.gather(np.array([len(window), rows], np.int32)), axis=1)
+            longest = int(lengths.max())
+            # As many rows as in a batch: a model may take no other number, and JAX compiles for each one.
+            padding = self.spec.zeros(rows or int(sizes.max()))
             for number in range(longest):
                 self._flags.append(number < len(window))
-                yield window[number] if number < len(window) else self._padding
+                yield window[number] if number < len(window) else padding
 
     def _take_flags(self) -> Iterator[bool]:
         while True:

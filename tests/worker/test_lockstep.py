@@ -250,6 +250,23 @@ def test_streams_of_different_lengths(three, rows):
     assert [replica.rows for replica in replicas] == [75, 0, 20]
 
 
+@pytest.mark.soak
+def test_streams_of_different_lengths_for_a_model_with_a_fixed_batch_size(three):
+    if keras.backend.backend() == "torch":
+        pytest.skip("Keras cannot train stateful layers")
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((5, 2), batch_size=4)
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.SimpleRNN(3, stateful=True)(inputs)), name="fixed")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    generator = np.random.default_rng(1)
+    blocks = [
+        from_arrays(generator.normal(size=(rows, 5, 2)).astype(np.float32), np.ones((rows, 1), np.float32), None)
+        for rows in (12, 0, 4)
+    ]
+    replicas = trained(three, model, [LocalStream(tuple(block.batches(4))) for block in blocks])
+    assert [(replica.steps, replica.rows) for replica in replicas] == [(3, 12), (0, 0), (1, 4)]
+
+
 def test_a_callback_of_one_worker_stops_all_at_the_end_of_the_epoch(three, rows):
     callbacks = [(groups.StopAt(stops),) for stops in (False, False, True)]
     replicas = trained(three, dense(), rows(), epochs=1, callbacks=callbacks)
