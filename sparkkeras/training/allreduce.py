@@ -20,7 +20,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,22 @@ def check_all_reduce(model: keras.Model) -> None:
     check_static_allocation('use mode="synchronous".')
 
 
+def _without_padding(model: keras.Model, rank: EpochReport, steps: int) -> Report:
+    """The report of a rank. If it has fewer steps, what a custom ``train_step`` returned last is about padding.
+
+    Then values that are not metrics of the model become ``None``. Keras reads the others from the metrics anew.
+    """
+    report = rank.report
+    assert report is not None
+    if report.steps == steps:
+        return report
+    found = metrics.results(model, rank.metrics)
+    if found.keys() == report.logs.keys():
+        return report
+    known = metrics.updated(model, rank.metrics) & found.keys()
+    return replace(report, logs={name: found[name] if name in known else None for name in report.logs})
+
+
 class AllReduceStrategy:
     """The strategy of all-reduce training; see the module docstring."""
 
@@ -440,7 +456,7 @@ class _Training:
         assert state is not None, "rank 0 reports it"
         state.put(model)
         logs = epoch_logs(model, metrics.merge(each.metrics for each in reports if each.report is not None), complete)
-        add_histories(job, epoch, trained)
+        add_histories(job, epoch, [_without_padding(model, each, most) for each in reports if each.report is not None])
         if epoch == job.initial_epoch:
             warn_of_steps(job, trained)
         startup = time.perf_counter() - self._started - max(report.seconds for report in trained) if self._started else 0.0

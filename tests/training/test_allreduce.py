@@ -13,13 +13,15 @@ from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalStream
 from sparkkeras.data.values import DelayedValue
+from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
-from sparkkeras.training.allreduce import Change, Plan, Streams, _RankRows
+from sparkkeras.training.allreduce import Change, EpochReport, Plan, Streams, _RankRows, _without_padding
+from sparkkeras.training.worker_reports import Report
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
 from tests.models import classifier
-from tests.training.jobs import fit, partitions
+from tests.training.jobs import Model, X, Y, fit, partitions
 
 
 def flat(*values, steps=1):
@@ -71,6 +73,22 @@ def test_a_rank_without_rows_has_an_empty_block():
 def test_streams_are_read_in_turn():
     streams = Streams((LocalStream((block(0, 2), block(2, 3))), LocalStream((block(3, 5),))))
     assert [each.arrays[1].tolist() for each in streams.blocks(0, 0)] == [[0, 1], [3, 4], [2]]
+
+
+def test_values_that_a_train_step_returns_for_padding_are_left_out():
+    model = Model(optimizer="sgd").model
+    model.reset_metrics()
+    model.train_on_batch(X[:8], Y[:8])
+    state, values = metrics.take(model), dict(model.get_metrics_result())
+
+    def of(logs):
+        return EpochReport(Report(0, 8, 2, 1.0, 0.1, logs, True), state, None, None, False)
+
+    custom = of({"loss": 9.0, "own": 9.0})
+    assert _without_padding(model, custom, 2) is custom.report
+    assert _without_padding(model, custom, 3).logs == {"loss": pytest.approx(float(values["loss"])), "own": None}
+    plain = of({"loss": 9.0, "mae": 9.0})
+    assert _without_padding(model, plain, 3) is plain.report
 
 
 class Unpickled:
@@ -155,8 +173,6 @@ def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
 
 def test_datasets_without_a_cluster_are_an_error():
     assert isinstance(partitions(4), LocalDataset)
-    from tests.training.jobs import Model
-
     model = Model(optimizer="sgd")
     with pytest.raises(ConfigurationError, match="Spark Connect does not provide"):
         fit(model, partitions(4), "allreduce", epochs=1)
