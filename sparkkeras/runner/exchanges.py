@@ -14,7 +14,7 @@ from sparkkeras.weights import Array, is_floating
 BARRIER, ALL_REDUCE, BROADCAST = "barrier", "all_reduce", "broadcast"
 
 REPORT = "report"
-"""The driver receives the values of all ranks, and its answer is the result."""
+"""The driver receives what all ranks have sent to it before, and its answer is the result."""
 
 OUT_OF_STEP = "out of step"
 """The kind of `RefusedError` for a rank whose exchange cannot end."""
@@ -110,11 +110,11 @@ class Exchanges:
             self._finish(number, kind.combine(self._values(exchange)))
         self._check_ended(number, exchange)
 
-    def reported(self) -> tuple[int, list[bytes]] | None:
-        """The number of a report that waits for the driver's answer, and the values of all ranks; ``None`` if none does."""
+    def reported(self) -> int | None:
+        """The number of a report that waits for the driver's answer; ``None`` if none does."""
         for number, exchange in self._exchanges.items():
             if exchange.kind.name == REPORT and exchange.result is None and self._is_complete(exchange):
-                return number, self._values(exchange)
+                return number
         return None
 
     def answer(self, number: int, result: bytes) -> None:

@@ -52,7 +52,7 @@ class Failure:
 
 
 class Result:
-    """The pickled result of a rank, which arrives in pieces: the pickle, and the memory of its arrays.
+    """The pickled result of a rank, or its report, which arrives in pieces: the pickle, and the memory of its arrays.
 
     Args:
         sizes: The size of each part in bytes.
@@ -193,12 +193,12 @@ class Group:
                 self._all_started = self._clock()
 
     def expect(self, rank: int, sizes: list[int]) -> None:
-        """Prepare for the result of a rank, in parts of these sizes in bytes."""
+        """Prepare for the result of a rank, or for its report, in parts of these sizes in bytes."""
         with self._lock:
             self._ranks[rank].result = Result(sizes)
 
     def receive(self, rank: int, part: int, start: int, piece: memoryview) -> None:
-        """Receive a piece of the result of a rank."""
+        """Receive a piece of what `expect` has announced."""
         with self._lock:
             result = self._ranks[rank].result
         if result is None:
@@ -235,10 +235,14 @@ class Group:
 
     # The view of the driver
 
-    def reported(self) -> tuple[int, list[bytes]] | None:
-        """See `Exchanges.reported`."""
+    def reported(self) -> tuple[int, list[list[memoryview]]] | None:
+        """The number of a report that waits for the driver's answer, and what each rank has sent for it, in parts.
+
+        These are not kept. ``None`` if no report waits.
+        """
         with self._lock:
-            return self._exchanges.reported()
+            number = self._exchanges.reported()
+            return None if number is None else (number, [self.result(rank) for rank in range(self.size)])
 
     def answer(self, number: int, result: bytes) -> None:
         """See `Exchanges.answer`."""

@@ -36,8 +36,8 @@ WAIT_SECONDS = 10.0
 StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
 
-Answer = Callable[[list[bytes]], bytes]
-"""Answers a report, given the values of all ranks; see `sparkkeras.runner.exchanges.REPORT`."""
+Answer = Callable[[list[list[memoryview]]], bytes]
+"""Answers a report, given what each rank has sent, in parts; see `sparkkeras.runner.exchanges.REPORT`."""
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ def run_group(
         start: Starts the hosts.
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
         answer: Answers reports of the ranks, in this thread. An error that it raises ends the group.
-        max_value: The largest size of a value that the ranks exchange or report, in bytes.
+        max_value: The largest size of a report of a rank, in bytes.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -108,9 +108,8 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         is_done = running.done
         _show(group)
         waiting.check()
-        reported = group.reported()
-        if reported is not None and answer is not None:
-            group.answer(reported[0], answer(reported[1]))
+        if answer is not None:
+            _answer_report(group, answer)
         failure = group.failure(is_done)
         if failure is not None:
             return failed(group, failure)
@@ -121,6 +120,13 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)
         time.sleep(TICK_SECONDS)
+
+
+def _answer_report(group: Group, answer: Answer) -> None:
+    reported = group.reported()
+    if reported is not None:
+        number, values = reported
+        group.answer(number, answer(values))
 
 
 class _Waiting:

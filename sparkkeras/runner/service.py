@@ -11,7 +11,7 @@ call       meaning                                                  body of the 
 `report`   show metrics of an epoch; replies whether to stop        the logs, as JSON / -
 `give`     a value for an exchange between the ranks                the value / -
 `take`     the result of an exchange                                - / the result
-`expect`   announce the result                                      the sizes of its parts, as JSON / -
+`expect`   announce the result, or a report to the driver           the sizes of its parts, as JSON / -
 `piece`    a piece of it                                            the piece / -
 `finish`   all of the result was sent
 `leave`    the process wants to exit; replies whether to wait
@@ -32,7 +32,7 @@ from typing import Any
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
-from sparkkeras.runner.exchanges import OUT_OF_STEP, Kind, OutOfStepError, kind_of
+from sparkkeras.runner.exchanges import OUT_OF_STEP, REPORT, Kind, OutOfStepError, kind_of
 from sparkkeras.runner.group import Failure, Group
 
 LINES_BYTES = 4 << 20
@@ -53,7 +53,7 @@ class GroupService(Service):
 
     Args:
         group: The state of the group.
-        max_value: The largest size of a value in an exchange, in bytes.
+        max_value: The largest size of a report of a rank, in bytes.
     """
 
     def __init__(self, group: Group, max_value: int = VALUE_BYTES) -> None:
@@ -62,7 +62,7 @@ class GroupService(Service):
             "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
             "start": (lambda rank, call: group.start(rank), 0),
             "report": (self._report, LINES_BYTES),
-            "give": (self._give, max_value),
+            "give": (self._give, VALUE_BYTES),
             "take": (self._take, 0),
             "expect": (self._expect, LINES_BYTES),
             "piece": (self._piece, PIECE_BYTES),
@@ -75,7 +75,7 @@ class GroupService(Service):
         }
         calls |= {"health": (lambda call: Reply({}), 0), "join": (self._join, 0), "miss": (self._miss, 0)}
         super().__init__(calls, group.disconnect)
-        self._group = group
+        self._group, self._max_value = group, max_value
 
     def _of_current(self, handle: Callable[[int, Call], Reply | None]) -> Callable[[Call], Reply]:
         """Pass on calls of ranks whose attempt was not replaced by another one."""
@@ -128,8 +128,8 @@ class GroupService(Service):
 
     def _expect(self, rank: int, call: Call) -> None:
         sizes = [int(size) for size in json.loads(bytes(call.body))]
-        if min(sizes) < 0 or sum(sizes) > VALUE_BYTES:
-            raise RefusedError("malformed", f"a result has {sum(sizes)} bytes; at most {VALUE_BYTES} are possible.")
+        if min(sizes) < 0 or sum(sizes) > self._max_value:
+            raise RefusedError("malformed", f"a result has {sum(sizes)} bytes; at most {self._max_value} are possible.")
         self._group.expect(rank, sizes)
 
     def _piece(self, rank: int, call: Call) -> None:
@@ -213,15 +213,23 @@ class RankClient(Client):
             time.sleep(delay)
         raise AssertionError("backoff does not end")
 
+    def report_to_driver(self, number: int, parts: Sequence[memoryview]) -> memoryview:
+        """Send the driver a report, pickled, and wait for its answer to the reports of all ranks; see `exchange`."""
+        self._send(parts)
+        return self.exchange(number, Kind(REPORT), memoryview(b""))
+
     def finish(self, parts: Sequence[memoryview]) -> None:
         """Send the pickled result."""
+        self._send(parts)
+        self._call("finish", self._fields)
+
+    def _send(self, parts: Sequence[memoryview]) -> None:
         sizes = memoryview(json.dumps([part.nbytes for part in parts]).encode())
         self._call("expect", self._fields, (sizes,))
         for number, part in enumerate(parts):
             for start in range(0, part.nbytes, PIECE_BYTES):
                 fields = {**self._fields, "part": number, "start": start}
                 self._call("piece", fields, (part[start : start + PIECE_BYTES],))
-        self._call("finish", self._fields)
 
     def leave(self) -> None:
         """Wait until all ranks have sent their results."""

@@ -40,13 +40,13 @@ from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import split_address
-from sparkkeras.runner.exchanges import REPORT, Kind
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
 from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.runner.values import pack_parts, unpack_parts
 from sparkkeras.sources.connect import NO_DRIVER
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
@@ -211,8 +211,8 @@ class TrainInStep:
             batches = BatchRange(epoch, part.count, 0, plan.batches)
             replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
             assert replica is not None, "with lockstep there is always a replica"
-            report = pickle.dumps(self._report(trainer, replica, part, epoch), 5)
-            answer: EpochAnswer = pickle.loads(client.exchange(count, Kind(REPORT), memoryview(report)))
+            report = pack_parts(self._report(trainer, replica, part, epoch), f"the report of rank {replica.worker}")
+            answer: EpochAnswer = pickle.loads(client.report_to_driver(count, report))
             if answer.stop:
                 break
             state = ModelState(
@@ -437,11 +437,11 @@ class _Training:
             validation_frequency=1 if job.validation is None else job.validation.frequency,
         )
 
-    def _answer(self, reports: list[bytes]) -> bytes:
+    def _answer(self, reports: list[list[memoryview]]) -> bytes:
         """End an epoch, and answer the ranks."""
         try:
             with holding_slots(len(reports)):
-                return pickle.dumps(self._end_epoch([pickle.loads(report) for report in reports]), 5)
+                return pickle.dumps(self._end_epoch([unpack_parts(report) for report in reports]), 5)
         except BaseException as error:
             self._raised = error
             raise

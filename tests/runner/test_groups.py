@@ -1,15 +1,20 @@
 """How the driver ends a group whose tasks fail, hang or are cancelled, without tasks."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ClusterError, WorkerError
 from sparkkeras.runner import groups
 from sparkkeras.runner.group import Failure, Group
 from sparkkeras.runner.groups import run_group
+from sparkkeras.runner.service import RankClient
+from sparkkeras.runner.values import pack_parts, unpack_parts
 
 HERE = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 
@@ -97,3 +102,26 @@ def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, rec
     with pytest.raises(ClusterError, match="was cancelled"):
         run_group(group, HERE, lambda address: WaitingTasks(1, (0, 4)), None)
     assert not recwarn.list
+
+
+def test_the_driver_answers_the_reports_of_all_ranks():
+    def rank(address, number):
+        with RankClient(address, number, 1, is_worker=True) as client:
+            client.join("host", 1)
+            reports = [pack_parts((number, np.arange(epoch)), "a report") for epoch in (1, 2)]
+            answers = [client.report_to_driver(epoch, report) for epoch, report in enumerate(reports, 1)]
+            client.finish(pack_parts([bytes(each) for each in answers], "the answers"))
+            client.end("exit code 0")
+
+    def start(address):
+        def both():
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(rank, [address] * 2, range(2)))
+
+        return LocalRunning(both)
+
+    def answer(reports):
+        return repr([(number, array.tolist()) for number, array in map(unpack_parts, reports)]).encode()
+
+    expected = [b"[(0, [0]), (1, [0])]", b"[(0, [0, 1]), (1, [0, 1])]"]
+    assert run_group(Group(2), HERE, start, answer=answer) == [expected, expected]
