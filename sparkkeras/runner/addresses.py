@@ -1,28 +1,9 @@
-"""The addresses of ranks, the ports behind them, and the environment variables in which libraries look for them."""
+"""The addresses of ranks, and the environment variables in which libraries look for them."""
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
-
-
-def reserve_port() -> socket.socket:
-    """Reserve a free port: a socket that is bound to it and does not listen.
-
-    While it is open, no other process gets the port by chance. Libraries bind their sockets beside it, since these have
-    ``SO_REUSEADDR`` or ``SO_REUSEPORT``.
-    """
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("", 0))
-    except BaseException:
-        reserved.close()
-        raise
-    return reserved
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -62,7 +43,7 @@ def environment(rank: int, world_size: int, addresses: Sequence[str]) -> dict[st
         "MASTER_ADDR": host.strip("[]"),  # torch.distributed
         "MASTER_PORT": port,
         "TF_CONFIG": json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}),
-        "TF_GRPC_REUSE_PORT": "1",  # TensorFlow's server binds beside the reserved port
+        "TF_GRPC_REUSE_PORT": "1",  # TensorFlow's server binds beside the socket that holds the port
         "JAX_COORDINATOR_ADDRESS": addresses[0],
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(addresses),
         "KERAS_DISTRIBUTION_NUM_PROCESSES": str(world_size),

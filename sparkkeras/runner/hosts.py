@@ -1,4 +1,4 @@
-"""What a worker does for its rank: reserves a port, starts the process, forwards its output, and ends it."""
+"""What a worker does for its rank: holds a port, starts the process, forwards its output, and ends it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows, Shared
 from sparkkeras.data.files import Handle
 from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.addresses import environment, reserve_port
+from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
 from sparkkeras.runner.rank import RankMain, Seat, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.spark_dataset import BroadcastRows
+from sparkkeras.worker.collectives import hold_port
 
 BEAT_SECONDS = 0.5
 """The interval of heartbeats, whose replies say whether to end the process."""
@@ -72,7 +73,7 @@ class Host:
                 client.miss()
                 return
             work, stored = self.work.value.on_host(stack), tuple(_stored(part, stack) for part in parts)
-            port = stack.enter_context(closing(reserve_port())).getsockname()[1] if self.together else 0
+            port = stack.enter_context(closing(hold_port())).getsockname()[1] if self.together else 0
             try:
                 addresses = client.join(seat.host, port)
             except GroupStoppedError:

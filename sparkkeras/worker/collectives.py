@@ -46,18 +46,24 @@ class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
 
 
-def hold_port(host: str, port: int = 0) -> socket.socket:
-    """A socket that is bound to a port of a host, and keeps the port for the process that will listen on it.
+def hold_port(host: str = "", port: int = 0) -> socket.socket:
+    """A socket that is bound to a port and does not listen: while it is open, no other process gets the port by chance.
 
-    The process that forks a member of a group keeps it open as long as the member lives.
+    Libraries bind their sockets beside it, since these have ``SO_REUSEADDR`` or ``SO_REUSEPORT``.
 
     Args:
-        host: The host.
-        port: The port, perhaps one that another such socket keeps; 0: a free one.
+        host: The host; empty: all addresses of this machine.
+        port: The port, perhaps one that another such socket holds; 0: a free one.
     """
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((host, port))
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+    except BaseException:
+        held.close()
+        raise
     return held
 
 

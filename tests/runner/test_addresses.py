@@ -1,26 +1,10 @@
-"""Ports that no other process gets, and the variables in which libraries look for addresses."""
+"""The variables in which libraries look for addresses."""
 
 import json
-import socket
 
-from sparkkeras.runner.addresses import environment, local_rank, reserve_port
+from sparkkeras.runner.addresses import environment, local_rank
 
 ADDRESSES = ("a:1", "b:2", "a:3")
-
-
-def test_a_reserved_port_is_free_for_those_who_know_it_and_for_no_one_else():
-    with reserve_port() as reserved:
-        port = reserved.getsockname()[1]
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # of PyTorch, of gRPC
-            with socket.socket() as server:
-                server.setsockopt(socket.SOL_SOCKET, option, 1)
-                server.bind(("127.0.0.1", port))
-                server.listen()
-                with socket.create_connection(("127.0.0.1", port)):
-                    pass
-        with socket.socket() as other:
-            other.bind(("", 0))
-            assert other.getsockname()[1] != port
 
 
 def test_ranks_of_a_machine_are_counted():

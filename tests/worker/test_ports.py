@@ -1,0 +1,22 @@
+"""Ports that no other process gets."""
+
+import socket
+
+from sparkkeras.worker.collectives import hold_port
+
+
+def test_a_held_port_is_free_for_those_who_know_it_and_for_no_one_else():
+    with hold_port() as held:
+        port = held.getsockname()[1]
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # of PyTorch, of gRPC
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, option, 1)
+                server.bind(("127.0.0.1", port))
+                server.listen()
+                with socket.create_connection(("127.0.0.1", port)):
+                    pass
+        with hold_port("127.0.0.1", port) as again:  # of the process that joins the group
+            assert again.getsockname() == ("127.0.0.1", port)
+        with socket.socket() as other:
+            other.bind(("", 0))
+            assert other.getsockname()[1] != port
