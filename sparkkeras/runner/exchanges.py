@@ -13,7 +13,7 @@ from sparkkeras.weights import Array, is_floating
 
 BARRIER, ALL_REDUCE, BROADCAST = "barrier", "all_reduce", "broadcast"
 
-REPORT = "report"
+ASK_DRIVER = "ask_driver"
 """The driver receives what all ranks have sent to it before, and its answer is the result."""
 
 OUT_OF_STEP = "out of step"
@@ -29,7 +29,7 @@ class Kind:
     """What an exchange does; all ranks must give the same one.
 
     Attributes:
-        name: `BARRIER`, `ALL_REDUCE`, `BROADCAST` or `REPORT`.
+        name: `BARRIER`, `ALL_REDUCE`, `BROADCAST` or `ASK_DRIVER`.
         dtype: The dtype of the arrays of a sum.
         shape: Their shape.
     """
@@ -106,19 +106,19 @@ class Exchanges:
             )
         exchange.given.add(rank)
         exchange.values[rank] = value
-        if self._is_complete(exchange) and kind.name != REPORT:
+        if self._is_complete(exchange) and kind.name != ASK_DRIVER:
             self._finish(number, kind.combine(self._values(exchange)))
         self._check_ended(number, exchange)
 
-    def reported(self) -> int | None:
-        """The number of a report that waits for the driver's answer; ``None`` if none does."""
+    def asked(self) -> int | None:
+        """The number of the exchange that waits for the driver's answer; ``None`` if none does."""
         for number, exchange in self._exchanges.items():
-            if exchange.kind.name == REPORT and exchange.result is None and self._is_complete(exchange):
+            if exchange.kind.name == ASK_DRIVER and exchange.result is None and self._is_complete(exchange):
                 return number
         return None
 
     def answer(self, number: int, result: bytes) -> None:
-        """Set the result of a report."""
+        """Set the driver's answer."""
         self._finish(number, result)
 
     def take(self, number: int) -> bytes | None:

@@ -52,7 +52,7 @@ class Failure:
 
 
 class Result:
-    """The pickled result of a rank, or its report, which arrives in pieces: the pickle, and the memory of its arrays.
+    """The pickled result of a rank, or what it asks the driver: the pickle, and the memory of its arrays. Arrives in pieces.
 
     Args:
         sizes: The size of each part in bytes.
@@ -193,7 +193,7 @@ class Group:
                 self._all_started = self._clock()
 
     def expect(self, rank: int, sizes: list[int]) -> None:
-        """Prepare for the result of a rank, or for its report, in parts of these sizes in bytes."""
+        """Prepare for the result of a rank, or for what it asks, in parts of these sizes in bytes."""
         with self._lock:
             self._ranks[rank].result = Result(sizes)
 
@@ -235,13 +235,13 @@ class Group:
 
     # The view of the driver
 
-    def reported(self) -> tuple[int, list[list[memoryview]]] | None:
-        """The number of a report that waits for the driver's answer, and what each rank has sent for it, in parts.
+    def asked(self) -> tuple[int, list[list[memoryview]]] | None:
+        """The number of the exchange that waits for the driver's answer, and what each rank has sent for it, in parts.
 
-        These are not kept. ``None`` if no report waits.
+        These are not kept. ``None`` if no exchange waits.
         """
         with self._lock:
-            number = self._exchanges.reported()
+            number = self._exchanges.asked()
             return None if number is None else (number, [self.result(rank) for rank in range(self.size)])
 
     def answer(self, number: int, result: bytes) -> None:

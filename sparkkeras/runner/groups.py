@@ -37,7 +37,7 @@ StartHosts = Callable[[Address], Running[Any]]
 """Starts the hosts of all ranks in the background, given the address of the driver."""
 
 Answer = Callable[[list[list[memoryview]]], bytes]
-"""Answers a report, given what each rank has sent, in parts; see `sparkkeras.runner.exchanges.REPORT`."""
+"""Answers what the ranks ask, given what each has sent, in parts; see `sparkkeras.runner.exchanges.ASK_DRIVER`."""
 
 
 @runtime_checkable
@@ -68,8 +68,8 @@ def run_group(
         driver: The address at which the hosts reach this process.
         start: Starts the hosts.
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
-        answer: Answers reports of the ranks, in this thread. An error that it raises ends the group.
-        max_value: The largest size of a report of a rank, in bytes.
+        answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
+        max_value: The largest size of what a rank asks the driver, in bytes.
 
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
@@ -101,7 +101,7 @@ def run_group(
 
 
 def _watch(group: Group, running: Running[Any], timeout: float | None, answer: Answer | None) -> WorkerError | None:
-    """Show output and answer reports until the hosts have ended or the group has failed; returns the error."""
+    """Show output and answer the ranks until the hosts have ended or the group has failed; returns the error."""
     exits_until: float | None = None
     waiting = _Waiting(group, running)
     while True:
@@ -109,7 +109,7 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         _show(group)
         waiting.check()
         if answer is not None:
-            _answer_report(group, answer)
+            _answer(group, answer)
         failure = group.failure(is_done)
         if failure is not None:
             return failed(group, failure)
@@ -122,10 +122,10 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
         time.sleep(TICK_SECONDS)
 
 
-def _answer_report(group: Group, answer: Answer) -> None:
-    reported = group.reported()
-    if reported is not None:
-        number, values = reported
+def _answer(group: Group, answer: Answer) -> None:
+    asked = group.asked()
+    if asked is not None:
+        number, values = asked
         group.answer(number, answer(values))
 
 

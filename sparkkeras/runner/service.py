@@ -11,7 +11,7 @@ call       meaning                                                  body of the 
 `report`   show metrics of an epoch; replies whether to stop        the logs, as JSON / -
 `give`     a value for an exchange between the ranks                the value / -
 `take`     the result of an exchange                                - / the result
-`expect`   announce the result, or a report to the driver           the sizes of its parts, as JSON / -
+`expect`   announce the result, or what to ask the driver           the sizes of its parts, as JSON / -
 `piece`    a piece of it                                            the piece / -
 `finish`   all of the result was sent
 `leave`    the process wants to exit; replies whether to wait
@@ -32,7 +32,7 @@ from typing import Any
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.rpc.service import Client, Service
 from sparkkeras.rpc.transport import Address, Call, RefusedError, Reply, backoff
-from sparkkeras.runner.exchanges import OUT_OF_STEP, REPORT, Kind, OutOfStepError, kind_of
+from sparkkeras.runner.exchanges import ASK_DRIVER, OUT_OF_STEP, Kind, OutOfStepError, kind_of
 from sparkkeras.runner.group import Failure, Group
 
 LINES_BYTES = 4 << 20
@@ -53,7 +53,7 @@ class GroupService(Service):
 
     Args:
         group: The state of the group.
-        max_value: The largest size of a report of a rank, in bytes.
+        max_value: The largest size of what a rank asks the driver, in bytes.
     """
 
     def __init__(self, group: Group, max_value: int = VALUE_BYTES) -> None:
@@ -213,10 +213,10 @@ class RankClient(Client):
             time.sleep(delay)
         raise AssertionError("backoff does not end")
 
-    def report_to_driver(self, number: int, parts: Sequence[memoryview]) -> memoryview:
-        """Send the driver a report, pickled, and wait for its answer to the reports of all ranks; see `exchange`."""
+    def ask_driver(self, number: int, parts: Sequence[memoryview]) -> memoryview:
+        """Send the driver a pickled value, and wait for its answer to those of all ranks; see `exchange`."""
         self._send(parts)
-        return self.exchange(number, Kind(REPORT), memoryview(b""))
+        return self.exchange(number, Kind(ASK_DRIVER), memoryview(b""))
 
     def finish(self, parts: Sequence[memoryview]) -> None:
         """Send the pickled result."""

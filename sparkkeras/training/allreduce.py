@@ -73,11 +73,11 @@ SLOTS_SECONDS = 8.0
 
 
 @dataclass(frozen=True)
-class EpochReport:
-    """What a rank reports at the end of an epoch.
+class RankEpoch:
+    """What the driver learns from a rank at the end of an epoch.
 
     Attributes:
-        report: Its report; ``None`` if it has no rows.
+        report: The report on its rows; ``None`` if it has none.
         metrics: The state of its metrics over its rows.
         validation: The state of its metrics over its validation rows; ``None`` if it has none.
         state: The common state, from rank 0 only.
@@ -124,7 +124,7 @@ class Change:
 
 @dataclass(frozen=True)
 class EpochAnswer:
-    """The driver's answer to the reports on an epoch.
+    """The driver's answer to all ranks at the end of an epoch.
 
     Attributes:
         stop: Whether training ends.
@@ -211,8 +211,8 @@ class TrainInStep:
             batches = BatchRange(epoch, part.count, 0, plan.batches)
             replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
             assert replica is not None, "with lockstep there is always a replica"
-            report = pack_parts(self._report(trainer, replica, part, epoch), f"the report of rank {replica.worker}")
-            answer: EpochAnswer = pickle.loads(client.report_to_driver(count, report))
+            ended = pack_parts(self._ended(trainer, replica, part, epoch), f"the epoch of rank {replica.worker}")
+            answer: EpochAnswer = pickle.loads(client.ask_driver(count, ended))
             if answer.stop:
                 break
             state = ModelState(
@@ -221,12 +221,12 @@ class TrainInStep:
         for callback in callbacks:
             callback.end()
 
-    def _report(self, trainer: LocalTrainer, replica: Replica, part: _RankRows, epoch: int) -> EpochReport:
+    def _ended(self, trainer: LocalTrainer, replica: Replica, part: _RankRows, epoch: int) -> RankEpoch:
         validation = None
         if self.validation is not None and (epoch + 1) % self.plan.validation_frequency == 0:
             found = trainer.evaluate(replica.state, part.held_out(self.validation), self.validation.options)
             validation = None if found is None else found[0]
-        return EpochReport(
+        return RankEpoch(
             Report.of(replica) if replica.rows else None,
             replica.metrics,
             validation,
@@ -285,7 +285,7 @@ def check_all_reduce(model: keras.Model) -> None:
     check_static_allocation('use mode="synchronous".')
 
 
-def _without_padding(model: keras.Model, rank: EpochReport, steps: int) -> Report:
+def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
     """The report of a rank. If it has fewer steps, what a custom ``train_step`` returned last is about padding.
 
     Then values that are not metrics of the model become ``None``. Keras reads the others from the metrics anew.
@@ -437,39 +437,39 @@ class _Training:
             validation_frequency=1 if job.validation is None else job.validation.frequency,
         )
 
-    def _answer(self, reports: list[list[memoryview]]) -> bytes:
+    def _answer(self, ended: list[list[memoryview]]) -> bytes:
         """End an epoch, and answer the ranks."""
         try:
-            with holding_slots(len(reports)):
-                return pickle.dumps(self._end_epoch([unpack_parts(report) for report in reports]), 5)
+            with holding_slots(len(ended)):
+                return pickle.dumps(self._end_epoch([unpack_parts(parts) for parts in ended]), 5)
         except BaseException as error:
             self._raised = error
             raise
 
-    def _end_epoch(self, reports: list[EpochReport]) -> EpochAnswer:
+    def _end_epoch(self, ranks: list[RankEpoch]) -> EpochAnswer:
         job, model, epoch = self._job, self._job.model, self._epochs.start
-        trained = [each.report for each in reports if each.report is not None]
+        trained = [each.report for each in ranks if each.report is not None]
         most = max(report.steps for report in trained)
         complete = [report for report in trained if report.steps == most]  # others have logs of padding
         check_finite(complete, epoch, "epoch")
-        state = reports[0].state
-        assert state is not None, "rank 0 reports it"
+        state = ranks[0].state
+        assert state is not None, "rank 0 sends it"
         state.put(model)
-        logs = epoch_logs(model, metrics.merge(each.metrics for each in reports if each.report is not None), complete)
-        add_histories(job, epoch, [_without_padding(model, each, most) for each in reports if each.report is not None])
+        logs = epoch_logs(model, metrics.merge(each.metrics for each in ranks if each.report is not None), complete)
+        add_histories(job, epoch, [_without_padding(model, each, most) for each in ranks if each.report is not None])
         if epoch == job.initial_epoch:
             warn_of_steps(job, trained)
         startup = time.perf_counter() - self._started - max(report.seconds for report in trained) if self._started else 0.0
         self._started = 0.0
         self._callbacks.on_round_end(sum(report.rows for report in trained), 1.0, max(0.0, startup))
-        validated = [each.validation for each in reports if each.validation is not None]
+        validated = [each.validation for each in ranks if each.validation is not None]
         if validated:
             self._callbacks.on_test_begin()
             values = metrics.results(model, metrics.merge(validated))
             self._callbacks.on_test_end(values)
             logs |= {f"val_{name}": value for name, value in values.items()}
         self._callbacks.on_epoch_end(epoch, logs)
-        self._stopped = model.stop_training = model.stop_training or any(each.stopped for each in reports)
+        self._stopped = model.stop_training = model.stop_training or any(each.stopped for each in ranks)
         self._epochs = self._epochs[1:]
         if not self._is_over:
             self._callbacks.on_epoch_begin(epoch + 1)

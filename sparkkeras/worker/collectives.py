@@ -111,7 +111,7 @@ class Group(ABC):
             return [array]
         data = array.tobytes()
         words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)  # a dtype that all backends gather
-        with self.reporting_losses():
+        with self.naming_lost_peers():
             found = self._gather(words) if len(words) else np.zeros((self.size, 0), np.int32)
         return [np.frombuffer(row.tobytes()[: len(data)], array.dtype).reshape(array.shape) for row in found]
 
@@ -165,7 +165,7 @@ class Group(ABC):
         """Called at the beginning of a training step, or of its trace."""
 
     def adopt(self, model: Any) -> None:  # noqa: B027 - not every backend needs it
-        """Prepare a model whose ``train_step`` calls `mean`. Its training is inside of `reporting_losses`."""
+        """Prepare a model whose ``train_step`` calls `mean`. Its training is inside of `naming_lost_peers`."""
 
     def leave(self) -> None:
         """Leave the group when all processes have come here."""
@@ -202,7 +202,7 @@ class Group(ABC):
         return means
 
     @contextmanager
-    def reporting_losses(self) -> Iterator[None]:
+    def naming_lost_peers(self) -> Iterator[None]:
         """Raise errors of collectives for which a peer is the reason as `PeerLostError`."""
         try:
             yield

@@ -80,7 +80,7 @@ class EpochInStep:
             PeerLostError: Another worker is gone.
         """
         self._lockstep.install(model)
-        with self._group.reporting_losses():
+        with self._group.naming_lost_peers():
             if self.steps is not None and self.batch_size is not None:
                 yield device.in_step(batches, self.spec.zeros(self.batch_size), self.steps)
             else:

@@ -104,12 +104,12 @@ def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, rec
     assert not recwarn.list
 
 
-def test_the_driver_answers_the_reports_of_all_ranks():
+def test_the_driver_answers_what_all_ranks_ask():
     def rank(address, number):
         with RankClient(address, number, 1, is_worker=True) as client:
             client.join("host", 1)
-            reports = [pack_parts((number, np.arange(epoch)), "a report") for epoch in (1, 2)]
-            answers = [client.report_to_driver(epoch, report) for epoch, report in enumerate(reports, 1)]
+            asked = [pack_parts((number, np.arange(epoch)), "a question") for epoch in (1, 2)]
+            answers = [client.ask_driver(epoch, parts) for epoch, parts in enumerate(asked, 1)]
             client.finish(pack_parts([bytes(each) for each in answers], "the answers"))
             client.end("exit code 0")
 
@@ -120,8 +120,8 @@ def test_the_driver_answers_the_reports_of_all_ranks():
 
         return LocalRunning(both)
 
-    def answer(reports):
-        return repr([(number, array.tolist()) for number, array in map(unpack_parts, reports)]).encode()
+    def answer(asked):
+        return repr([(number, array.tolist()) for number, array in map(unpack_parts, asked)]).encode()
 
     expected = [b"[(0, [0]), (1, [0])]", b"[(0, [0, 1]), (1, [0, 1])]"]
     assert run_group(Group(2), HERE, start, answer=answer) == [expected, expected]

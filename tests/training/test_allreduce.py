@@ -15,7 +15,7 @@ from sparkkeras.data.local_dataset import LocalDataset, LocalStream
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
-from sparkkeras.training.allreduce import Change, EpochReport, Plan, Streams, _RankRows, _without_padding
+from sparkkeras.training.allreduce import Change, Plan, RankEpoch, Streams, _RankRows, _without_padding
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
@@ -82,7 +82,7 @@ def test_values_that_a_train_step_returns_for_padding_are_left_out():
     state, values = metrics.take(model), dict(model.get_metrics_result())
 
     def of(logs):
-        return EpochReport(Report(0, 8, 2, 1.0, 0.1, logs, True), state, None, None, False)
+        return RankEpoch(Report(0, 8, 2, 1.0, 0.1, logs, True), state, None, None, False)
 
     custom = of({"loss": 9.0, "own": 9.0})
     assert _without_padding(model, custom, 2) is custom.report
