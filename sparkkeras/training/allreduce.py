@@ -12,6 +12,7 @@ workers as there are slots.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import shutil
 import sys
@@ -323,11 +324,10 @@ class AllReduceStrategy:
 
 
 class _Training:
-    """The driver's side of one run."""
+    """The driver's side of one run. Only `_slots` and `_train` use Spark."""
 
     def __init__(self, job: Job, dataset: StoredSparkDataset, callbacks: DriverCallbacks, epochs: range) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
-        self._cluster = Cluster(dataset.cluster.context, forking_environment)
         self._state = ModelState.take(job.model)
         self._stopped = False
         self._started = 0.0
@@ -386,11 +386,25 @@ class _Training:
         Args:
             moves_rows: Whether workers do not find their rows, so that these have to be sent to them.
         """
-        job, dataset, cluster = self._job, self._dataset, self._cluster
-        count = dataset.num_partitions
-        size = max(1, min(count, registered_slots(cluster, count, SLOTS_SECONDS)))
-        plan = self._plan(size)
+        job, count = self._job, self._dataset.num_partitions
+        plan = self._plan(max(1, min(count, self._slots(count))))
         self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
+        error = self._train(plan, moves_rows)
+        if error is not None and error is self._raised:  # by a callback
+            raise error
+        return error
+
+    @functools.cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self._dataset.cluster.context, forking_environment)
+
+    def _slots(self, wanted: int) -> int:
+        """The number of slots, if possible as many as wanted."""
+        return registered_slots(self._cluster, wanted, SLOTS_SECONDS)
+
+    def _train(self, plan: Plan, moves_rows: bool) -> WorkerError | None:
+        """Run a group of ranks; see `_start`."""
+        job, dataset, cluster, size = self._job, self._dataset, self._cluster, len(plan.partitions)
         with ExitStack() as stack:
             handles = parts = None
             if moves_rows and cluster.is_local:
@@ -418,8 +432,6 @@ class _Training:
             try:
                 run_group(Group(size), cluster.driver, start, answer=self._answer, max_value=largest)
             except WorkerError as error:
-                if error is self._raised:  # by a callback
-                    raise
                 return error
         return None
 

@@ -157,6 +157,7 @@ def test_training_continues_from_the_last_epoch_with_the_same_result(digits, uni
     assert len(spark_model.training_histories) == 6
 
 
+@pytest.mark.soak
 def test_an_error_that_stays_has_the_traceback_of_its_worker(sc, digits):
     class Fail(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -168,6 +169,7 @@ def test_an_error_that_stays_has_the_traceback_of_its_worker(sc, digits):
     assert 'raise RuntimeError("on purpose")' in str(caught.value)
 
 
+@pytest.mark.soak
 def test_an_error_of_a_callback_on_the_driver_is_raised_at_once(sc, digits):
     begun = []
 
@@ -261,19 +263,6 @@ def test_lost_files_are_written_again(spark, digits, tmp_path):
             frame, epochs=2, verbose=0, worker_callbacks=[Remove()]
         )
     assert history.epoch == [0, 1]
-
-
-@pytest.mark.soak
-def test_restarts_are_limited(sc, digits):
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            raise RuntimeError("on purpose")
-
-    with (
-        pytest.warns(UserWarning, match="restart [12] of at most 2"),
-        pytest.raises(WorkerError, match="after 2 restarts, max_restarts=2"),
-    ):
-        trained(digits, model={"max_restarts": 2}, worker_callbacks=[Fail()])
 
 
 @pytest.mark.soak

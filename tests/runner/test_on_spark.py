@@ -14,7 +14,7 @@ import pytest
 
 from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.runner import context, spark_runner
+from sparkkeras.runner import context, groups, spark_runner
 from sparkkeras.runner.connect_hosts import check_settings, client_address
 from sparkkeras.runner.spark_hosts import check_barrier, check_gpus
 from tests.conftest import settle
@@ -56,6 +56,29 @@ def test_a_function_runs_in_a_process_of_each_rank(sc, capsys):
     assert len({pid for pids in found for pid in pids[:2]}) == 4
     assert not any(is_alive(pid) for pid, *_ in found)
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] training", "[1] training"]
+
+
+@pytest.mark.soak
+def test_ranks_that_wait_for_slots_say_so(sc, tmp_path, monkeypatch):
+    messages, begun, over = [], tmp_path / "begun", tmp_path / "over"
+
+    def occupy(_):
+        begun.touch()
+        until(over.exists)
+
+    def warn(message):
+        messages.append(message)
+        over.touch()
+
+    monkeypatch.setattr(groups, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(groups, "warn", warn)
+    other = threading.Thread(target=lambda: sc.parallelize([0], 1).foreach(occupy))
+    other.start()
+    until(begun.exists)
+    assert SparkRunner(2).run(lambda: context().rank) == [0, 1]
+    other.join()
+    (message,) = messages
+    assert "1 of 2 are free" in message
 
 
 def rows_of_rank():

@@ -8,14 +8,20 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, ModelError, SparkModel
+from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, WorkerError
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalDataset, LocalStream
 from sparkkeras.data.values import DelayedValue
+from sparkkeras.errors import ClusterError
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.reductions import check_mean_over_rows
-from sparkkeras.training.allreduce import Change, Plan, RankEpoch, Streams, _RankRows, _without_padding
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.runner.groups import RowsMissingError
+from sparkkeras.runner.values import pack_parts
+from sparkkeras.training.allreduce import Change, Plan, RankEpoch, Streams, _RankRows, _Training, _without_padding
+from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.job import TrainValidationSplit
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
@@ -176,3 +182,158 @@ def test_datasets_without_a_cluster_are_an_error():
     model = Model(optimizer="sgd")
     with pytest.raises(ConfigurationError, match="Spark Connect does not provide"):
         fit(model, partitions(4), "allreduce", epochs=1)
+
+
+KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
+
+
+class Training(_Training):
+    """The decisions of the driver for ranks that do what a test says: finish epochs (``"epoch"``), and fail.
+
+    Attributes:
+        starts: For each start of the ranks, the first epoch, the number of ranks, and whether rows are sent to them.
+    """
+
+    def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=()):
+        model = Model(optimizer="sgd").model
+        dataset = partitions(8, 8)
+        job = SimpleNamespace(
+            model=model,
+            split=TrainValidationSplit((8, 8), (0, 0)),
+            steps_per_epoch=None,
+            gradient_dtype=None,
+            validation=None,
+            initial_epoch=0,
+            max_restarts=max_restarts,
+            histories=[],
+        )
+        driver = DriverCallbacks(callbacks, model, epochs, 2, Progress(2, epochs, 2))
+        driver.on_train_begin()
+        super().__init__(job, dataset, driver, range(epochs))
+        self.groups, self.slots, self.starts, self.answers = iter(groups), slots, [], []
+
+    def _slots(self, wanted):
+        return self.slots if isinstance(self.slots, int) else next(self.slots)
+
+    def _train(self, plan, moves_rows):
+        size = len(plan.partitions)
+        self.starts.append((plan.epochs.start, size, moves_rows))
+        assert sorted(part for parts in plan.partitions for part in parts) == [0, 1]
+        for action in next(self.groups):
+            if isinstance(action, WorkerError):
+                return action
+            if isinstance(action, Exception):
+                raise action
+            try:
+                answer = pickle.loads(self._answer([self._ended(rank, 16 // size) for rank in range(size)]))
+            except WorkerError as error:  # as from run_group
+                return error
+            self.answers.append(answer)
+        return None
+
+    def _ended(self, rank, rows):
+        model = self._job.model
+        state = ModelState(Flat(self._state.weights.vector + 1), self._state.optimizer)
+        report = Report(rank, rows, rows // 4, 1.0, 0.1, {"loss": 1.0, "mae": 1.0}, True)
+        return pack_parts(RankEpoch(report, metrics.take(model), None, None if rank else state, False), "an epoch")
+
+
+def test_training_continues_after_failures_from_the_last_epoch():
+    begun = []
+    training = Training(
+        ["epoch", KILLED],
+        [KILLED],
+        ["epoch", "epoch"],
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))],
+    )
+    before = training._state.weights.vector
+    with pytest.warns(UserWarning, match="from the beginning of epoch 2 .restart [12] of at most 3.* SIGKILL") as caught:
+        training.run()
+    assert len(caught) == 2
+    assert training.starts == [(0, 2, False), (1, 2, False), (1, 2, False)]
+    assert begun == [1, 2]
+    assert [entry["epoch"] for entry in training._job.histories] == [0, 0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(training._state.weights.vector, before + 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "max_restarts", "message"),
+    [
+        ([[KILLED]], 0, "killed by SIGKILL.$"),
+        ([["epoch", KILLED], [KILLED], [KILLED]], 2, r"killed by SIGKILL. \(after 2 restarts, max_restarts=2\)$"),
+        ([["epoch"] * 3 + [WorkerError("rank 0 failed: ValueError: on purpose.", "Traceback ...")]], 3, "on purpose.$"),
+    ],
+    ids=["none", "limited", "an error after the last epoch"],
+)
+@pytest.mark.filterwarnings("ignore:training continues")
+def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, message):
+    training = Training(*groups, max_restarts=max_restarts)
+    with pytest.raises(WorkerError, match=message):
+        training.run()
+    assert len(training.starts) == len(groups)
+
+
+def test_a_worker_that_is_lost_after_the_last_epoch_is_no_error():
+    training = Training(["epoch"] * 3 + [KILLED])
+    with pytest.warns(UserWarning, match="after the last epoch, rank 1 of 2 failed"):
+        training.run()
+    assert [answer.stop for answer in training.answers] == [False, False, True]
+
+
+def test_an_error_that_would_occur_again_is_raised_at_once():
+    traceback = "Traceback (most recent call last):\nsparkkeras.errors.DataError: row 3 has no label\n"
+    training = Training([WorkerError("rank 0 of 2 failed: DataError", traceback)])
+    with pytest.raises(DataError, match="row 3 has no label"):
+        training.run()
+    assert len(training.starts) == 1
+
+
+def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
+    training = Training(["epoch", KILLED], ["epoch", KILLED], ["epoch"], slots=iter([3, 1, 2]))
+    with pytest.warns(UserWarning, match="training continues"):
+        training.run()
+    assert training.starts == [(0, 2, False), (1, 1, False), (2, 2, False)]
+    assert [entry["rows"] for entry in training._job.histories] == [8, 8, 16, 8, 8]
+    shown = [line.partition(" - ")[0] for line in capsys.readouterr().out.splitlines()]
+    workers = [line for line in shown if "worker" in line and "load" not in line]
+    assert workers == [
+        "2 workers",
+        "Training continues on 1 worker.",
+        "1 worker",
+        "Training continues on 2 workers.",
+        "2 workers",
+    ]
+
+
+def test_rows_are_sent_to_workers_that_do_not_find_them():
+    training = Training([RowsMissingError()], ["epoch"] * 3)
+    training.run()
+    assert training.starts == [(0, 2, False), (0, 2, True)]
+    with pytest.raises(ClusterError, match="removed from Spark's temporary folder"):
+        Training([RowsMissingError()], [RowsMissingError()]).run()
+
+
+@pytest.mark.parametrize("error", [WorkerError("of a job that the callback has started"), KeyError("a")])
+def test_an_error_of_a_callback_is_not_that_of_a_worker(error):
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise error
+
+    training = Training(["epoch"], callbacks=[Fail()])
+    with pytest.raises(type(error)) as caught:
+        training.run()
+    assert caught.value is error
+    assert len(training.starts) == 1
+
+
+def test_ranks_learn_what_callbacks_change_and_whether_to_stop():
+    class Change(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 0.5
+            self.model.stop_training = epoch == 1
+
+    training = Training(["epoch"] * 2, callbacks=[Change()])
+    training.run()
+    first, second = training.answers
+    assert (first.stop, second.stop) == (False, True)
+    assert (first.optimizer.values.tolist(), first.weights.values.size) == ([0.5], 0)
