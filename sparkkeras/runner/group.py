@@ -123,6 +123,7 @@ class Group:
         self.console = Console(size)
         self._clock = clock
         self._lock = threading.RLock()
+        self._has_asked = threading.Event()
         self._ranks = [_Rank() for _ in range(size)]
         self._exchanges = Exchanges(size)
         self._failures = _Failures()
@@ -227,6 +228,8 @@ class Group:
         """See `Exchanges.give`."""
         with self._lock:
             self._exchanges.give(rank, number, kind, value)
+            if self._exchanges.asked() is not None:
+                self._has_asked.set()
 
     def take(self, number: int) -> bytes | None:
         """See `Exchanges.take`."""
@@ -234,6 +237,11 @@ class Group:
             return self._exchanges.take(number)
 
     # The view of the driver
+
+    def wait(self, seconds: float) -> None:
+        """Wait for this time, or until the ranks ask the driver."""
+        if self._has_asked.wait(seconds):
+            self._has_asked.clear()
 
     def asked(self) -> tuple[int, list[list[memoryview]]] | None:
         """The number of the exchange that waits for the driver's answer, and what each rank has sent for it, in parts.

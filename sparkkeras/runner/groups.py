@@ -119,7 +119,7 @@ def _watch(group: Group, running: Running[Any], timeout: float | None, answer: A
             return None
         if timeout is not None and group.seconds > timeout and group.unfinished:
             return timed_out(group, timeout)
-        time.sleep(TICK_SECONDS)
+        group.wait(TICK_SECONDS)
 
 
 def _answer(group: Group, answer: Answer) -> None:

@@ -1,9 +1,11 @@
 """The state of a group, with a clock that only moves when a test moves it."""
 
+import threading
+
 import pytest
 
 from sparkkeras.runner import group as group_module
-from sparkkeras.runner.exchanges import BARRIER, Kind, OutOfStepError
+from sparkkeras.runner.exchanges import ASK_DRIVER, BARRIER, Kind, OutOfStepError
 from sparkkeras.runner.group import Failure, Group, Result
 
 
@@ -181,3 +183,16 @@ def test_consequences_of_a_failure_are_not_its_cause(reported, cause):
     for failure in reported:
         group.fail(failure)
     assert group.failure(is_final=True) == cause
+
+
+def test_the_driver_waits_until_all_ranks_ask(group):
+    waited = []
+    driver = threading.Thread(target=lambda: waited.append(group.wait(60)))
+    driver.start()
+    group.give(0, 1, Kind(ASK_DRIVER), b"")
+    driver.join(0.1)
+    assert not waited
+    group.give(1, 1, Kind(ASK_DRIVER), b"")
+    driver.join(10)
+    assert waited == [None]
+    group.wait(0.01)  # once for each question
