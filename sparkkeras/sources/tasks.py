@@ -45,11 +45,8 @@ class Collect:
 
 
 def in_memory(block: Block) -> Block:
-    """The rows, without references to their files."""
-    copies = (
-        array if isinstance(array, Text) else np.array(array) for array in block.arrays
-    )  # pickling strings copies them
-    return Block(block.form, tuple(copies))
+    """The rows, without references to their files. Strings are as they are, since pickling copies them."""
+    return Block(block.form, tuple(array if isinstance(array, Text) else np.array(array) for array in block.arrays))
 
 
 @dataclass(frozen=True)
