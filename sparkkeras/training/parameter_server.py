@@ -43,7 +43,7 @@ from sparkkeras.modeling.optimizers import iterations, set_iterations
 from sparkkeras.modeling.state import ModelState, ModelWeights
 from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, EpochEnd, Ledger, PartitionPlan, ResumePoint
-from sparkkeras.parameter.rules import AsynchronousRule, ExchangeWindow, State
+from sparkkeras.parameter.rules import RULES, AsynchronousRule, ExchangeWindow, State, UpdateRule
 from sparkkeras.parameter.service import ParameterClient, ParameterService, PayloadFormat
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
@@ -449,10 +449,7 @@ class _Training:
                 )
             unmoved = np.array_equal(snapshot.weights.vector, self._state.weights.vector)
             if snapshot.version and self._learning_rate > 0 and unmoved:
-                warn(
-                    f"the weights did not change by {counted(snapshot.version, 'update')}. If the rule {job.rule!r} is a "
-                    "custom one: apply must change center in place (center += ..., not center = center + ...)."
-                )
+                warn(unmoved_warning(job.rule, snapshot.version))
             model_state.put_weights(snapshot.weights, model)
         counts = [self._iterations, *(report.iterations for report in end.reports)]
         self._iterations = tuple(map(max, zip(*counts, strict=True)))
@@ -582,3 +579,11 @@ class _Pace:
             f"{recent.max_staleness} max"
         )
         return rows, recent.seconds, description, startup
+
+
+def unmoved_warning(rule: UpdateRule, updates: int) -> str:
+    """The warning that so many updates have not changed the weights."""
+    reason = "the learning rate may be too small, or the loss does not depend on the weights"
+    if type(rule) not in RULES.values():
+        reason = f"apply of {rule!r} must change center in place (center += ..., not center = center + ...)"
+    return f"the weights did not change by {counted(updates, 'update')}: {reason}."

@@ -29,6 +29,7 @@ from sparkkeras.parameter.rules import DCASGD, EAMSGD, EASGD, Downpour
 from sparkkeras.rpc import inprocess
 from sparkkeras.spark.slots import held_slots
 from sparkkeras.training.job import Server, TrainValidationSplit, Validation
+from sparkkeras.training.parameter_server import unmoved_warning
 from sparkkeras.training.worker_reports import mean_logs
 from sparkkeras.worker.batches import BatchOptions
 from tests.conftest import long
@@ -755,6 +756,9 @@ def test_a_rule_that_changes_nothing_is_reported(linear):
 
     with pytest.warns(UserWarning, match="the weights did not change by 2 updates.*must change center in place"):
         train(linear, partitions(8), rule=Rebinding(), epochs=1, frequency=1)
+    assert unmoved_warning(Downpour(), 1).startswith(
+        "the weights did not change by 1 update: the learning rate may be too small"
+    )
 
 
 def test_callbacks_can_read_how_many_slots_training_occupies(linear):
