@@ -270,6 +270,13 @@ class SparkModel:
                 "leave frequency out, or use mode='synchronous' to average weights after several batches."
             )
 
+    def _check_gradient_dtype(self) -> None:
+        if self.mode != "allreduce" and self.gradient_dtype is not None:
+            raise ConfigurationError(
+                f"gradient_dtype={self.gradient_dtype!r} does not fit mode={self.mode!r}, whose workers exchange "
+                "weights and no gradients: leave it out, or use mode='allreduce'."
+            )
+
     @property
     def master_network(self) -> keras.Model:
         """The Keras model, the same as `model`; for compatibility with Elephas."""
@@ -379,6 +386,7 @@ class SparkModel:
                 "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
         self._check_frequency()
+        self._check_gradient_dtype()
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         if self.mode == "allreduce":
@@ -488,6 +496,7 @@ class SparkModel:
                 while no slot is free.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
         """
+        return_dict = arguments.flag("return_dict", return_dict)
         source, options = inference.check_evaluate(
             self.model,
             data,
@@ -552,7 +561,7 @@ class SparkModel:
         """
         arguments.on_invalid_to_predict("on_invalid", on_invalid)
         arguments.one_of("verbose", verbose, ("auto", 0, 1, 2))
-        keyed = arguments.flag("keyed", keyed)
+        keyed, collect = arguments.flag("keyed", keyed), arguments.flag("collect", collect)
         if is_frame(data) and not keyed:
             return with_predictions(
                 data,

@@ -175,6 +175,10 @@ def test_only_rdds_have_keys(spark, digits, spark_model):
         spark_model.predict(spark.range(1), keyed=True)
     with pytest.raises(ConfigurationError, match="keyed='id': expected True or False"):
         spark_model.predict(spark.range(1), keyed="id")
+    with pytest.raises(ConfigurationError, match="collect='no': expected True or False"):
+        spark_model.predict(digits[0], collect="no")
+    with pytest.raises(ConfigurationError, match="return_dict='a': expected True or False"):
+        spark_model.evaluate(*digits[:2], return_dict="a")
 
 
 def test_sparse_matrices_give_the_results_of_dense_arrays(sc, digits, spark_model):

@@ -148,6 +148,8 @@ def test_arguments_of_another_mode_are_checked_in_fit():
     spark_model.mode = "allreduce"
     with pytest.raises(ConfigurationError, match="frequency=5 does not fit mode='allreduce'"):
         spark_model.fit(np.zeros((4, 64)), np.zeros(4))
+    with pytest.raises(ConfigurationError, match="gradient_dtype='float16' does not fit mode='synchronous'"):
+        SparkModel(classifier(), gradient_dtype="float16").fit(np.zeros((4, 64)), np.zeros(4))
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_an_error():
@@ -170,9 +172,15 @@ def test_a_loss_of_the_whole_batch_is_an_error(loss, instead):
     check_mean_over_rows(classifier(loss=keras.losses.Dice(axis=1)))
 
 
+class Allocates:
+    """A SparkContext with dynamic allocation."""
+
+    def getConf(self):
+        return {"spark.dynamicAllocation.enabled": "true"}
+
+
 def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
-    active = SimpleNamespace(getConf=lambda: {"spark.dynamicAllocation.enabled": "true"})
-    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", active)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", Allocates())
     with pytest.raises(ConfigurationError, match=r'SPARK-24942\): set it to false .* or use mode="synchronous"'):
         SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
