@@ -421,17 +421,15 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
 
         samples: Samples = {}
         with spark():
-            for size, build, rows in (
-                ("small", data.mlp, effort.rows(32_000)),
-                ("large", data.large_mlp, effort.rows(2_560)),
+            for size, build, rows, epochs in (
+                ("small", data.mlp, effort.rows(16_000), 2),
+                ("large", data.large_mlp, effort.rows(640), 1),  # an epoch of 100 MB has few steps, since each takes long
             ):
                 x, y = data.vectors(rows)
                 modes = {"plain_": "synchronous", "": "allreduce"}
                 runs = {f"{name}{size}": OnSpark(_seeded(build), x, y, mode=mode) for name, mode in modes.items()}
-                for run in runs.values():
-                    run.epochs(1)
-                turns = {name: lambda run=run: run.steps(max(2, effort.epochs // 3)) for name, run in runs.items()}
-                found = alternate(effort.turns, **turns)
+                turns = {name: lambda run=run, epochs=epochs: run.steps(epochs) for name, run in runs.items()}
+                found = alternate(2 * effort.turns - 1, **turns)
                 pairs = zip(found[size], found[f"plain_{size}"], strict=True)
                 samples |= found
                 samples[f"added_{size}"] = [[float(np.median(ours) - np.median(theirs))] for ours, theirs in pairs]
