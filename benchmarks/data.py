@@ -17,27 +17,32 @@ BATCH_SIZE = 64
 _MAX_SHIFT = 3
 
 
-def images(rows: int, seed: int = 0) -> Arrays:
+def images(rows: int, seed: int = 0, digits: Any = slice(None)) -> Arrays:
     """Digits of 28 x 28 pixels in [0, 1], shape (rows, 28, 28, 1), and their labels.
 
     The 1,797 digits of 8 x 8 pixels are enlarged, repeated in random order up to ``rows``, and shifted by up to 3 pixels.
+
+    Args:
+        rows: The number of rows.
+        seed: The seed of their order and shifts.
+        digits: The indices of the digits to take; all by default.
     """
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    enlarged = zoom(digits.images / 16.0, (1, SIDE / 8, SIDE / 8), order=1).clip(0, 1).astype(np.float32)
+    known = load_digits()
+    enlarged = zoom(known.images[digits] / 16.0, (1, SIDE / 8, SIDE / 8), order=1).clip(0, 1).astype(np.float32)
     padded = np.pad(enlarged, ((0, 0), (_MAX_SHIFT, _MAX_SHIFT), (_MAX_SHIFT, _MAX_SHIFT)))
     shifted = np.lib.stride_tricks.sliding_window_view(padded, (SIDE, SIDE), axis=(1, 2))
     random = np.random.default_rng(seed)
     chosen = random.permutation(np.arange(rows) % len(enlarged))
     down, right = random.integers(2 * _MAX_SHIFT + 1, size=(2, rows))
-    return np.ascontiguousarray(shifted[chosen, down, right])[..., np.newaxis], digits.target[chosen].astype(np.int64)
+    return np.ascontiguousarray(shifted[chosen, down, right])[..., np.newaxis], known.target[digits][chosen].astype(np.int64)
 
 
-def vectors(rows: int, seed: int = 0) -> Arrays:
+def vectors(rows: int, seed: int = 0, digits: Any = slice(None)) -> Arrays:
     """The digits of `images` as flat vectors, shape (rows, 784), and their labels."""
-    x, y = images(rows, seed)
+    x, y = images(rows, seed, digits)
     return x.reshape(rows, SIDE * SIDE), y
 
 

@@ -58,7 +58,8 @@ class Metric:
         ours: The name of sparkkeras's contestant.
         baseline: The contestant to compare with; ``None`` for an absolute value.
         target: The upper bound; ``None`` if there is none.
-        kind: ``"ratio"`` of median times, median ``"seconds"``, or loss of accuracy in percentage ``"points"``.
+        kind: ``"ratio"`` of medians, median ``"seconds"``, or loss of accuracy in percentage ``"points"``.
+        unit: The unit of the samples of a ratio.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Metric:
     baseline: str | None = None
     target: float | None = None
     kind: Literal["ratio", "seconds", "points"] = "ratio"
+    unit: str = "s"
 
     def turns(self, samples: Samples) -> list[float]:
         """The value for each turn."""

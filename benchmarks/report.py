@@ -49,7 +49,7 @@ class Result:
     def row(self) -> list[str]:
         """The result as the cells of a table."""
         metric, low_high = self.metric, self.range
-        unit = "" if metric.kind == "points" else " s"
+        unit = "" if metric.kind == "points" else f" {metric.unit}"
         cells = [
             "-" if name is None else f"{metric.typical(self.samples, name):.4f}{unit}"
             for name in (metric.ours, metric.baseline)
