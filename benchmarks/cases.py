@@ -422,8 +422,8 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
         samples: Samples = {}
         with spark():
             for size, build, rows, epochs in (
-                ("small", data.mlp, effort.rows(16_000), 2),
-                ("large", data.large_mlp, effort.rows(640), 1),  # an epoch of 100 MB has few steps, since each takes long
+                ("small", data.mlp, effort.rows(8_000), 2),
+                ("large", data.large_mlp, effort.rows(384), 1),  # few steps, since each takes long
             ):
                 x, y = data.vectors(rows)
                 modes = {"plain_": "synchronous", "": "allreduce"}
@@ -442,6 +442,23 @@ def _all_reduce_on(name: str, backend: str, small: float, large: float) -> Calla
 all_reduce_tensorflow = _all_reduce_on("TensorFlow", "tensorflow", 0.002, 0.3)
 all_reduce_jax = _all_reduce_on("JAX", "jax", 0.003, 0.4)
 all_reduce_torch = _all_reduce_on("PyTorch", "torch", 0.002, 0.3)
+
+
+@benchmark(
+    Metric("CNN epoch begin -> end, all-reduce, two workers, against Keras on the same cores", "two", "keras", 1.1),
+    Metric("CNN epoch begin -> end, all-reduce, one worker of one thread, against Keras with two", "one", "keras"),
+    Metric("CNN epoch begin -> end, all-reduce, two workers against one", "two", "one", 0.6),
+)
+def all_reduce_cnn(effort: Effort) -> Samples:
+    """The model of `cnn` on one and on two workers with one thread each, against Keras with two threads."""
+    from contestants import OnSpark, PlainKeras, spark
+
+    x, y = data.images(effort.rows(SMALL))
+    with spark():
+        runs = {"keras": PlainKeras(_seeded(data.cnn), x, y)}
+        for name, workers in (("one", 1), ("two", 2)):
+            runs[name] = OnSpark(_seeded(data.cnn), x, y, mode="allreduce", num_workers=workers)
+        return alternate(effort.turns, **{name: lambda run=run: run.epochs(1) for name, run in runs.items()})
 
 
 LARGE_BYTES, SMALL_BYTES = 100_000_000, 1_000_000

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,21 +73,22 @@ class PlainKeras:
 
 
 class OnSpark:
-    """``SparkModel.fit`` with two workers.
+    """``SparkModel.fit``, with two workers by default.
 
     Attributes:
         added: For each call of `epochs`, the seconds of each epoch minus those of its slowest worker's ``fit``.
     """
 
     def __init__(self, model: keras.Model, x: Any, y: Any, **arguments: Any) -> None:
-        self.spark_model, self.x, self.y = SparkModel(model, num_workers=WORKERS, seed=0, **arguments), x, y
+        self.spark_model, self.x, self.y = SparkModel(model, **{"num_workers": WORKERS, "seed": 0} | arguments), x, y
         self.added: list[Turn] = []
 
-    def epochs(self, count: int) -> Turn:
+    def epochs(self, count: int, **arguments: Any) -> Turn:
         """Return the seconds of ``count`` epochs after the first one."""
         clock = EpochClock()
         self.spark_model.training_histories.clear()
-        self.spark_model.fit(self.x, self.y, batch_size=data.BATCH_SIZE, epochs=count + 1, verbose=0, callbacks=[clock])
+        options = {"batch_size": data.BATCH_SIZE, "epochs": count + 1, "verbose": 0, "callbacks": [clock]}
+        self.spark_model.fit(self.x, self.y, **options, **arguments)
         slowest = [0.0] * (count + 1)
         for history in self.spark_model.training_histories:
             slowest[history["epoch"]] = max(slowest[history["epoch"]], history["seconds"])
@@ -95,12 +97,25 @@ class OnSpark:
 
     def steps(self, count: int) -> Turn:
         """Return the mean seconds of a worker's steps in each of ``count`` epochs after the first one."""
-        self.epochs(count)
-        return [
-            history["seconds"] / -(-history["rows"] // data.BATCH_SIZE)
-            for history in self.spark_model.training_histories
-            if history["epoch"] > 0
-        ]
+        with tempfile.TemporaryDirectory() as folder:
+            self.epochs(count, worker_callbacks=[_worker_clock(folder)])
+            steps = -(-self.spark_model.training_histories[0]["rows"] // data.BATCH_SIZE)
+            measured = [path for path in sorted(Path(folder).iterdir()) if not path.name.startswith("0-")]
+            return [float(path.read_text()) / steps for path in measured]
+
+
+def _worker_clock(folder: str) -> keras.callbacks.Callback:
+    """A callback that writes the seconds of an epoch's steps to a file. It is nested: workers cannot import this file."""
+
+    class WorkerClock(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.begun = time.perf_counter()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seconds = time.perf_counter() - self.begun
+            Path(folder, f"{epoch}-{os.getpid()}").write_text(str(seconds))
+
+    return WorkerClock()
 
 
 class Elephas:
