@@ -453,7 +453,7 @@ def all_reduce_cnn(effort: Effort) -> Samples:
     """The model of `cnn` on one and on two workers with one thread each, against Keras with two threads."""
     from contestants import OnSpark, PlainKeras, spark
 
-    x, y = data.images(effort.rows(SMALL))
+    x, y = data.images(effort.rows(6_000))
     with spark():
         runs = {"keras": PlainKeras(_seeded(data.cnn), x, y)}
         for name, workers in (("one", 1), ("two", 2)):
