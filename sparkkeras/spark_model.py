@@ -36,6 +36,7 @@ from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
+from sparkkeras.sources.connect import check_driver
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
 from sparkkeras.sources.source import NamedColumns, check_row_count, is_batch_function
 from sparkkeras.spark import filesystem
@@ -374,7 +375,8 @@ class SparkModel:
             CustomObjectError: Custom code cannot be pickled, or another definition would be loaded in its place.
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the weights of the last completed round
                 or epoch.
-            DriverConnectionError: Workers cannot reach the parameter server.
+            DriverConnectionError: Workers cannot reach the parameter server, or, in the mode ``"allreduce"`` with Spark
+                Connect, this process.
             WorkerError: A task failed repeatedly; the message contains its traceback. In the mode ``"allreduce"``, more
                 than ``max_restarts`` times.
         """
@@ -393,6 +395,8 @@ class SparkModel:
             from sparkkeras.training.allreduce import check_all_reduce
 
             check_all_reduce(self.model)
+        if self.mode in ASYNCHRONOUS_MODES:
+            check_driver()
         request = check_fit(
             [self.model],
             data=data,

@@ -206,10 +206,18 @@ class StoredDataset(Dataset, Protocol):
         """Run a task on every partition, lazily, which receives the partition's rows as one block or stream."""
         ...
 
+    def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
+        """Make each partition's rows available to the tasks of other datasets, on any machine, inside the ``with`` block.
+
+        Raises:
+            ConfigurationError: The rows are too large.
+        """
+        ...
+
 
 @runtime_checkable
 class DriverDataset(StoredDataset, Protocol):
-    """Stored rows on a cluster whose driver is this process, so that tasks can connect to it, and rows pass through it.
+    """Stored rows on a cluster whose driver is this process, so that tasks can connect to it.
 
     Spark Connect has no such datasets: there the driver is the server.
     """
@@ -226,14 +234,6 @@ class DriverDataset(StoredDataset, Protocol):
 
     def background(self, call: Callable[[], R]) -> Running[R]:
         """Run a call that uses this dataset in a background thread."""
-        ...
-
-    def everywhere(self) -> AbstractContextManager[tuple[Rows, ...]]:
-        """Make each partition's rows available to the tasks of other datasets, on any machine, inside the ``with`` block.
-
-        Raises:
-            ConfigurationError: The rows are too large.
-        """
         ...
 
     def without_rows(self, count: int) -> Dataset:

@@ -21,9 +21,8 @@ from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.spark_hosts import reject_dynamic_allocation, reject_without_gpus, seat_of, too_few_slots
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
-from sparkkeras.spark.connect import CELL_BYTES, RESULT, RemoteCluster, unpack_cells
+from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
 from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
-from sparkkeras.worker.device import worker_environment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,12 +37,14 @@ class RemoteRankTask:
         host: Runs the process of the rank.
         cores: The CPU cores of a task.
         use_gpu: Whether the process may use the GPUs of the task.
+        is_local: Whether all tasks run on the same machine.
         environment: Environment variables of the process: the backend of the client.
     """
 
     host: Host
     cores: int
     use_gpu: bool
+    is_local: bool
     environment: Mapping[str, str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
@@ -51,15 +52,17 @@ class RemoteRankTask:
         read = [batch for batch in batches if "result" in batch.schema.names]
         handles = list(unpack_cells(cell for batch in read for cell in batch.column("result").to_pylist()))
         seat = seat_of(task_context(cores=self.cores), self.host.together, self.use_gpu)
+        if self.is_local:
+            seat = replace(seat, host="127.0.0.1")
         self.host.run(seat, self._start, tuple(handles))
         return iter(())
 
     def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:
-        return spawn(main, {**self.environment, **variables})
+        return spawn(main, {**self.environment, FILES: session_files(), **variables})
 
 
 def start_query(
-    cluster: RemoteCluster, host: Host, use_gpu: bool, handles: DataFrame | None, profile: Any
+    cluster: RemoteCluster, host: Host, use_gpu: bool, handles: DataFrame | None, otherwise: str, profile: Any = None
 ) -> Running[list[Any]]:
     """Run a task for each rank in the background.
 
@@ -67,15 +70,16 @@ def start_query(
         cluster: The cluster.
         host: Runs the process of a rank.
         use_gpu: Whether the processes may use the GPUs of their tasks.
-        handles: The handle of the rows of each rank; ``None``: the run has no data.
+        handles: The handle of the rows of each rank; ``None``: the run has no data, or the host has it.
+        otherwise: What to do if the workers cannot connect to this process, for the message.
         profile: The resource profile of the tasks, if they have one.
 
     Raises:
         DriverConnectionError: The workers cannot connect to this process.
     """
     ranks = _partitions(cluster, host.world_size)
-    _check_connection(cluster, ranks, host.driver)
-    task = RemoteRankTask(host, cluster.task_cores, use_gpu, worker_environment(cluster.task_cores))
+    _check_connection(cluster, ranks, host.driver, otherwise)
+    task = RemoteRankTask(host, cluster.task_cores, use_gpu, cluster.is_local, cluster.carried_environment)
     query = (ranks if handles is None else handles).mapInArrow(
         PicklesResults(task, CELL_BYTES), RESULT, barrier=host.together, profile=profile
     )
@@ -98,14 +102,13 @@ class _Connects:
         yield from Preflight(self.address)(task_context(), iter(()))
 
 
-def _check_connection(cluster: RemoteCluster, ranks: DataFrame, address: Address) -> None:
+def _check_connection(cluster: RemoteCluster, ranks: DataFrame, address: Address, otherwise: str) -> None:
     check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
     unreached = cluster.collect(ranks.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
     if unreached:
         raise DriverConnectionError(
             f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark Connect, "
-            "the ranks of SparkRunner connect to the client: run it on a machine that they reach, on the cluster itself "
-            "(spark-submit), or with all ranks on this machine: SparkRunner(num_workers, local_mode=True)."
+            f"{otherwise}"
         )
 
 

@@ -18,7 +18,7 @@ from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
 from sparkkeras.runner.rank import RankMain, Seat, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
-from sparkkeras.sources.spark_dataset import BroadcastRows
+from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import hold_port
 
 BEAT_SECONDS = 0.5
@@ -123,7 +123,7 @@ def _exists(rows: Rows) -> bool:
 
 def _stored(rows: Rows, stack: ExitStack) -> Rows:
     """Rows that a new process can open: those in memory are written to files, which are removed in the end."""
-    if not isinstance(rows, BroadcastRows):
+    if not isinstance(rows, SharedRows):
         return rows
     folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

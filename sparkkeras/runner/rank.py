@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import runpy
 import shutil
 import sys
@@ -22,6 +23,8 @@ from sparkkeras.runner.addresses import local_rank
 from sparkkeras.runner.rank_context import RankContext
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
 from sparkkeras.runner.values import pack_parts
+from sparkkeras.spark.connect import session_files
+from sparkkeras.worker import device
 
 
 class Work(Protocol):
@@ -51,6 +54,28 @@ class FunctionCall:
         rank.enter_context(client)
         function, args, kwargs = self.call.fresh()
         return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class DelayedWork:
+    """Work that is unpickled in a new process of its rank, which it has set up first: its classes import Keras."""
+
+    payload: bytes
+
+    @classmethod
+    def of(cls, work: Work) -> DelayedWork:
+        """Pickle work."""
+        return cls(pickle.dumps(work, 5))
+
+    def on_host(self, stack: ExitStack) -> Work:
+        """The same: it needs no files."""
+        return self
+
+    def __call__(self, rank: RankMain, client: RankClient) -> Any:
+        """Set up this process, and do the work."""
+        device.prepare(rank.seat.cores, shared_folder=session_files())
+        work: Work = pickle.loads(self.payload)
+        return work(rank, client)
 
 
 @dataclass(frozen=True)

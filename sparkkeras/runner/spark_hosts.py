@@ -15,7 +15,7 @@ from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Seat
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.slots import slots_of
+from sparkkeras.spark.connect import AnyCluster, active_remote_session
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:
@@ -122,22 +122,24 @@ def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> 
 
 
 def check_static_allocation(otherwise: str) -> None:
-    """Reject barrier stages if the active SparkContext does not support them; see `reject_dynamic_allocation`.
+    """Reject barrier stages if the active SparkContext or session does not support them; see `reject_dynamic_allocation`.
 
     Raises:
         ConfigurationError: It uses dynamic allocation.
     """
     from pyspark import SparkContext
 
-    active = SparkContext._active_spark_context
-    if active is not None:
+    session, active = active_remote_session(), SparkContext._active_spark_context
+    if session is not None:
+        reject_dynamic_allocation(session.conf.get("spark.dynamicAllocation.enabled", "false"), otherwise)
+    elif active is not None:
         reject_dynamic_allocation(active.getConf().get("spark.dynamicAllocation.enabled", "false"), otherwise)
 
 
-def registered_slots(cluster: Cluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:
+def registered_slots(cluster: AnyCluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:
     """The number of slots, as soon as there are as many as wanted, or after this time, in which executors register."""
     deadline = time.monotonic() + (0 if cluster.is_local else seconds)
-    while (slots := slots_of(cluster.context)) < wanted and time.monotonic() < deadline:
+    while (slots := cluster.slots) < wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     return slots
 

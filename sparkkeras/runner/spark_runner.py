@@ -215,7 +215,8 @@ class SparkRunner:
 
             def start(address: Address) -> Running[Any]:
                 host = self._host(shared, False, address, parts)
-                return start_query(cluster, host, self.use_gpu, None if parts is None else parts.handles, profile)
+                handles = None if parts is None else parts.handles
+                return start_query(cluster, host, self.use_gpu, handles, _WITHOUT_CONNECTION, profile)
 
             yield client_address(session), start
 
@@ -223,6 +224,13 @@ class SparkRunner:
         rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
         each = None if rows is None else tuple((part,) for part in rows)
         return Host(work, address, self.num_workers, self.barrier, forks, each, counts)
+
+
+_WITHOUT_CONNECTION = (
+    "the ranks of SparkRunner connect to the client: run it on a machine that they reach, on the cluster itself "
+    "(spark-submit), or with all ranks on this machine: SparkRunner(num_workers, local_mode=True)."
+)
+"""What to do if the workers cannot connect to this process, for the message."""
 
 
 def _remote_session(source: Source | None) -> SparkSession | None:

@@ -19,18 +19,29 @@ import numpy as np
 
 from sparkkeras.data.block import Block
 from sparkkeras.data.columns import Leaf, to_column
-from sparkkeras.data.dataset import Merging, Piece, Shared, StoredDataset, Task, TrainingTask, joined
+from sparkkeras.data.dataset import Merging, Piece, Rows, Shared, StoredDataset, Task, TrainingTask, joined
 from sparkkeras.data.files import Handle
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.sizes import PIECE_BYTES
 from sparkkeras.data.values import Pickled
-from sparkkeras.errors import ClusterError
+from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect_values import StoredShared, remove_files, write_files
 from sparkkeras.sources.frame import Selection
 from sparkkeras.sources.frame_blocks import BatchesToBlocks
-from sparkkeras.sources.tasks import Deferred, Missing, OpenFiles, Pass, Store, Sweep, repaired
+from sparkkeras.sources.tasks import (
+    Collect,
+    Deferred,
+    Missing,
+    Open,
+    OpenFiles,
+    Pass,
+    SharedRows,
+    Store,
+    Sweep,
+    repaired,
+)
 from sparkkeras.spark.connect import (
     CELL_BYTES,
     INLINE_BYTES,
@@ -38,6 +49,7 @@ from sparkkeras.spark.connect import (
     CapturesErrors,
     Failure,
     RemoteCluster,
+    active_remote_session,
     disable_plan_cache,
     pack_cells,
     restore_plan_cache,
@@ -52,8 +64,8 @@ R = TypeVar("R")
 
 
 NO_DRIVER = (
-    "asynchronous, hogwild and all-reduce training need a driver that executors can connect to, which Spark Connect does "
-    'not provide: use mode="synchronous", or run the script on the cluster itself (spark-submit).'
+    "asynchronous and hogwild training need a Spark driver in this process, which Spark Connect does not provide: use "
+    'mode="synchronous" or "allreduce", or run the script on the cluster itself (spark-submit).'
 )
 
 NO_SHARED_ROWS = (
@@ -64,6 +76,16 @@ NO_SHARED_ROWS = (
 
 SWEEP_ROWS = 4096
 REPAIRS = 3
+
+
+def check_driver() -> None:
+    """Reject asynchronous training with Spark Connect, before data is read.
+
+    Raises:
+        ConfigurationError: This process uses Spark Connect.
+    """
+    if active_remote_session() is not None:
+        raise ConfigurationError(NO_DRIVER)
 
 
 @dataclass(frozen=True)
@@ -159,6 +181,11 @@ class StoredRemoteDataset:
     shared: list[StoredShared[Any]] = field(default_factory=list)
 
     @property
+    def cluster(self) -> RemoteCluster:
+        """The cluster of the rows."""
+        return self.source.cluster
+
+    @property
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
@@ -176,18 +203,18 @@ class StoredRemoteDataset:
             yield LocalShared(value)
             return
         shared: StoredShared[R] = StoredShared.of(pickled, self.name)
-        write_files(shared, self.source.cluster, self.handle_frame)
+        write_files(shared, self.cluster, self.handle_frame)
         self.shared.append(shared)
         try:
             yield shared
         finally:
             self.shared.remove(shared)
         with suppress(Exception):  # if this fails, and after an error, they are removed with the rows
-            remove_files(shared, self.source.cluster, self.handle_frame)
+            remove_files(shared, self.cluster, self.handle_frame)
 
     def run(self, task: Task[R]) -> RemoteResults[R]:
         """Run a task over the files; see `Dataset.run`."""
-        cluster = self.source.cluster
+        cluster = self.cluster
         call = CapturesErrors(OpenFiles(Deferred(task, cluster.carried_environment), cluster.task_cores))
         repair = functools.partial(self._repaired, call)
         return RemoteResults(cluster, self.handle_frame, OverHandles(call), repair)
@@ -196,9 +223,33 @@ class StoredRemoteDataset:
         """Run a task over the files; see `StoredDataset.train`."""
         return self.run(task)
 
+    @contextmanager
+    def everywhere(self) -> Iterator[tuple[Rows, ...]]:
+        """See `StoredDataset.everywhere`: the files if all workers run on one machine, else files of the session.
+
+        For the latter, the rows are collected in this process once.
+        """
+        cluster = self.cluster
+        if cluster.is_local:
+            yield self.handles
+            return
+        size = sum(handle.nbytes for handle in self.handles)
+        if size > self.max_result_bytes:
+            raise ConfigurationError(
+                f"all workers need the {size / 1e6:.0f} MB of validation_data. With Spark Connect, these pass through this "
+                f"process, which is limited to {self.max_result_bytes / 1e6:.0f} MB: use validation_split=, whose rows stay "
+                "on their workers, or a sample of the data."
+            )
+        found = iter(self.run(Collect()).collect())
+        yield tuple(SharedRows(cluster.keep(next(found))) if handle.rows else handle for handle in self.handles)
+
+    def repair(self) -> None:
+        """Write lost files again."""
+        self.run(Open()).collect()
+
     def _repaired(self, call: CapturesErrors, partitions: Sequence[int]) -> list[tuple[int, Any]]:
         """Rerun partitions whose tasks did not find their files; returns ``(partition, result)`` pairs."""
-        cluster = self.source.cluster
+        cluster = self.cluster
         results: list[tuple[int, Any]] = []
         for _ in range(REPAIRS):
             again = self.source.stored_again(self.name, partitions).persist()

@@ -96,7 +96,7 @@ class OpenedReaderDataset(StoredSparkDataset):
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """See `DriverDataset.everywhere`: any worker can read any batch."""
+        """See `StoredDataset.everywhere`: any worker can read any batch."""
         yield self.read.workers
 
     def run(self, task: Task[R]) -> SparkResults[R]:
@@ -158,6 +158,11 @@ class OpenedRemoteReaderDataset(RemoteReaderDataset):
     def num_partitions(self) -> int:
         """The number of partitions."""
         return len(self.handles)
+
+    @contextmanager
+    def everywhere(self) -> Iterator[tuple[Rows, ...]]:
+        """See `StoredDataset.everywhere`: any worker can read any batch."""
+        yield self.read.workers
 
     def train(self, task: TrainingTask[R]) -> RemoteResults[R]:
         """Run a task that reads the batches of a partition; see `StoredDataset.train`."""

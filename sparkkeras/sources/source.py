@@ -18,7 +18,7 @@ from sparkkeras.data.sparse import SparseRows, with_sparse_rows
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.sources.arrays import ArraysRDD, even_slices, from_block, send
-from sparkkeras.sources.connect import NO_DRIVER, RemoteDataset
+from sparkkeras.sources.connect import RemoteDataset
 from sparkkeras.sources.frame import ColumnMapping, Columns, Loaders, Selection, is_frame, split_by
 from sparkkeras.sources.frame_blocks import BatchesToBlocks, FrameBlocks
 from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
@@ -369,9 +369,9 @@ class RemoteArraySource:
         self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
     ) -> Iterator[Dataset]:
         """Send the arrays to the cluster in slices of equal size."""
-        _refuse_concurrent(concurrent)
         cluster = RemoteCluster(self.session, self.environment)
-        yield RemoteDataset.of(cluster, self.block, self.reader, num_workers or slices)
+        parts = _together(cluster, num_workers) if concurrent else num_workers or slices
+        yield RemoteDataset.of(cluster, self.block, self.reader, parts)
 
 
 @dataclass(frozen=True)
@@ -419,11 +419,9 @@ class BatchSource:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
         if session is not None:
-            _refuse_concurrent(concurrent)
-            workers = num_workers or slices
-            if workers is None:
-                raise ConfigurationError("with Spark Connect, a function that reads batches needs SparkModel(num_workers=).")
-            yield RemoteReaderDataset(RemoteCluster(session, self.environment), self._read(workers))
+            remote = RemoteCluster(session, self.environment)
+            workers = _together(remote, num_workers) if concurrent else num_workers or slices or remote.slots
+            yield RemoteReaderDataset(remote, self._read(workers))
             return
         cluster = Cluster(None, self.environment)
         parts = num_workers or slices or cluster.slots
@@ -529,10 +527,10 @@ class RemoteFrameSource(FrameSource):
     def dataset(
         self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
     ) -> Iterator[Dataset]:
-        """Like `FrameSource.dataset`, but without RDDs."""
-        _refuse_concurrent(concurrent)
+        """Like `FrameSource.dataset`, but without RDDs, so the rows are redistributed if all partitions train together."""
         cluster = RemoteCluster(self.frame.sparkSession, self.environment)
-        yield RemoteDataset(cluster, self._narrowed(num_workers), self._read)
+        narrowed = self._narrowed(_together(cluster, num_workers) if concurrent else num_workers)
+        yield RemoteDataset(cluster, narrowed, self._read)
 
 
 def is_batch_function(data: Any) -> bool:
@@ -575,9 +573,11 @@ def _frame_source(
     return source
 
 
-def _refuse_concurrent(concurrent: bool) -> None:
-    if concurrent:
-        raise ConfigurationError(NO_DRIVER)
+def _together(cluster: RemoteCluster, num_workers: int | None) -> int:
+    """The number of partitions that can train at the same time: as many as slots, at most ``num_workers``."""
+    slots = cluster.slots
+    warn_of_slots(num_workers, slots)
+    return min(num_workers or slots, slots)
 
 
 def _takes_rows(loader: Loaders | None) -> bool:

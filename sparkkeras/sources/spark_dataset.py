@@ -16,21 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from sparkkeras.data.block import Block
 from sparkkeras.data.dataset import (
     Dataset,
     DriverAddress,
     Merging,
     Rows,
     Running,
-    Shared,
     StoredDataset,
     Task,
-    TaskContext,
     TrainingTask,
     joined,
 )
-from sparkkeras.data.files import Handle, one_block
+from sparkkeras.data.files import Handle
 from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import ConfigurationError
 from sparkkeras.spark.cluster import Cluster
@@ -45,10 +42,12 @@ from sparkkeras.sources.tasks import (
     KeyedPieces,
     MergePieces,
     Missing,
+    Open,
     OpenFiles,
     Pass,
     PiecesByRank,
     ReportsProblems,
+    SharedRows,
     Store,
     StoreAndRun,
     StorePieces,
@@ -204,7 +203,7 @@ class StoredSparkDataset:
 
     @contextmanager
     def everywhere(self) -> Iterator[tuple[Rows, ...]]:
-        """See `DriverDataset.everywhere`: the files if the workers share the driver's disk, else broadcasts.
+        """See `StoredDataset.everywhere`: the files if the workers share the driver's disk, else broadcasts.
 
         For the broadcasts, the rows are collected on the driver once.
         """
@@ -223,7 +222,7 @@ class StoredSparkDataset:
         with ExitStack() as stack:
             filled = iter(found)
             yield tuple(
-                BroadcastRows(stack.enter_context(self.share(next(filled)))) if handle.rows else handle
+                SharedRows(stack.enter_context(self.share(next(filled)))) if handle.rows else handle
                 for handle in self.handles
             )
 
@@ -255,7 +254,7 @@ class StoredSparkDataset:
 
     def repair(self) -> None:
         """Write lost files again."""
-        self.run(_Open()).collect()
+        self.run(Open()).collect()
 
     def without_rows(self, count: int) -> Dataset:
         """See `DriverDataset.without_rows`."""
@@ -279,30 +278,6 @@ class StoredSparkDataset:
     def stored(self) -> Iterator[StoredDataset]:
         """This dataset."""
         yield self
-
-
-@dataclass(frozen=True)
-class _Open:
-    """Opens the files, and yields nothing."""
-
-    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
-        next(blocks, None)
-        return iter(())
-
-
-@dataclass(frozen=True)
-class BroadcastRows:
-    """Rows in a broadcast variable."""
-
-    shared: Shared[Block]
-
-    def open(self) -> Block | None:
-        """The rows."""
-        return self.shared.value
-
-    def blocks(self) -> Iterator[Block]:
-        """The rows, as one block."""
-        return one_block(self.shared.value)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Task, TaskContext
-from sparkkeras.data.files import Handle
+from sparkkeras.data.dataset import FilesMissing, Merging, Piece, Shared, Task, TaskContext
+from sparkkeras.data.files import Handle, one_block
 from sparkkeras.data.sizes import BLOCK_BYTES, INLINE_BYTES, PIECE_BYTES
 from sparkkeras.data.text import Text
 from sparkkeras.data.values import Pickled, ValueFile
@@ -47,6 +47,31 @@ class Collect:
 def in_memory(block: Block) -> Block:
     """The rows, without references to their files. Strings are as they are, since pickling copies them."""
     return Block(block.form, tuple(array if isinstance(array, Text) else np.array(array) for array in block.arrays))
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows in a value that tasks can access."""
+
+    shared: Shared[Block]
+
+    def open(self) -> Block | None:
+        """The rows."""
+        return self.shared.value
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows, as one block."""
+        return one_block(self.shared.value)
+
+
+@dataclass(frozen=True)
+class Open:
+    """Opens the files of a partition, and yields nothing."""
+
+    def __call__(self, context: TaskContext, blocks: Iterator[Block]) -> Iterator[Any]:
+        """Open them."""
+        next(blocks, None)
+        return iter(())
 
 
 @dataclass(frozen=True)

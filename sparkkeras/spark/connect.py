@@ -29,7 +29,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, SparkKerasError
 from sparkkeras.spark import probe
 from sparkkeras.spark.cluster import STOPPED, Cluster, active_context, check_running
 from sparkkeras.spark.job_errors import translated
-from sparkkeras.spark.slots import check_slots
+from sparkkeras.spark.slots import check_free_slots, check_slots, held_slots
 from sparkkeras.spark.worker_checks import check_optional, check_workers, is_current, pack_package, probing
 from sparkkeras.worker.device import Environment, worker_environment
 
@@ -49,6 +49,9 @@ RESULT = "result binary"
 
 CELL_BYTES = 16 * 1024 * 1024
 """Results of more bytes are split into rows: Arrow limits a cell to 2 GB, and the server holds whole cells in its heap."""
+
+FILES = "SPARKKERAS_SESSION_FILES"
+"""The environment variable with the folder of the session's files, for processes that a worker starts."""
 
 _PROBES = 8
 
@@ -77,6 +80,25 @@ class RemoteCluster:
         self.task_cores = int(session.conf.get("spark.task.cpus", "1") or 1)
         self.carried_environment: Mapping[str, str] = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
         _equip(self)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers run on the machine of the server, and share its files."""
+        master = self.session.conf.get("spark.master", "") or ""
+        return master.startswith("local") and not master.startswith("local-cluster")
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that can run at the same time: by default, Spark divides data into a partition for each core.
+
+        Raises:
+            ConfigurationError: The job that counts them would never start; see `check_slots_for`.
+        """
+        check_slots_for(self.session)
+        numbered = f"SELECT spark_partition_id() AS number FROM range({_MOST_SLOTS})"
+        last = self.session.sql(f"SELECT max(number) FROM ({numbered})").collect()[0][0]
+        slots = _slots[self.session] = max(1, (int(last) + 1) // self.task_cores)
+        return slots
 
     def require(self, module: str, package: str, purpose: str) -> None:
         """Reject workers that lack an optional module; see `Cluster.require`."""
@@ -113,9 +135,11 @@ class RemoteCluster:
             frame: A DataFrame whose column ``result`` contains pickled results.
 
         Raises:
+            ConfigurationError: The job would never start; see `check_slots_for`.
             WorkerError: A task failed; the message contains the worker's traceback.
             SparkKerasError: A task raised an error of this package.
         """
+        check_slots_for(self.session)
         tag = f"sparkkeras-{uuid.uuid4().hex}"
         self.session.addTag(tag)
         try:
@@ -183,6 +207,10 @@ _plan_caches: weakref.WeakKeyDictionary[SparkSession, tuple[int, str]] = weakref
 _plan_caches_lock = threading.Lock()
 _sent: weakref.WeakKeyDictionary[SparkSession, set[str]] = weakref.WeakKeyDictionary()
 _equipped: weakref.WeakKeyDictionary[SparkSession, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+_slots: weakref.WeakKeyDictionary[SparkSession, int] = weakref.WeakKeyDictionary()
+"""The number of slots of each session when they were counted last: while all are held, they cannot be counted."""
+
+_MOST_SLOTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -200,9 +228,14 @@ class FileShared(Generic[T]):
 
 @functools.lru_cache(maxsize=4)
 def _read(name: str) -> Any:
+    return pickle.loads((Path(session_files()) / name).read_bytes())
+
+
+def session_files() -> str:
+    """The folder of the session's files, in a task or in a process that one has started."""
     from pyspark import SparkFiles
 
-    return pickle.loads((Path(SparkFiles.getRootDirectory()) / name).read_bytes())
+    return os.environ.get(FILES) or SparkFiles.getRootDirectory()
 
 
 @dataclass(frozen=True)
@@ -325,13 +358,13 @@ def check_session(session: SparkSession) -> None:
 def check_slots_for(session: SparkSession) -> None:
     """Reject a job that would never start; see `sparkkeras.spark.slots.check_slots`.
 
-    With Spark Connect there is nothing to check, because it does not support asynchronous training, which holds slots.
-
     Raises:
         ConfigurationError: No slot is available for the job.
     """
     if not is_remote(session):
         check_slots(session.sparkContext)
+    elif session in _slots and held_slots():
+        check_free_slots(_slots[session])
 
 
 def is_remote(session: SparkSession) -> bool:

@@ -62,9 +62,20 @@ def check_slots(context: SparkContext) -> None:
     Raises:
         ConfigurationError: No slot is available for the job.
     """
-    held = held_slots()
-    slots = slots_of(context) if held else 0
-    if slots > held or not held:
+    if held_slots():
+        check_free_slots(slots_of(context))
+
+
+def check_free_slots(slots: int) -> None:
+    """Reject a job that would deadlock; see `check_slots`.
+
+    Args:
+        slots: The number of slots, free or not.
+
+    Raises:
+        ConfigurationError: No slot is available for the job.
+    """
+    if slots > held_slots():
         return
     fewer = {1: "fewer workers than slots, on a cluster with more slots", 2: "num_workers=1"}.get(
         slots, f"num_workers={slots - 1} or fewer"

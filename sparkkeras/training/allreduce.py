@@ -1,6 +1,6 @@
 """All-reduce training: the processes of one barrier stage average their gradients at every step.
 
-One Spark job runs for all epochs. Each of its tasks forks a process (`sparkkeras.runner`); these form a group of the
+One Spark job runs for all epochs. Each of its tasks starts a process (`sparkkeras.runner`); these form a group of the
 backend's collective operations (`sparkkeras.worker.collectives`) and train in step (`sparkkeras.worker.lockstep`). At the
 end of an epoch their replicas are equal. Each process evaluates its validation rows and reports to the driver, one of them
 with the state. The driver puts the state into the model, runs callbacks, and answers whether to stop, and what callbacks
@@ -23,37 +23,30 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, BlockSpec
-from sparkkeras.data.dataset import BlockStream, Rows, Running, Shared, StoredDataset, TaskContext, common_spec
+from sparkkeras.data.dataset import BlockStream, Rows, Shared, StoredDataset, TaskContext, common_spec
 from sparkkeras.data.files import Handle
-from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import split_address
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
-from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.rank import RankMain
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
-from sparkkeras.runner.spark_hosts import RankTask, check_static_allocation, registered_slots, start_tasks
+from sparkkeras.runner.spark_hosts import check_static_allocation
 from sparkkeras.runner.values import pack_parts, unpack_parts
-from sparkkeras.sources.connect import NO_DRIVER
-from sparkkeras.sources.reader_dataset import OpenedReaderDataset
-from sparkkeras.sources.spark_dataset import StoredSparkDataset
-from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.slots import holding_slots
+from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, warn_of_steps
@@ -62,15 +55,12 @@ from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions
 from sparkkeras.worker.collectives import hold_port, join
-from sparkkeras.worker.device import forking_environment, silenced
+from sparkkeras.worker.device import silenced
 from sparkkeras.worker.lockstep import Lockstep
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 
 JOIN_SECONDS = 60.0
 """How long the processes of a group wait for each other."""
-
-SLOTS_SECONDS = 8.0
-"""How long executors that were lost have to come back, before training continues with fewer workers."""
 
 
 @dataclass(frozen=True)
@@ -309,10 +299,8 @@ class AllReduceStrategy:
         """Train; see `Strategy.fit`.
 
         Raises:
-            ConfigurationError: The workers cannot connect to this process.
+            DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
-        if not isinstance(dataset, StoredSparkDataset):
-            raise ConfigurationError(NO_DRIVER)
         callbacks.on_train_begin()
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
         if epochs:
@@ -324,9 +312,9 @@ class AllReduceStrategy:
 
 
 class _Training:
-    """The driver's side of one run. Only `_slots` and `_train` use Spark."""
+    """The driver's side of one run. Only `_size` and `_train` use Spark."""
 
-    def __init__(self, job: Job, dataset: StoredSparkDataset, callbacks: DriverCallbacks, epochs: range) -> None:
+    def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
         self._state = ModelState.take(job.model)
         self._stopped = False
@@ -349,7 +337,8 @@ class _Training:
                 if moves_rows:
                     raise ClusterError(
                         "the files with the rows were removed from Spark's temporary folder (spark.local.dir) during "
-                        "training. Exclude that folder from any cleanup, and try again."
+                        "training, or, with Spark Connect, other jobs keep the executors that have them busy. Exclude that "
+                        "folder from any cleanup, leave slots free, and try again."
                     ) from failure
                 moves_rows = True
                 continue
@@ -381,13 +370,13 @@ class _Training:
         return self._stopped or not self._epochs
 
     def _start(self, moves_rows: bool) -> WorkerError | None:
-        """Train the remaining epochs with as many workers as there are slots; returns the error of a worker that failed.
+        """Train the remaining epochs with as many workers as possible; returns the error of a worker that failed.
 
         Args:
-            moves_rows: Whether workers do not find their rows, so that these have to be sent to them.
+            moves_rows: Whether workers have not found their rows.
         """
-        job, count = self._job, self._dataset.num_partitions
-        plan = self._plan(max(1, min(count, self._slots(count))))
+        job = self._job
+        plan = self._plan(self._size())
         self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
         error = self._train(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
@@ -395,42 +384,29 @@ class _Training:
         return error
 
     @functools.cached_property
-    def _cluster(self) -> Cluster:
-        return Cluster(self._dataset.cluster.context, forking_environment)
+    def _hosts(self) -> RankHosts:
+        return rank_hosts(self._dataset)
 
-    def _slots(self, wanted: int) -> int:
-        """The number of slots, if possible as many as wanted."""
-        return registered_slots(self._cluster, wanted, SLOTS_SECONDS)
+    def _size(self) -> int:
+        """The number of ranks that can run now."""
+        return self._hosts.size()
 
     def _train(self, plan: Plan, moves_rows: bool) -> WorkerError | None:
         """Run a group of ranks; see `_start`."""
-        job, dataset, cluster, size = self._job, self._dataset, self._cluster, len(plan.partitions)
+        job, dataset, size = self._job, self._dataset, len(plan.partitions)
         with ExitStack() as stack:
-            handles = parts = None
-            if moves_rows and cluster.is_local:
-                dataset.repair()
-            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows:
-                rows = stack.enter_context(dataset.everywhere())
-                parts = tuple(rows[rank::size] for rank in range(size))
-            else:
-                handles = stack.enter_context(dataset.in_place(size))
             work = TrainInStep(
-                stack.enter_context(cluster.share(job.archive)),
-                stack.enter_context(cluster.share(self._state)),
-                stack.enter_context(cluster.share(job.options)),
+                stack.enter_context(dataset.share(job.archive)),
+                stack.enter_context(dataset.share(self._state)),
+                stack.enter_context(dataset.share(job.options)),
                 plan,
                 validation_plan(job, stack),
             )
-
-            def start(address: Address) -> Running[Any]:
-                host = Host(DelayedValue(work), address, size, together=True, forks=True, parts=parts)
-                task = RankTask(host, cluster.task_cores, use_gpu=True, is_local=cluster.is_local)
-                return start_tasks(cluster, task, None, handles)
-
+            driver, start = stack.enter_context(self._hosts.starting(work, size, moves_rows))
             self._started = time.perf_counter()
             largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
             try:
-                run_group(Group(size), cluster.driver, start, answer=self._answer, max_value=largest)
+                run_group(Group(size), driver, start, answer=self._answer, max_value=largest)
             except WorkerError as error:
                 return error
         return None

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sparkkeras.data.block import Block
-from sparkkeras.data.dataset import BlockStream, Rows, driver_dataset
-from sparkkeras.sources.connect import NO_SHARED_ROWS
+from sparkkeras.data.dataset import BlockStream, Rows
 from sparkkeras.training.job import Job
 from sparkkeras.worker.batches import BatchOptions
 
@@ -43,7 +42,7 @@ def validation_plan(job: Job, stack: ExitStack) -> ValidationPlan | None:
     if validation.spans is not None:
         return ValidationPlan(validation.options, validation.spans, ())
     stored = stack.enter_context(validation.dataset.stored())
-    parts = stack.enter_context(driver_dataset(stored, NO_SHARED_ROWS).everywhere())
+    parts = stack.enter_context(stored.everywhere())
     training = job.split.workers
     rows: list[tuple[Rows, ...]] = [()] * len(job.split.train)
     for offset, worker in enumerate(training):

@@ -122,6 +122,7 @@ CASES = {
     "transform": Case(lambda spark: (frame(spark), {"transform": doubled})),
     "arrays": Case(lambda spark: (*arrays(), {})),
     "arrays_of_three": Case(lambda spark: (*arrays(), {"shuffle": False}), num_workers=3),
+    "allreduce": Case(lambda spark: (*arrays(), {"validation_split": 0.25}), mode="allreduce"),
     "batches": Case(lambda spark: (read, {"validation_data": read}), num_workers=2),
     "two_ended": Case(
         lambda spark: (

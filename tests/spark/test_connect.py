@@ -24,12 +24,14 @@ from sparkkeras.sources.tasks import Missing
 from sparkkeras.spark.connect import (
     PLAN_CACHE,
     Failure,
+    RemoteCluster,
     check_session,
     disable_plan_cache,
     pack_cells,
     restore_plan_cache,
     unpack_cells,
 )
+from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.averaging import Mean, merge
 from sparkkeras.weights import Flat
 
@@ -122,3 +124,18 @@ def test_the_last_user_of_a_session_restores_its_cache_of_plans():
     assert session.conf[PLAN_CACHE] == "false"
     restore_plan_cache(session)
     assert session.conf[PLAN_CACHE] == "true"
+
+
+def test_a_job_that_finds_no_free_slot_is_rejected():
+    rows = SimpleNamespace(collect=lambda: [(4,)])
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "sql": lambda self, query: rows})()
+    cluster = RemoteCluster.__new__(RemoteCluster)
+    cluster.session, cluster.task_cores = session, 2
+    with holding_slots(2):
+        assert cluster.slots == 2  # before they are counted, nothing is known of them
+        with pytest.raises(ConfigurationError, match=r"holds all slots \(2\)"):
+            cluster.collect(None)
+        with pytest.raises(ConfigurationError, match=r"holds all slots \(2\)"):
+            _ = cluster.slots
+    with holding_slots(1):
+        assert cluster.slots == 2

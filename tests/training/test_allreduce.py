@@ -11,7 +11,7 @@ import pytest
 from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, WorkerError
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.local_dataset import LocalDataset, LocalStream
+from sparkkeras.data.local_dataset import LocalStream
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError
 from sparkkeras.modeling import metrics
@@ -27,7 +27,7 @@ from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
 from tests.models import classifier
-from tests.training.jobs import Model, X, Y, fit, partitions
+from tests.training.jobs import Model, X, Y, partitions
 
 
 def flat(*values, steps=1):
@@ -185,13 +185,6 @@ def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
         SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
-def test_datasets_without_a_cluster_are_an_error():
-    assert isinstance(partitions(4), LocalDataset)
-    model = Model(optimizer="sgd")
-    with pytest.raises(ConfigurationError, match="Spark Connect does not provide"):
-        fit(model, partitions(4), "allreduce", epochs=1)
-
-
 KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
 
 
@@ -220,7 +213,7 @@ class Training(_Training):
         super().__init__(job, dataset, driver, range(epochs))
         self.groups, self.slots, self.starts, self.answers = iter(groups), slots, [], []
 
-    def _slots(self, wanted):
+    def _size(self):
         return self.slots if isinstance(self.slots, int) else next(self.slots)
 
     def _train(self, plan, moves_rows):
@@ -297,7 +290,7 @@ def test_an_error_that_would_occur_again_is_raised_at_once():
 
 
 def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
-    training = Training(["epoch", KILLED], ["epoch", KILLED], ["epoch"], slots=iter([3, 1, 2]))
+    training = Training(["epoch", KILLED], ["epoch", KILLED], ["epoch"], slots=iter([2, 1, 2]))
     with pytest.warns(UserWarning, match="training continues"):
         training.run()
     assert training.starts == [(0, 2, False), (1, 1, False), (2, 2, False)]

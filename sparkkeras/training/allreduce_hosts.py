@@ -1,0 +1,134 @@
+"""Where the ranks of all-reduce training run, and how they get their rows: on a SparkContext, or with Spark Connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparkkeras.data.dataset import DriverAddress, Running, StoredDataset
+from sparkkeras.data.values import DelayedValue
+from sparkkeras.errors import ClusterError, counted
+from sparkkeras.rpc.transport import Address
+from sparkkeras.runner.connect_hosts import client_address, start_query
+from sparkkeras.runner.groups import StartHosts
+from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.rank import DelayedWork, Work
+from sparkkeras.runner.spark_hosts import RankTask, registered_slots, start_tasks
+from sparkkeras.sources.connect import StoredRemoteDataset
+from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
+from sparkkeras.sources.spark_dataset import StoredSparkDataset
+from sparkkeras.spark.cluster import Cluster
+from sparkkeras.worker.device import forking_environment
+
+SLOTS_SECONDS = 8.0
+"""How long executors that were lost have to come back, before training continues with fewer workers."""
+
+
+class RankHosts(Protocol):
+    """Where ranks run."""
+
+    def size(self) -> int:
+        """The number of ranks that can run now."""
+        ...
+
+    def starting(self, work: Work, size: int, moves_rows: bool) -> AbstractContextManager[tuple[DriverAddress, StartHosts]]:
+        """The address of this process, and a function that starts the ranks.
+
+        Args:
+            work: What each rank does.
+            size: Their number.
+            moves_rows: Whether they have not found their rows.
+        """
+        ...
+
+
+def rank_hosts(dataset: StoredDataset) -> RankHosts:
+    """Where the ranks that train on a dataset run."""
+    if isinstance(dataset, StoredSparkDataset):
+        return SparkHosts(Cluster(dataset.cluster.context, forking_environment), dataset)
+    assert isinstance(dataset, (StoredRemoteDataset, OpenedRemoteReaderDataset))
+    return ConnectHosts(dataset)
+
+
+@dataclass(frozen=True)
+class SparkHosts:
+    """Ranks that workers of a SparkContext fork. With fewer slots than partitions, they have several of these."""
+
+    cluster: Cluster
+    dataset: StoredSparkDataset
+
+    def size(self) -> int:
+        """See `RankHosts.size`."""
+        count = self.dataset.num_partitions
+        return max(1, min(count, registered_slots(self.cluster, count, SLOTS_SECONDS)))
+
+    @contextmanager
+    def starting(self, work: Work, size: int, moves_rows: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
+        """See `RankHosts.starting`: the rows are sent to other workers if these do not have them."""
+        dataset, cluster = self.dataset, self.cluster
+        with ExitStack() as stack:
+            handles = parts = None
+            if moves_rows and cluster.is_local:
+                dataset.repair()
+            if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows:
+                rows = stack.enter_context(dataset.everywhere())
+                parts = tuple(rows[rank::size] for rank in range(size))
+            else:
+                handles = stack.enter_context(dataset.in_place(size))
+
+            def start(address: Address) -> Running[Any]:
+                host = Host(DelayedValue(work), address, size, together=True, forks=True, parts=parts)
+                task = RankTask(host, cluster.task_cores, use_gpu=True, is_local=cluster.is_local)
+                return start_tasks(cluster, task, None, handles)
+
+            yield cluster.driver, start
+
+
+@dataclass(frozen=True)
+class ConnectHosts:
+    """Ranks that workers of Spark Connect start as new processes, one for each partition, where its rows are."""
+
+    dataset: StoredRemoteDataset | OpenedRemoteReaderDataset
+
+    def size(self) -> int:
+        """See `RankHosts.size`.
+
+        Raises:
+            ClusterError: There are fewer slots than partitions.
+        """
+        count = self.dataset.num_partitions
+        slots = registered_slots(self.dataset.cluster, count, SLOTS_SECONDS)
+        if slots < count:
+            raise ClusterError(
+                f"the rows are in {counted(count, 'partition')} of the workers, but Spark has only {counted(slots, 'slot')} "
+                "left, and with Spark Connect each partition needs one: call fit again."
+            )
+        return count
+
+    @contextmanager
+    def starting(self, work: Work, size: int, moves_rows: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
+        """See `RankHosts.starting`: lost files are written again."""
+        dataset, cluster = self.dataset, self.dataset.cluster
+        handles = parts = None
+        if isinstance(dataset, OpenedRemoteReaderDataset):
+            parts = tuple((rows,) for rows in dataset.read.workers)
+        else:
+            handles = dataset.handle_frame
+            if moves_rows or not cluster.is_local:
+                dataset.repair()
+        kept = cluster.keep(DelayedWork.of(work))
+
+        def start(address: Address) -> Running[Any]:
+            host = Host(kept, address, size, together=True, forks=False, parts=parts)
+            return start_query(cluster, host, True, handles, _WITHOUT_CONNECTION)
+
+        yield client_address(cluster.session), start
+
+
+_WITHOUT_CONNECTION = (
+    "workers that train in step connect to the client: run it on a machine that they reach, or on the cluster itself "
+    '(spark-submit), or use mode="synchronous", which needs no connection.'
+)
+"""What to do if the workers cannot connect to this process, for the message."""

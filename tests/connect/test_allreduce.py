@@ -1,0 +1,280 @@
+"""All-reduce training behind Spark Connect: ranks are new processes of the server's workers, and connect to this process."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+import sparkkeras.sources.connect
+import sparkkeras.spark.connect
+from sparkkeras import ConfigurationError, SparkModel, WorkerError
+from sparkkeras.data.dataset import DriverAddress
+from sparkkeras.errors import DriverConnectionError
+from sparkkeras.training import allreduce_hosts
+from tests.connect import cases
+from tests.connect.conftest import server, stored
+from tests.models import regression
+
+BATCH = 16
+
+
+def processes():
+    """The processes of ranks: children of the server's workers."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "sparkkeras.runner.processes" in process.cmdline():
+                found.append(process.pid)
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(spark, local_dir):
+    """Checks that no process of a rank, no job, no rows and no tags remain."""
+    yield
+    deadline = time.monotonic() + 10
+    while (processes() or server().statusTracker().getActiveJobsIds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes() == []
+    assert not server().statusTracker().getActiveJobsIds()
+    assert not stored(local_dir)
+    assert not spark.getTags()
+
+
+class Once(keras.callbacks.Callback):
+    """Does something in the second epoch on rank 1, once, and leaves the process ID of the worker."""
+
+    def __init__(self, folder, action):
+        super().__init__()
+        self.folder, self.action, self.epoch = str(folder), action, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        done = Path(self.folder) / "done"
+        if self.epoch == 1 and batch == 1 and os.environ["RANK"] == "1" and not done.exists():
+            done.touch()
+            if self.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.action == "kill the worker":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(60)
+            if self.action == "remove":
+                for folder in list(Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0]).rglob("part-1-*")):
+                    shutil.rmtree(folder)
+            raise RuntimeError("on purpose")
+
+
+def fitted(data, *labels, model=None, epochs=3, **arguments):
+    spark_model = SparkModel(cases.model(), "allreduce", batch_size=BATCH, seed=4, **(model or {}))
+    history = spark_model.fit(*data, *labels, epochs=epochs, verbose=0, **arguments)
+    return spark_model, history
+
+
+def plain(x, y, weights, epochs=2):
+    """The weights of Keras on the unions of the batches of two workers."""
+    model = cases.model()
+    halves = [slice(0, len(x) // 2), slice(len(x) // 2, len(x))]
+    for _ in range(epochs):
+        for start in range(0, len(x) // 2, BATCH):
+            batch = slice(start, start + BATCH)
+            union = [np.concatenate([side[half][batch] for half in halves]) for side in (x, y, weights)]
+            model.train_on_batch(*union[:2], sample_weight=union[2])
+    return model.get_weights()
+
+
+def close(weights, others):
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def same(one, other):
+    pairs = zip(one.model.get_weights(), other.model.get_weights(), strict=True)
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_two_workers_train_like_one_on_all_rows(spark):
+    """Gradient descent with all rows in each step, computed by hand: this process need not trace a model."""
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    y = x @ np.array([[1], [-2], [3]], np.float32)
+    model = regression()
+    kernel, bias = model.get_weights()
+    begun = []
+    noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    spark_model = SparkModel(model, "allreduce", batch_size=20)
+    history = spark_model.fit(x, y, epochs=2, verbose=0, validation_data=(x[:9], y[:9]), callbacks=[noted]).history
+    for epoch in range(2):
+        error = x @ kernel + bias - y
+        assert history["loss"][epoch] == pytest.approx((error**2).mean(), rel=1e-4)
+        kernel, bias = kernel - 0.1 * x.T @ error / 40, bias - 0.1 * error.mean()
+        held_out = ((x @ kernel + bias - y)[:9] ** 2).mean()
+        assert history["val_loss"][epoch] == pytest.approx(held_out, rel=1e-4)
+    close(model.get_weights(), [kernel, bias])
+    assert begun == [0, 1]
+    seen = [(each["epoch"], each["worker"], each["rows"]) for each in spark_model.training_histories]
+    assert seen == [(epoch, worker, 20) for epoch in (0, 1) for worker in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(spark):
+    return fitted(cases.arrays(), worker_callbacks=[keras.callbacks.Callback()])[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("kill", "rank 1 of 2 on .* failed: its process was killed by SIGKILL"),
+        ("kill the worker", "rank 1 of 2 on .* failed: its worker died"),
+        ("remove", "rank 1 of 2 on .* failed: RuntimeError: on purpose"),
+    ],
+)
+def test_training_continues_from_the_last_epoch_with_the_same_result(spark, uninterrupted, tmp_path, action, reason):
+    begun = []
+    noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    with pytest.warns(
+        UserWarning, match=f"continues from the beginning of epoch 2 .restart 1 of at most 3., since {reason}"
+    ):
+        spark_model, history = fitted(cases.arrays(), worker_callbacks=[Once(tmp_path, action)], callbacks=[noted])
+    assert begun == history.epoch == [0, 1, 2]
+    assert same(spark_model, uninterrupted)
+    assert len(spark_model.training_histories) == 6
+
+
+@pytest.mark.soak
+def test_restarts_are_limited(spark, tmp_path):
+    with pytest.raises(WorkerError, match=r"rank 1 of 2 .* failed: RuntimeError: on purpose") as caught:
+        fitted(cases.arrays(), model={"max_restarts": 0}, worker_callbacks=[Once(tmp_path, "raise")])
+    assert 'raise RuntimeError("on purpose")' in str(caught.value)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("given", "large", "far"),
+    [("arrays", False, False), ("frame", True, True), ("column", False, True), ("split", True, False)],
+)
+def test_validation(spark, monkeypatch, given, large, far):
+    if large:
+        for module in (sparkkeras.spark.connect, sparkkeras.sources.connect):
+            monkeypatch.setattr(module, "INLINE_BYTES", 0)
+    if far:
+        monkeypatch.setattr(sparkkeras.spark.connect.RemoteCluster, "is_local", False)
+    x, y = cases.arrays()
+    held_out = np.arange(len(x)) % 5 == 0
+    named = {
+        "arrays": {"validation_data": (x[held_out], y[held_out])},
+        "frame": {"validation_data": cases.frame(spark).where("held_out")},
+        "column": {"validation_col": "held_out"},
+        "split": {"validation_split": 0.2},
+    }[given]
+    spark_model, history = fitted((cases.frame(spark),), epochs=8, sample_weight="weight", **named, model={"num_workers": 2})
+    assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
+    assert len(history.history["val_loss"]) == 8
+    rows = sum(report["rows"] for report in spark_model.training_histories)
+    assert rows == 8 * (240 if given in ("arrays", "frame") else 192)
+    if given != "split":
+        weight = None if given == "arrays" else np.linspace(0.5, 2, 240).astype(np.float32)[held_out]
+        expected = spark_model.model.evaluate(x[held_out], y[held_out], sample_weight=weight, verbose=0)
+        assert history.history["val_loss"][-1] == pytest.approx(
+            expected[0] if isinstance(expected, list) else expected, rel=1e-4
+        )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("large", [False, True], ids=["in tasks", "in files"])
+def test_batches_that_a_function_reads(spark, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(sparkkeras.spark.connect, "INLINE_BYTES", 0)
+    spark_model, history = fitted((cases.read,), validation_data=cases.read, epochs=2)
+    x, y = cases.arrays()
+    model = cases.model()
+    for _ in range(2):
+        for start in range(0, len(x), 2 * BATCH):
+            model.train_on_batch(x[start : start + 2 * BATCH], y[start : start + 2 * BATCH])
+    close(spark_model.model.get_weights(), model.get_weights())
+    validated = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert history.history["val_loss"][-1] == pytest.approx(validated["loss"], rel=1e-4)
+
+
+@pytest.mark.soak
+def test_class_weights_and_callbacks_that_stop(spark):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1 and os.environ.get("RANK", "1") == "1"
+
+    x, y = cases.arrays(96)
+    by_class = {0: 1.0, 1: 0.5, 2: 2.0, 3: 3.0}
+    spark_model, history = fitted(
+        (x, y), epochs=9, shuffle=False, class_weight=by_class, worker_callbacks=[Stop()], model={"num_workers": 2}
+    )
+    assert history.epoch == [0, 1]
+    close(spark_model.model.get_weights(), plain(x, y, np.array([by_class[label] for label in y], np.float32)))
+    assert fitted((x, y), epochs=9, callbacks=[Stop()])[1].epoch == [0, 1]
+
+
+@pytest.mark.soak
+def test_an_interrupt_ends_training_within_three_seconds(spark, tmp_path):
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            (tmp_path / uuid.uuid4().hex).touch()
+            time.sleep(0.3)
+
+    interrupted = []
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(cases.arrays(), epochs=50, worker_callbacks=[Slow()])
+    assert time.monotonic() - interrupted[0] < 3
+    assert processes() == []
+    thread.join()
+
+
+@pytest.mark.soak
+def test_workers_that_cannot_connect_are_an_error_before_training(spark, monkeypatch):
+    monkeypatch.setattr(allreduce_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    with pytest.raises(
+        DriverConnectionError,
+        match=r'workers cannot connect to this process at socket://127\.0\.0\.9:.*use mode="synchronous"',
+    ):
+        fitted(cases.arrays())
+
+
+@pytest.mark.soak
+def test_a_job_in_a_callback_needs_a_free_slot(spark):
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            spark_model.evaluate(*cases.arrays())
+
+    spark_model = SparkModel(cases.model(), "allreduce")
+    with pytest.raises(ConfigurationError, match=r"holds all slots \(2\)"):
+        spark_model.fit(*cases.arrays(), verbose=0, callbacks=[Evaluate()])
+    with pytest.warns(UserWarning, match="num_workers=3, but Spark has 2 free slots"):
+        assert fitted(cases.arrays(), epochs=1, model={"num_workers": 3})[1].epoch == [0]
+
+
+@pytest.mark.soak
+def test_dynamic_allocation_is_an_error_before_data_is_read(spark, monkeypatch):
+    get = spark.conf.get
+    monkeypatch.setattr(
+        type(spark.conf), "get", lambda self, name, *other: "true" if "dynamicAllocation" in name else get(name, *other)
+    )
+    with pytest.raises(ConfigurationError, match='SPARK-24942.*use mode="synchronous"'):
+        fitted(cases.arrays())
