@@ -109,7 +109,7 @@ def nearest_name(given: object, known: Iterable[object]) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, in messages: ``1 batch``, ``2 batches``."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith(('s', 'tch')) else 's'}"
 
 
 def warn(message: str) -> None:

@@ -325,10 +325,10 @@ class _Training:
         """Train all epochs; start again after failures.
 
         Raises:
-            WorkerError: A worker failed once more often than restarts are allowed.
+            WorkerError: A worker failed once more often than restarts are allowed, or raised the same error again.
             SparkKerasError: A worker raised an error of this package, which would occur again.
         """
-        restarts, moves_rows = 0, False
+        restarts, moves_rows, causes = 0, False, set[tuple[int, str]]()
         failure: WorkerError | None = None
         while True:
             try:
@@ -356,8 +356,13 @@ class _Training:
             raised = package_error(error.worker_traceback)
             if raised is not None:
                 raise raised from error
-            if restarts >= self._job.max_restarts or self._is_over:
+            cause = self._epochs.start, "" if lost else error.worker_traceback.rstrip().rpartition("\n")[2]
+            recurs = cause[1] != "" and cause in causes
+            causes.add(cause)
+            if restarts >= self._job.max_restarts or self._is_over or recurs:
                 after = f" (after {counted(restarts, 'restart')}, max_restarts={restarts})" if restarts else ""
+                if recurs:
+                    after = f" (for the second time in epoch {self._epochs.start + 1})"
                 raise WorkerError(f"{error}{after}", error.worker_traceback) from error
             restarts += 1
             warn(

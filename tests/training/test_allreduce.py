@@ -185,6 +185,7 @@ def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
         SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
+RAISED = WorkerError("rank 0 of 2 failed: ValueError: on purpose.", "Traceback ...\nValueError: on purpose.\n")
 KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
 
 
@@ -263,8 +264,9 @@ def test_training_continues_after_failures_from_the_last_epoch():
         ([[KILLED]], 0, "killed by SIGKILL.$"),
         ([["epoch", KILLED], [KILLED], [KILLED]], 2, r"killed by SIGKILL. \(after 2 restarts, max_restarts=2\)$"),
         ([["epoch"] * 3 + [WorkerError("rank 0 failed: ValueError: on purpose.", "Traceback ...")]], 3, "on purpose.$"),
+        ([[RAISED], ["epoch", RAISED], [RAISED]], 3, r"on purpose. \(for the second time in epoch 2\)$"),
     ],
-    ids=["none", "limited", "an error after the last epoch"],
+    ids=["none", "limited", "an error after the last epoch", "the same error in the same epoch"],
 )
 @pytest.mark.filterwarnings("ignore:training continues")
 def test_a_failure_is_an_error_without_further_restarts(groups, max_restarts, message):
