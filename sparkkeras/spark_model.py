@@ -330,7 +330,7 @@ class SparkModel:
                 ``(x, y)`` or ``(x, y, sample_weight)``. Their order and size are not changed: ``shuffle`` and
                 ``batch_size`` do not apply.
             y: The labels, if ``data`` is arrays.
-            epochs: The epoch at which training ends, counted from 0 (not the number of epochs if ``initial_epoch`` is set).
+            epochs: The number of epochs, including those before ``initial_epoch``, as in ``keras.Model.fit``.
             batch_size: Rows in each batch of a worker; ``None``: that of the SparkModel.
             verbose: 0: silent; 1: a progress line; 2: one line per epoch; ``"auto"``: 1.
             callbacks: Keras callbacks. They run on the driver with the driver's model, once per epoch.

@@ -304,7 +304,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         """Print why the first epoch may take longer."""
         if self._verbose:
-            self._write(f"Training on {self._workers()}, which load Keras first if they are new.\n")
+            self._write(f"Training on {self._workers()}. New ones load Keras first.\n")
             if self._missing_settings:
                 settings = " ".join(f"--conf {name}={value}" for name, value in self._missing_settings.items())
                 self._write(f"Spark would start tasks faster with {settings}\n")

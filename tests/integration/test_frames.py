@@ -329,6 +329,7 @@ def test_nothing_remains(sc, spark, tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.soak
 def test_a_killed_worker_changes_no_bit(spark, tmp_path):
     expected = train(table(spark), epochs=3)
     mark = tmp_path / "killed"
