@@ -453,6 +453,10 @@ def lasting(callbacks: Sequence[Any]) -> list[Any]:
                 self.begun = True
                 super().on_train_begin(logs)
 
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            for callback in self.callbacks:  # with these logs, not with a copy, since callbacks may add to them
+                callback.on_epoch_end(epoch, logs)
+
         def on_train_end(self, logs: Any = None) -> None:
             self._logs = logs
 

@@ -20,7 +20,7 @@ from sparkkeras.modeling.schema import input_names, schema_of
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batches import BatchOptions, BatchRange, FitOptions
 from sparkkeras.worker.predictor import Predictor, join_predictions
-from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer
+from sparkkeras.worker.trainer import ExchangeResult, LocalTrainer, lasting
 from tests.conftest import long
 
 RNG = np.random.default_rng(0)
@@ -372,6 +372,14 @@ def test_compiled_functions_are_reused_when_settings_switch_back(linear):
         compiled.append(linear.archive.cached().train_function)
     assert compiled[0] is compiled[2]
     assert compiled[1] is compiled[3]
+
+
+def test_callbacks_of_a_long_training_may_add_to_the_logs(linear):
+    class Add(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["added"] = 1.5
+
+    assert linear.trainer().fit(linear.state, copied(ROWS), WHOLE, PLAIN, callbacks=lasting([Add()])).logs["added"] == 1.5
 
 
 # Class weights
