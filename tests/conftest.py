@@ -125,6 +125,7 @@ class Contexts:
     def _start(master):
         from pyspark import SparkConf, SparkContext
 
+        from sparkkeras.spark.cluster import TRAINING_WORKERS
         from sparkkeras.worker import device
 
         conf = SparkConf().setMaster(master).setAppName("sparkkeras tests")
@@ -145,7 +146,7 @@ class Contexts:
             context = SparkContext(conf=conf)
         context.setLogLevel("OFF")
         # Run functions of test modules in the workers that train: other workers would load Keras to import such a module.
-        context.environment |= device.worker_environment(1) | {"SPARKKERAS_WORKER": "1"}
+        context.environment |= device.worker_environment(1) | TRAINING_WORKERS
         return context
 
 

@@ -5,6 +5,7 @@ The same on RDDs and on Spark Connect.
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import time
@@ -117,6 +118,9 @@ class ReportsProblems:
             for _ in stream:  # Spark cannot reuse the worker process of a task that leaves rows unread
                 pass
             yield Problem(str(error))
+        except Exception:
+            os.environ.pop("SPARK_SIMPLIFIED_TRACEBACK", None)  # which omits causes; Spark ends this process after the error
+            raise
 
 
 def without_problems(found: Sequence[Any]) -> Sequence[Any]:

@@ -43,6 +43,10 @@ R = TypeVar("R")
 _environment_lock = threading.RLock()
 _log = logging.getLogger(__name__)
 
+TRAINING_WORKERS = {"SPARKKERAS_WORKER": "1", "SPARK_SIMPLIFIED_TRACEBACK": "1"}
+"""Environment variables of all training workers. Spark sets the second one itself for functions over DataFrames, by default:
+so these and tasks over RDDs run in the same workers, which load Keras and trace a model once."""
+
 _DEFAULT_RESULT_SIZE = "1g"
 _PROBED_SLOTS = 64
 _LOOKS = 20
@@ -68,7 +72,7 @@ class Cluster:
         self.context = context or active_context()
         check_running(self.context)
         self.task_cores = _settings_of(self.context).task_cores
-        self._environment = {**environment(self.task_cores), "SPARKKERAS_WORKER": "1"}
+        self._environment = {**environment(self.task_cores), **TRAINING_WORKERS}
         _equip(self)
 
     @property

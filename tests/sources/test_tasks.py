@@ -1,5 +1,6 @@
 """What runs on the workers, without Spark: rows that are collected, and results that pass through files."""
 
+import os
 import shutil
 from dataclasses import make_dataclass
 
@@ -13,7 +14,7 @@ from sparkkeras.data.text import Text, to_text
 from sparkkeras.data.values import ValueFile
 from sparkkeras.errors import StorageError
 from sparkkeras.sources import tasks
-from sparkkeras.sources.tasks import Collect, PiecesByRank, StorePieces, ThroughFiles
+from sparkkeras.sources.tasks import Collect, PiecesByRank, ReportsProblems, StorePieces, ThroughFiles
 from tests.sources.conformance import LARGE
 
 
@@ -26,6 +27,17 @@ def test_results_may_hold_objects_of_a_class_that_workers_cannot_import(tmp_path
     (read,), ones = found.value if isinstance(found, ValueFile) else found
     assert read == key(7)
     assert len(ones) == size
+
+
+def test_spark_reports_errors_with_their_causes(monkeypatch):
+    monkeypatch.setenv("SPARK_SIMPLIFIED_TRACEBACK", "1")  # then it omits them
+
+    def fail(partition, rows):
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        list(ReportsProblems(fail)(0, iter([])))
+    assert "SPARK_SIMPLIFIED_TRACEBACK" not in os.environ
 
 
 def test_a_folder_that_is_gone_is_reported(tmp_path):
