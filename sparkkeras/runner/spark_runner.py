@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,10 @@ class SparkRunner:
         self.local_mode = flag("local_mode", local_mode)
         if self.gpus_per_worker is not None and not self.use_gpu:
             raise ConfigurationError(f"gpus_per_worker={gpus_per_worker} requires use_gpu=True.")
+
+    def __repr__(self) -> str:
+        names = ("use_gpu", "gpus_per_worker", "barrier", "local_mode")
+        return f"SparkRunner({self.num_workers}, {', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def run(
         self,
@@ -272,6 +277,14 @@ def _script(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Script
 
 def _function_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionCall:
     name = f"the function {getattr(function, '__name__', type(function).__name__)}"
+    with suppress(ValueError):  # a builtin may have no signature
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"run received other arguments than {name} takes: {error}. Pass them after the function: "
+                "run(function, 1, name=2)."
+            ) from error
     try:
         return FunctionCall(ByValue.dump((function, args, kwargs), name))
     except CustomObjectError:

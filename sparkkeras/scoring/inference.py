@@ -247,8 +247,8 @@ def transform_by_value(transform: Any) -> ByValue[Transform] | None:
 def no_rows(purpose: str) -> DataError:
     """The error for data without rows."""
     return DataError(
-        f"the {purpose} has no rows: it is empty, or on_invalid='drop', a loader's on_error='drop' or validation_col (true "
-        "in all rows, or in none) removed all of them."
+        f"the {purpose} has no rows: it is empty, a function that reads batches returned none, or on_invalid='drop', a "
+        "loader's on_error='drop' or validation_col (true in all rows, or in none) removed all of them."
     )
 
 

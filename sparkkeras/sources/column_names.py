@@ -80,9 +80,10 @@ class ColumnFinder:
         if names and all(_field(self._schema, name) is not None for name in names):
             return {name: name for name in names} if len(names) > 1 else names[0]
         kind, shown = "inputs" if argument == "features" else "outputs", current_terms.get().argument(argument)
+        of_model = f", and no columns with the names of the model's {kind} ({', '.join(names)})" if names else ""
         raise ConfigurationError(
-            f"{shown}= is missing: there is no column {argument!r}, and no columns with the names of the model's {kind} "
-            f"({', '.join(names) or 'unknown'}). The DataFrame has {', '.join(map(repr, self._names))}."
+            f"{shown}= is missing: there is no column {argument!r}{of_model}. The DataFrame has "
+            f"{', '.join(map(repr, self._names))}."
         )
 
 

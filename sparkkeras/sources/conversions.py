@@ -16,7 +16,7 @@ from sparkkeras.data.schema import Schema
 from sparkkeras.data.text import NotTextError, Text, holds_text, to_text
 from sparkkeras.errors import ConfigurationError, DataError
 from sparkkeras.sources.column_names import quoted
-from sparkkeras.sources.frame import ColumnMapping, Columns
+from sparkkeras.sources.frame import ColumnMapping, Columns, is_frame
 from sparkkeras.spark.cluster import check_running
 from sparkkeras.spark.connect import check_session, check_slots_for
 from sparkkeras.weights import Array
@@ -114,11 +114,13 @@ def from_data_frame(
         ``(x, y)``; ``y`` is ``None`` without labels.
 
     Raises:
-        DataError: A column is missing, or holds nulls or values that are neither numbers nor strings, there are no rows, or
-            with ``categorical`` a label is not a class index.
+        DataError: ``frame`` is no DataFrame, a column is missing, or holds nulls or values that are neither numbers nor
+            strings, there are no rows, or with ``categorical`` a label is not a class index.
         ConfigurationError: ``categorical`` is set and there are several label columns.
     """
     nb_classes = optional_integer("nb_classes", nb_classes)
+    if not is_frame(frame):
+        raise DataError(f"frame is {describe(frame)}; expected a Spark DataFrame: from_data_frame(df).")
     selection = ColumnMapping(features, label).select(frame, Schema(), labelled=label is not None)
     check_slots_for(frame.sparkSession)
     table = selection.narrowed(frame).toArrow().combine_chunks()

@@ -108,7 +108,8 @@ def split_by_column(source: Source, column: str) -> tuple[Source, Source]:
         DataError: The column does not exist, or is neither boolean nor numeric.
     """
     if not isinstance(source, SplittableSource):
-        raise ConfigurationError("validation_col requires a DataFrame; use validation_data= or validation_split= instead.")
+        instead = "validation_data=" if source.in_batches else "validation_data= or validation_split="
+        raise ConfigurationError(f"validation_col requires a DataFrame; use {instead} instead.")
     return source.split_by(column)
 
 

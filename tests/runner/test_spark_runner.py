@@ -372,6 +372,11 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
         (lambda: SparkRunner(2, True), UnknownArgumentError, "name the others"),
         (lambda: SparkRunner(2, gpus_per_worker=1), ConfigurationError, "requires use_gpu=True"),
         (lambda: local().run(3), ConfigurationError, "expected a function, or the path of a Python file"),
+        (
+            lambda: local().run(len, [], 2),
+            ConfigurationError,
+            "other arguments than the function len takes: too many positional",
+        ),
         (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
         (lambda: local().run(__file__, epochs=3), ConfigurationError, "epochs= is an argument by name"),
         (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line argument"),

@@ -1,4 +1,4 @@
-"""`to_data_frame`: missing values in arrays become nulls."""
+"""`to_data_frame`: missing values in arrays become nulls; `from_data_frame` takes a DataFrame."""
 
 from unittest.mock import Mock
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparkkeras import to_data_frame
+from sparkkeras import from_data_frame, to_data_frame
 from sparkkeras.errors import DataError
 
 
@@ -62,3 +62,8 @@ def test_values_that_are_no_strings_among_strings_are_reported():
         column(np.array(["a", 3], object))
     with pytest.raises(DataError, match="'features' holds strings, of which there are no vectors"):
         to_data_frame(FakeSession(), np.array([["a"]]), vectors=True)
+
+
+def test_only_data_frames_are_converted_to_arrays():
+    with pytest.raises(DataError, match="frame is an array .*; expected a Spark DataFrame"):
+        from_data_frame(np.zeros(3))

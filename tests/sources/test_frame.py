@@ -66,7 +66,7 @@ def test_the_error_for_missing_columns_lists_the_existing_ones(spark):
     assert "The DataFrame has 'a', 'b'." in message
     assert "label= is missing" in error_of(ConfigurationError, frame(spark, "features array<int>"), labelled=True)
     assert "inputs (user, item)" in error_of(ConfigurationError, frame(spark, "features array<int>"), TWO)
-    assert "inputs (unknown)" in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
+    assert "no column 'features'. The DataFrame has 'a'" in error_of(ConfigurationError, frame(spark, "a int"), UNKNOWN)
 
 
 # Named columns
