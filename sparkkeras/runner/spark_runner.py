@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,14 +277,14 @@ def _script(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Script
 
 def _function_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionCall:
     name = f"the function {getattr(function, '__name__', type(function).__name__)}"
-    with suppress(ValueError):  # a builtin may have no signature
-        try:
-            inspect.signature(function).bind(*args, **kwargs)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"run received other arguments than {name} takes: {error}. Pass them after the function: "
-                "run(function, 1, name=2)."
-            ) from error
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except ValueError:
+        pass  # a builtin without a signature
+    except TypeError as error:
+        raise ConfigurationError(
+            f"run received other arguments than {name} takes: {error}. Pass them after it: run(function, 1, name=2)."
+        ) from error
     try:
         return FunctionCall(ByValue.dump((function, args, kwargs), name))
     except CustomObjectError:

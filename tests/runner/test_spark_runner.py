@@ -206,7 +206,7 @@ def test_what_cannot_be_pickled_is_named(forks):
     with pytest.raises(CustomObjectError, match=r"pickling args\[1\] \(<unlocked _thread.lock"):
         local().run(print, 1, threading.Lock())
     with pytest.raises(CustomObjectError, match="pickling lock .* failed"):
-        local().run(print, lock=threading.Lock())
+        local().run(dict, lock=threading.Lock())
     lock = threading.Lock()
     with pytest.raises(CustomObjectError, match="the function <lambda> cannot be sent"):
         local().run(lambda: lock)
