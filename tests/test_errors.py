@@ -127,6 +127,10 @@ def test_a_missing_module_on_workers_is_reported_by_name():
     [
         (ValueError("[CAST] The value 'a' of \"STRING\"\n== DataFrame =="), "[CAST] The value 'a' of \"STRING\""),
         (ValueError(), "ValueError()"),
+        (
+            RuntimeError("An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted.\n\tat"),
+            "org.apache.spark.SparkException: Job aborted.",
+        ),
     ],
 )
 def test_an_error_without_a_traceback_is_reported_by_its_first_line(error, words):

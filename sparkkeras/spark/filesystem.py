@@ -76,7 +76,15 @@ def write_bytes(path: str, data: bytes, overwrite: bool = True) -> None:
     except FileExistsError as error:
         raise StorageError(_exists(path)) from error
     except OSError as error:
-        raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
+        raise _write_error(path, error) from error
+
+
+def _write_error(path: str, error: OSError) -> StorageError:
+    """The error for a local path that cannot be written."""
+    folder = Path(path).parent
+    if not folder.exists():
+        return StorageError(f"cannot write {path!r}: the folder {str(folder)!r} does not exist. Create it first.")
+    return StorageError(f"cannot write {path!r}: {error.strerror or error}.")
 
 
 def put_file(path: str, source: Path) -> None:
@@ -94,7 +102,7 @@ def put_file(path: str, source: Path) -> None:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
     except OSError as error:
-        raise StorageError(f"cannot write {path!r}: {error.strerror or error}.") from error
+        raise _write_error(path, error) from error
 
 
 def names_in(folder: str) -> list[str]:

@@ -54,8 +54,8 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
         raised_alone = _PYTHON_EXCEPTION.search(text)
         if raised_alone:
             return WorkerError(f"a task failed on a worker: {_until_java(text, raised_alone.start(1))}")
-        first = next(iter(text.strip().splitlines()), repr(error))
-        return WorkerError(f"Spark could not finish the job: {first}")
+        lines = [line.removeprefix(": ") for line in text.strip().splitlines() if not line.startswith(_PY4J)]
+        return WorkerError(f"Spark could not finish the job: {next(iter(lines), repr(error))}")
     missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
@@ -156,6 +156,9 @@ _PACKAGE_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )",
 
 _MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 
+
+_PY4J = "An error occurred while calling "
+"""How Py4J begins an error of the JVM, whose own message is on the next line, after a colon."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 

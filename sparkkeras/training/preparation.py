@@ -18,7 +18,7 @@ from sparkkeras.data.dataset import StoredDataset, all_labels, common_spec
 from sparkkeras.data.label_range import LabelRange, label_ranges
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import OnInvalid
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, warn
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.compilation import needs_labels
 from sparkkeras.modeling.custom_code import ByValue
@@ -134,6 +134,8 @@ def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
     model = models[0]
     epochs = arguments.integer("epochs", epochs)
     initial_epoch = arguments.integer("initial_epoch", initial_epoch, low=0)
+    if initial_epoch >= epochs:
+        warn(f"nothing is trained: initial_epoch={initial_epoch} is not less than epochs={epochs}, the epoch to end at.")
     validation_freq = arguments.integer("validation_freq", validation_freq)
     steps_per_epoch = arguments.optional_integer("steps_per_epoch", steps_per_epoch)
     arguments.one_of("on_invalid", on_invalid, get_args(OnInvalid))
