@@ -48,15 +48,20 @@ class Result:
 
     def row(self) -> list[str]:
         """The result as the cells of a table."""
-        metric, low_high = self.metric, self.range
+        metric = self.metric
         unit = "" if metric.kind == "points" else f" {metric.unit}"
         cells = [
             "-" if name is None else f"{metric.typical(self.samples, name):.4f}{unit}"
             for name in (metric.ours, metric.baseline)
         ]
-        target = "-" if metric.target is None else f"{metric.target:.2f}{_UNITS[metric.kind]}"
-        spread = f"{low_high[0]:.2f} to {low_high[1]:.2f}"
-        return [metric.name, *cells, f"{self.value:.2f}{_UNITS[metric.kind]}", spread, target, self.verdict]
+        target = "-" if metric.target is None else self.text(metric.target)
+        spread = " to ".join(self.text(end).removesuffix(_UNITS[metric.kind]) for end in self.range)
+        return [metric.name, *cells, self.text(self.value), spread, target, self.verdict]
+
+    def text(self, number: float) -> str:
+        """A value of the metric with its unit."""
+        digits = 4 if self.metric.kind == "seconds" and abs(number) < 1 else 2
+        return f"{number:.{digits}f}{_UNITS[self.metric.kind]}"
 
     def as_json(self) -> dict[str, Any]:
         """The result for the JSON file, without the samples, which the file has separately."""
@@ -131,8 +136,7 @@ def chart(found: Sequence[Result], directory: Path, name: str, caption: str) -> 
         fill = "#4c9a6a" if result.verdict == "ok" else "#d9822b"
         axes.barh(row, min(max(share, 0), limit), color=fill, height=0.6)
         axes.plot([low, high], [row, row], color="#333333", linewidth=1.2, clip_on=True)
-        unit = _UNITS[result.metric.kind]
-        text = f"{result.value:.2f}{unit} of {result.metric.target:.2f}{unit}"
+        text = f"{result.text(result.value)} of {result.text(result.metric.target)}"  # type: ignore[arg-type]
         inside = share > 0.2 * limit
         where, color = (0.01 * limit, "white") if inside else (max(share, high, 0) + 0.01 * limit, "#222222")
         background = {"facecolor": fill if inside else "white", "edgecolor": "none", "pad": 1.5}
