@@ -198,9 +198,9 @@ def _elephas_missing() -> str | None:
 
 
 @benchmark(
-    Metric("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.5),
-    Metric("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.5),
-    Metric("transform -> all rows, 20,000 x 500 columns, against keras.predict of arrays", "table", "keras_table", 1.5),
+    Metric("transform -> all rows, 60,000 x array of 784, against keras.predict of arrays", "wide", "keras_wide", 1.2),
+    Metric("transform -> all rows, 600,000 x 10 columns, against keras.predict of arrays", "narrow", "keras_narrow", 1.2),
+    Metric("transform -> all rows, 20,000 x 500 columns, against keras.predict of arrays", "table", "keras_table", 1.2),
     Metric("DataFrame -> blocks on disk, 60,000 x array of 784", "blocks_wide", None, None, "seconds"),
     Metric("DataFrame -> blocks on disk, 600,000 x 10 columns", "blocks_narrow", None, None, "seconds"),
     Metric("DataFrame -> blocks on disk, 20,000 x 500 columns", "blocks_table", None, None, "seconds"),
@@ -313,8 +313,8 @@ def _store(frame, model, columns) -> None:
 
 
 @benchmark(
-    Metric("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 1 / 6),
-    Metric("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict"),
+    Metric("MLP epoch begin -> end, 8,000 rows, against Elephas (end -> end)", "epoch", "elephas_epoch", 0.1),
+    Metric("predict call -> array, 2,000 rows, against Elephas", "predict", "elephas_predict", 0.05),
     missing=_elephas_missing,
 )
 def elephas(effort: Effort) -> Samples:
