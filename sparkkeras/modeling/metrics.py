@@ -7,6 +7,7 @@ Keras, the result of a plain function that returns one number per batch is the m
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -59,7 +60,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
     if not has_call(model):
         return
     try:
-        prediction = _computed(model, x, training=False)
+        prediction = _computed(functools.partial(_predicted, model), x)
         # A custom train_step may use neither loss nor metrics, so an error here does not matter.
         with suppress(Exception) if own_step else nullcontext():
             _computed(model.compute_loss, x=x, y=y, y_pred=prediction, sample_weight=weight, training=False)
@@ -75,6 +76,20 @@ def prepare(model: keras.Model, sample: Block) -> None:
         model.reset_metrics()
     if loss is not None:
         loss._sparkkeras_spec = sample.spec
+
+
+def _predicted(model: keras.Model, x: Any) -> Any:
+    """The prediction of a model; see `masks_loss`."""
+    prediction = model(x, training=False)
+    if model._compile_loss is not None:
+        masks = map(keras.src.backend.get_keras_mask, keras.tree.flatten(prediction))
+        model._compile_loss._sparkkeras_mask = any(mask is not None for mask in masks)
+    return prediction
+
+
+def masks_loss(model: keras.Model) -> bool:
+    """Whether a prediction of the model had a mask, for its loss, when `prepare` called the model."""
+    return getattr(model._compile_loss, "_sparkkeras_mask", False)
 
 
 def _build_optimizers(model: keras.Model, batch: tuple[Any, ...], sample: Block) -> None:

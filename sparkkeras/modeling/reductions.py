@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from sparkkeras.errors import ModelError
+from sparkkeras.modeling import metrics
 from sparkkeras.modeling.compilation import compiled_with
 
 
@@ -40,12 +41,26 @@ def check_mean_over_rows(model: keras.Model) -> None:
             )
     for output in model.outputs if getattr(model, "outputs", None) else ():
         if getattr(output, "_keras_mask", None) is not None:
-            raise _rejected(
-                model,
-                f"the output {output.name!r} with a mask (from mask_zero=True or Masking)",
-                "divides by the number of steps of a batch that are not masked",
-                "sample weights of 0 for the steps to ignore, and no mask",
-            )
+            raise _masked(model, f"the output {output.name!r}")
+
+
+def check_without_mask(model: keras.Model) -> None:
+    """Reject a model with a mask on an output, also if a subclass computes it: known once `metrics.prepare` has called it.
+
+    Raises:
+        ModelError: An output has a mask.
+    """
+    if metrics.masks_loss(model):
+        raise _masked(model, "an output")
+
+
+def _masked(model: keras.Model, output: str) -> ModelError:
+    return _rejected(
+        model,
+        f"{output} with a mask (from mask_zero=True or Masking)",
+        "divides by the number of steps of a batch that are not masked",
+        "sample weights of 0 for the steps to ignore, and no mask",
+    )
 
 
 def _is_over_batch(loss: Any) -> bool:

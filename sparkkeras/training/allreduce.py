@@ -35,7 +35,7 @@ from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, cou
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.metrics import MetricState
-from sparkkeras.modeling.reductions import check_mean_over_rows
+from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.runner.addresses import split_address
 from sparkkeras.runner.group import Group
@@ -299,8 +299,10 @@ class AllReduceStrategy:
         """Train; see `Strategy.fit`.
 
         Raises:
+            ModelError: An output of the model has a mask.
             DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
+        check_without_mask(job.model)
         callbacks.on_train_begin()
         epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
         if epochs:

@@ -1,10 +1,13 @@
 """Losses that are not means over rows are rejected for training in step."""
 
 import keras
+import numpy as np
 import pytest
 
+from sparkkeras.data.block import from_arrays
 from sparkkeras.errors import ModelError
-from sparkkeras.modeling.reductions import check_mean_over_rows
+from sparkkeras.modeling import metrics
+from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
 from tests.models import classifier
 
 crossentropy = keras.losses.SparseCategoricalCrossentropy
@@ -40,3 +43,29 @@ def test_masks_are_rejected_where_they_reach_the_loss():
     model = keras.Sequential([*layers, keras.layers.LSTM(3), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     check_mean_over_rows(model)
+
+
+class Tagger(keras.Model):
+    """A subclassed model, whose outputs Keras knows only when it is called."""
+
+    def __init__(self, mask_zero):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(9, 4, mask_zero=mask_zero)
+        self.lstm = keras.layers.LSTM(3, return_sequences=True)
+
+    def call(self, x):
+        return self.lstm(self.embedding(x))
+
+
+@pytest.mark.parametrize("mask_zero", [True, False])
+def test_masks_of_subclassed_models_are_rejected(mask_zero):
+    model = Tagger(mask_zero)
+    model(np.zeros((1, 5), np.int32))
+    model.compile("sgd", "mse")
+    check_mean_over_rows(model)
+    metrics.prepare(model, from_arrays(np.zeros((2, 5), np.int32), np.zeros((2, 5, 3), np.float32), None))
+    if mask_zero:
+        with pytest.raises(ModelError, match=r"an output with a mask.*not masked.*sample weights of 0"):
+            check_without_mask(model)
+    else:
+        check_without_mask(model)

@@ -19,7 +19,16 @@ from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.runner.groups import RowsMissingError
 from sparkkeras.runner.values import pack_parts
-from sparkkeras.training.allreduce import Change, Plan, RankEpoch, Streams, _RankRows, _Training, _without_padding
+from sparkkeras.training.allreduce import (
+    AllReduceStrategy,
+    Change,
+    Plan,
+    RankEpoch,
+    Streams,
+    _RankRows,
+    _Training,
+    _without_padding,
+)
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import TrainValidationSplit
 from sparkkeras.training.worker_reports import Report
@@ -170,6 +179,13 @@ def test_a_loss_of_the_whole_batch_is_an_error(loss, instead):
     with pytest.raises(ModelError, match=rf"compares the rows of a batch with each other.* use {instead}"):
         check_mean_over_rows(classifier(loss=loss))
     check_mean_over_rows(classifier(loss=keras.losses.Dice(axis=1)))
+
+
+def test_a_mask_that_reaches_the_loss_is_an_error():
+    model = Model(optimizer="sgd").model
+    model._compile_loss._sparkkeras_mask = True
+    with pytest.raises(ModelError, match="an output with a mask"):
+        AllReduceStrategy().fit(SimpleNamespace(model=model), partitions(8), None)
 
 
 class Allocates:
