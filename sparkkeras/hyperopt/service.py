@@ -31,7 +31,7 @@ from sparkkeras.hyperopt.journal import Journal
 from sparkkeras.hyperopt.ledger import Assignment, TrialLedger, Worker
 from sparkkeras.hyperopt.saving import UploadedModel
 from sparkkeras.rpc.leases import LEASE_LOST
-from sparkkeras.rpc.service import Client, Service
+from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, backoff
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -165,7 +165,7 @@ class SearchClient(Client):
     """
 
     def __init__(self, address: Address, worker: Worker, caller: Caller | None = None) -> None:
-        super().__init__(address, worker.name, caller, {LEASE_LOST: LeaseLostError})
+        super().__init__(address, worker.name, caller, {LEASE_LOST: LeaseLostError}, INCREASE_TIMEOUT)
         self._worker = worker
 
     def ask(self) -> Assignment | None:

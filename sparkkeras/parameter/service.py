@@ -36,7 +36,7 @@ from sparkkeras.parameter.exchange import ExchangePoint
 from sparkkeras.parameter.ledger import Directive, Ledger, ResumePoint
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.parameter.store import Snapshot, Store
-from sparkkeras.rpc.service import Client, Service
+from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client, Service
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, backoff
 from sparkkeras.rpc.wire import Body
 from sparkkeras.weights import Array, Flat
@@ -365,7 +365,7 @@ class ParameterClient(Client):
         caller: Caller | None = None,
         lease: int = 0,
     ) -> None:
-        super().__init__(address, f"worker {worker}", caller, {DIVERGED: DivergenceError})
+        super().__init__(address, f"worker {worker}", caller, {DIVERGED: DivergenceError}, INCREASE_TIMEOUT)
         self._payload_format = payload_format
         self._worker, self._attempt = worker, attempt
         self._lease = lease

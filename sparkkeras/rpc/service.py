@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
@@ -10,6 +11,9 @@ from typing import Self
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address, Call, Caller, RefusedError, Reply, TransportError, connect, retry_until
 from sparkkeras.rpc.wire import Body, Fields
+
+INCREASE_TIMEOUT = "increase timeout= of server_options"
+"""What users of servers with options can do if these are not reached."""
 
 
 class Service:
@@ -64,10 +68,18 @@ class Client:
         name: The name of the client in messages.
         caller: The caller to use; by default one for the address.
         errors: The errors to raise for kinds of `RefusedError`; for all others a `DriverConnectionError`.
+        advice: What to do if the address is not reached, for the message.
     """
 
-    def __init__(self, address: Address, name: str, caller: Caller | None, errors: Mapping[str, type[Exception]]) -> None:
-        self._address, self._name, self._errors = address, name, errors
+    def __init__(
+        self,
+        address: Address,
+        name: str,
+        caller: Caller | None,
+        errors: Mapping[str, type[Exception]],
+        advice: str = "set spark.driver.host, and spark.driver.bindAddress if the driver has to listen on another address",
+    ) -> None:
+        self._address, self._name, self._errors, self._advice = address, name, errors, advice
         self._caller = caller or connect(address)
 
     def __enter__(self) -> Self:
@@ -88,7 +100,7 @@ class Client:
             raise DriverConnectionError(
                 f"{self._name} received no reply from the driver at {self._address.url} for {self._address.timeout:g} "
                 f"seconds ({error}). Check whether the driver still runs, and what failed there; then check the network "
-                "between worker and driver, or increase timeout= of server_options."
+                f"between this worker ({socket.gethostname()}) and the driver, or {self._advice}."
             ) from error
         except RefusedError as error:
             raise self._errors.get(error.kind, DriverConnectionError)(str(error)) from error

@@ -18,9 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras.errors import ConfigurationError
+from sparkkeras.errors import ConfigurationError, DriverConnectionError
 from sparkkeras.rpc import capacity
 from sparkkeras.rpc import socket as socket_transport
+from sparkkeras.rpc.service import INCREASE_TIMEOUT, Client
 from sparkkeras.rpc.transport import (
     TRANSPORTS,
     Address,
@@ -709,6 +710,17 @@ def test_an_address_without_a_server_is_reported_at_once(name):
 def test_an_inprocess_address_without_a_server_is_reported():
     with calling(Address("inprocess", "127.0.0.1", 0, Secret.fresh())) as caller, pytest.raises(TransportError):
         caller.call("echo", {})
+
+
+@pytest.mark.parametrize(
+    ("advice", "message"),
+    [({}, "or set spark.driver.host, and spark.driver.bindAddress"), ({"advice": INCREASE_TIMEOUT}, "or increase timeout=")],
+)
+def test_a_client_says_what_to_do_without_a_reply(advice, message):
+    address = Address("inprocess", "127.0.0.1", 0, Secret.fresh(), timeout=0.1)
+    with Client(address, "rank 0", None, {}, **advice) as client, pytest.raises(DriverConnectionError) as caught:
+        client._call("echo", {})
+    assert f"between this worker ({socket.gethostname()}) and the driver, {message}" in str(caught.value)
 
 
 @over_tcp
