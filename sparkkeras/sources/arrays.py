@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark import SparkContext
 from pyspark.core.rdd import PipelinedRDD
 
@@ -157,7 +158,7 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
 
     Raises:
         DataError: The arrays differ in length or are empty, or there are no labels.
-        ConfigurationError: The first argument is not a SparkContext or SparkSession.
+        ConfigurationError: The first argument is not a SparkContext or SparkSession, or ``sample_weight`` is a number.
         ClusterError: The SparkContext is stopped.
 
     Example::
@@ -166,6 +167,11 @@ def to_simple_rdd(sc: SparkContext, x: Any, y: Any = None, sample_weight: Any = 
         SparkModel(model).fit(rdd, epochs=5)
     """
     num_slices = optional_integer("num_slices", num_slices)
+    if sample_weight is not None and np.ndim(sample_weight) == 0:
+        raise ConfigurationError(
+            f"sample_weight={sample_weight!r}: expected an array with a weight for each sample. For the number of "
+            f"partitions, use num_slices={sample_weight!r}."
+        )
     sc = getattr(sc, "sparkContext", sc)
     if not isinstance(sc, SparkContext):
         raise ConfigurationError(

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from sparkkeras.data import files
-from sparkkeras.errors import ClusterError
-from sparkkeras.sources.arrays import _open_all
+from sparkkeras.errors import ClusterError, ConfigurationError
+from sparkkeras.sources.arrays import _open_all, to_simple_rdd
 from tests.sources.conformance import ROWS, numbered_block
 
 
@@ -18,3 +18,8 @@ def test_removed_files_are_reported_with_a_remedy(tmp_path):
         ClusterError, match=r"removed during their use \(.*part-0.*spark.local.dir.*exclude it from any cleanup"
     ):
         list(_open_all([handle]))
+
+
+def test_a_number_of_partitions_in_place_of_weights_is_an_error():
+    with pytest.raises(ConfigurationError, match=r"^sample_weight=2: expected an array .* partitions, use num_slices=2\.$"):
+        to_simple_rdd(None, [[1.0], [2.0]], [0.0, 1.0], 2)
