@@ -253,9 +253,10 @@ class _RankRows:
         blocks = [rows for rows in opened if isinstance(rows, Block)]
         if len(blocks) == 1:
             return cls(blocks[0], counts[0], partitions)
-        # In the folder of the rows, which is removed with them, also if this process is killed.
-        stored = next(Path(part.directory).parent for part in parts if isinstance(part, Handle) and part.directory)
-        folder = stored / f"joined-{uuid.uuid4().hex}"
+        # In this worker's folder of the rows, which is removed with them, also if this process is killed.
+        names = (Path(part.directory).parent.name for part in parts if isinstance(part, Handle) and part.directory)
+        new = uuid.uuid4().hex
+        folder = files.home(next(names, f"sparkkeras-{new}")) / f"joined-{new}"
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         to_train = (block[:count] for block, count in zip(blocks, counts, strict=True) if count)
         return cls(files.write(to_train, rank, folder).open() or empty, sum(counts), partitions)
@@ -344,10 +345,10 @@ class _Training:
                     ) from failure
                 moves_rows = True
                 continue
-            except ConfigurationError as rejected:
-                if failure is None:
+            except (ClusterError, ConfigurationError) as rejected:
+                if failure is None or rejected is self._raised:
                     raise
-                raise rejected from failure  # the rows are too large to be moved after it
+                raise rejected from failure  # too few slots are left, or the rows are too large to be moved after it
             if error is None:
                 return
             failure, reason = error, str(error).splitlines()[0].removesuffix(" The traceback:")
@@ -362,7 +363,8 @@ class _Training:
             recurs = cause[1] != "" and cause in causes
             causes.add(cause)
             if restarts >= self._job.max_restarts or self._is_over or recurs:
-                after = f" (after {counted(restarts, 'restart')}, max_restarts={restarts})" if restarts else ""
+                limit = self._job.max_restarts
+                after = f" (after {counted(restarts, 'restart')}, max_restarts={limit})" if restarts else ""
                 if recurs:
                     after = f" (for the second time in epoch {self._epochs.start + 1})"
                 raise WorkerError(f"{error}{after}", error.worker_traceback) from error
@@ -446,7 +448,7 @@ class _Training:
         trained = [each.report for each in ranks if each.report is not None]
         most = max(report.steps for report in trained)
         complete = [report for report in trained if report.steps == most]  # others have logs of padding
-        check_finite(complete, epoch, "epoch")
+        check_finite(complete, epoch, "epoch", in_step=True)
         state = ranks[0].state
         assert state is not None, "rank 0 sends it"
         state.put(model)

@@ -141,24 +141,29 @@ def divergence(loss: float | None) -> str:
     return "the weights are not finite" if loss is not None and np.isfinite(loss) else f"the loss is {loss}"
 
 
-def check_finite(reports: Sequence[Report], epoch: int, kept: str) -> None:
+def check_finite(reports: Sequence[Report], epoch: int, kept: str, in_step: bool = False) -> None:
     """Check that training has not diverged.
 
     Args:
         reports: The reports of the workers.
         epoch: The epoch.
         kept: The last completed one of these gave the weights that the model has: ``"round"`` or ``"epoch"``.
+        in_step: Whether the workers train with common gradients, so that the rows of one can make the weights of all NaN.
 
     Raises:
         DivergenceError: Weights or the loss of a worker are not finite.
     """
-    for report in reports:
-        if not report.is_finite:
-            raise DivergenceError(
-                f"training diverged in epoch {epoch + 1} on worker {report.worker}: {divergence(report.logs.get('loss'))}. "
-                f"The model keeps the weights of the last completed {kept}. Try a smaller learning rate, clipnorm= in the "
-                "optimizer, or look for extreme values in that partition, and for NaN from transform= or on_invalid='allow'."
-            )
+    diverged = [report for report in reports if not report.is_finite]
+    if not diverged:
+        return
+    where, rows = f" on worker {diverged[0].worker}", "its rows"
+    if in_step and len(diverged) == len(reports):
+        where, rows = "", "the data"
+    raise DivergenceError(
+        f"training diverged in epoch {epoch + 1}{where}: {divergence(diverged[0].logs.get('loss'))}. The model keeps the "
+        f"weights of the last completed {kept}. Try a smaller learning rate, clipnorm= in the optimizer, or look for "
+        f"extreme values in {rows}, and for NaN from transform= or on_invalid='allow'."
+    )
 
 
 def warn_of_steps(job: Job, reports: Sequence[Report]) -> None:
