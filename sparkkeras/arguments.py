@@ -206,6 +206,16 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
     return value
 
 
+def gradient_dtype(name: str, value: Any, known: tuple[str, ...]) -> Any:
+    """One of the ``known`` dtypes, or ``None``."""
+    if value == "float32":
+        raise ConfigurationError(
+            f"{name}={value!r}: leave it out, or set it to None, to send gradients in their own dtype, which usually is "
+            f"float32. Known: {', '.join(map(repr, known))}."
+        )
+    return None if value is None else one_of(name, value, known)
+
+
 def on_invalid_to_predict(name: str, value: Any) -> Any:
     """A policy for NaN and nulls with which every row gets one prediction."""
     if value == "drop":

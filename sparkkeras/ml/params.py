@@ -251,7 +251,7 @@ class TrainingParams(InferenceParams):
     )
     gradient_dtype = param(
         f"the dtype in which mode='allreduce' sends gradients: one of {', '.join(GRADIENT_DTYPES)}; None: their own",
-        converters.optional(converters.choice(*GRADIENT_DTYPES)),
+        partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
     )
     max_restarts = param("how often mode='allreduce' continues after a worker has failed", partial(arguments.integer, low=0))
     num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)

@@ -93,6 +93,7 @@ def test_arguments_are_keyword_only():
         ("validation_split", 1.0, r"validation_split=1.0: expected a number in \[0, 1\)"),
         ("mode", "async", "mode='async' is not known. Known: 'allreduce', 'asynchronous'"),
         ("frequency", "day", "frequency='day': expected"),
+        ("gradient_dtype", "float32", "gradient_dtype='float32': leave it out"),
         ("port", 70000, "port=70000: expected"),
         ("rule", "dilocco", "rule='dilocco' is not known.*Did you mean 'diloco'"),
         ("rule", DiLoCo, "is a class; expected an object"),
