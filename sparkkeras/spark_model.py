@@ -38,7 +38,7 @@ from sparkkeras.scoring.columns import BATCH_SIZE, with_predictions
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.connect import check_driver
 from sparkkeras.sources.frame import Columns, Loaders, is_frame
-from sparkkeras.sources.source import NamedColumns, check_row_count, is_batch_function
+from sparkkeras.sources.source import NamedColumns, SlotLimit, check_row_count, free_slots, is_batch_function
 from sparkkeras.spark import filesystem
 from sparkkeras.spark.cluster import missing_settings, start_workers
 from sparkkeras.spark.job_errors import interruptible
@@ -97,10 +97,6 @@ def _frequency(name: str, value: Any) -> str | int | None:
     return None if value is None else arguments.frequency(name, value)
 
 
-def _dtype(name: str, value: Any) -> str | None:
-    return None if value is None else str(arguments.one_of(name, value, GRADIENT_DTYPES))
-
-
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "mode": _mode,
     "frequency": _frequency,
@@ -108,7 +104,7 @@ _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "parameter_server_mode": functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS),
     "port": arguments.port,
     "rule": _rule,
-    "gradient_dtype": _dtype,
+    "gradient_dtype": functools.partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
     "max_restarts": functools.partial(arguments.integer, low=0),
     "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),
     "batch_size": arguments.integer,
@@ -135,12 +131,13 @@ class SparkModel:
             waiting for the others. ``"hogwild"``: like asynchronous, but the server applies updates without a lock.
             ``"allreduce"``: the workers average their gradients at every step, so n workers with batches of b rows train
             like Keras with batches of n * b rows.
-        frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches.
-            ``None``: ``"batch"`` in the mode ``"allreduce"``, which has no other, and ``"epoch"`` in the others. An epoch
-            is long for asynchronous workers: start with 5 to 12 batches.
+        frequency: How long a worker trains between two exchanges: ``"epoch"``, a number of batches, or ``"batch"``, which
+            is 1. ``None``: 1 in the mode ``"allreduce"``, which has no other, and ``"epoch"`` in the others. An epoch is
+            long for asynchronous workers: start with 5 to 12 batches.
         num_workers: The number of workers. ``None``: one for each partition of the data; for arrays, one for each Spark
-            slot. Except in synchronous mode, all workers run at the same time, so there are at most as many as free slots;
-            partitions are coalesced if needed.
+            slot. Except in synchronous mode, all workers run at the same time, each in a slot; partitions are coalesced if
+            needed. Asynchronous modes use the slots that are free, with a warning if ``num_workers`` is more. The mode
+            ``"allreduce"`` waits for slots that other jobs use, and raises an error if ``num_workers`` is more than all.
         parameter_server_mode: The transport between workers and parameter server: ``"http"`` or ``"socket"``, which is
             faster.
         port: The port of the parameter server; 0 picks a free one.
@@ -239,10 +236,8 @@ class SparkModel:
             super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        return (
-            f"SparkModel({self.model.name!r}, mode={self.mode!r}, frequency={self.frequency!r}, "
-            f"num_workers={self.num_workers}, rule={self.rule})"
-        )
+        shown = f"SparkModel({self.model.name!r}, mode={self.mode!r}, num_workers={self.num_workers}"
+        return f"{shown})" if self.mode == "allreduce" else f"{shown}, frequency={self.frequency!r}, rule={self.rule})"
 
     @property
     def rule(self) -> UpdateRule:
@@ -316,9 +311,9 @@ class SparkModel:
 
         Only one call at a time can train a model: a second call, from another thread, from a callback, or through another
         model with some of the same layers, raises an error. `predict` and `evaluate` can be called during training, from
-        callbacks and from other threads; they use the weights of the last completed round (in the asynchronous modes: of
-        the last completed epoch). In the asynchronous modes they need a free slot. If there is none, calls from callbacks
-        raise an error, since training waits for the callback; calls from other threads wait until training has ended.
+        callbacks and from other threads; they use the weights of the last completed round (in synchronous training) or
+        epoch (in the other modes, in which they need a free slot). If there is none, calls from callbacks raise an error,
+        since training waits for the callback; calls from other threads wait until training has ended.
         ``self.model.predict`` and ``self.model.evaluate`` in a callback need no slot.
 
         Args:
@@ -361,8 +356,8 @@ class SparkModel:
                 workers are checked instead.
             on_invalid: How to handle rows with nulls, NaN or infinite values: ``"error"`` raises, ``"drop"`` drops them,
                 ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
-            worker_callbacks: Keras callbacks that run on the workers. Each worker gets new copies in each round; in the
-                asynchronous modes it keeps one copy for all epochs.
+            worker_callbacks: Keras callbacks that run on the workers. In synchronous training each worker gets new copies in
+                each round; in the other modes it keeps one copy for all epochs.
 
         Returns:
             A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.
@@ -391,10 +386,13 @@ class SparkModel:
         self._check_gradient_dtype()
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
+        limit: SlotLimit | None = None if self.mode == "synchronous" else free_slots
         if self.mode == "allreduce":
             from sparkkeras.training.allreduce import check_all_reduce
+            from sparkkeras.training.allreduce_hosts import all_slots
 
             check_all_reduce(self.model)
+            limit = all_slots
         if self.mode in ASYNCHRONOUS_MODES:
             check_driver()
         request = check_fit(
@@ -430,7 +428,7 @@ class SparkModel:
                 "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
-        partitioning = Partitioning(self.num_workers, self.num_workers, concurrent=self.mode != "synchronous")
+        partitioning = Partitioning(self.num_workers, self.num_workers, limit)
         server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
         coordination = Coordination(
             self.frequency,

@@ -13,7 +13,6 @@ from sparkkeras.data.sizes import BLOCK_BYTES
 from sparkkeras.errors import DataError
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.slots import warn_of_slots
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -102,7 +101,6 @@ def from_rows(
     shuffle distributes the rows evenly. More than ``max_partitions`` partitions are coalesced instead, without a shuffle.
     """
     if max_partitions is not None and max_partitions < (num_workers or rows.getNumPartitions()):
-        warn_of_slots(num_workers, max_partitions)
         rows, num_workers = rows.coalesce(max_partitions), None
     blocks: RDD[Block] = rows.mapPartitionsWithIndex(RowsToBlocks(reader))
     if num_workers is not None and num_workers != rows.getNumPartitions():

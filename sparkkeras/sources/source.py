@@ -25,7 +25,7 @@ from sparkkeras.sources.reader_dataset import ReaderDataset, RemoteReaderDataset
 from sparkkeras.sources.rows import KeyedRowsToBlocks, from_rows
 from sparkkeras.sources.spark_dataset import RddBlocks, SparkDataset
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import RemoteCluster, active_remote_session, check_session, is_remote
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session, check_session, is_remote
 from sparkkeras.spark.slots import warn_of_slots
 from sparkkeras.worker.batch_reader import BatchReader, MakeBatches, epoch_argument
 from sparkkeras.worker.device import Environment, worker_environment
@@ -64,7 +64,7 @@ class Source(Protocol):
         ...
 
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> AbstractContextManager[Dataset]:
         """Make a dataset of the rows on the cluster, for as long as the context is open.
 
@@ -73,7 +73,20 @@ class Source(Protocol):
                 many partitions as the data has.
             slices: The number of partitions of data that has none, such as arrays, if ``num_workers`` is ``None``. ``None``:
                 as many as Spark has slots.
-            concurrent: Whether all partitions train at the same time, which limits their number to the free slots.
+            limit: The limit on the number of partitions; ``None``: not all of them train at the same time.
+        """
+        ...
+
+
+class SlotLimit(Protocol):
+    """Decides how many partitions can train at the same time."""
+
+    def __call__(self, cluster: AnyCluster, num_workers: int | None) -> int:
+        """The largest number of partitions.
+
+        Args:
+            cluster: The cluster.
+            num_workers: The number of workers that the user has set.
         """
         ...
 
@@ -305,15 +318,13 @@ class ArraySource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Split the arrays into slices of equal size."""
         cluster = self._cluster()
-        parts, max_partitions = num_workers or slices or self._parts(cluster), None
-        if concurrent:
-            max_partitions = cluster.free_slots
-            warn_of_slots(num_workers, max_partitions)
-        with from_block(cluster, self.block, max(1, min(parts, self.block.rows, max_partitions or parts))) as dataset:
+        parts = num_workers or slices or self._parts(cluster)
+        most = limit(cluster, num_workers) if limit else parts
+        with from_block(cluster, self.block, max(1, min(parts, self.block.rows, most))) as dataset:
             yield dataset
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
@@ -367,11 +378,11 @@ class RemoteArraySource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Send the arrays to the cluster in slices of equal size."""
         cluster = RemoteCluster(self.session, self.environment)
-        parts = _together(cluster, num_workers) if concurrent else num_workers or slices
+        parts = _together(cluster, num_workers, limit) if limit else num_workers or slices
         yield RemoteDataset.of(cluster, self.block, self.reader, parts)
 
 
@@ -389,11 +400,11 @@ class RddSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.rdd.context, self.environment)
-        yield from_rows(cluster, self.rdd, self.reader, num_workers, cluster.free_slots if concurrent else None)
+        yield from_rows(cluster, self.rdd, self.reader, num_workers, limit(cluster, num_workers) if limit else None)
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
         """Use the partitions of the RDD."""
@@ -415,20 +426,19 @@ class BatchSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """One partition for each worker, of which there are as many as slots by default."""
         session = active_remote_session()
         if session is not None:
             remote = RemoteCluster(session, self.environment)
-            workers = _together(remote, num_workers) if concurrent else num_workers or slices or remote.slots
+            workers = _together(remote, num_workers, limit) if limit else num_workers or slices or remote.slots
             yield RemoteReaderDataset(remote, self._read(workers))
             return
         cluster = Cluster(None, self.environment)
         parts = num_workers or slices or cluster.slots
-        if concurrent:
-            warn_of_slots(num_workers, cluster.free_slots)
-            parts = min(parts, cluster.free_slots)
+        if limit:
+            parts = min(parts, limit(cluster, num_workers))
         yield ReaderDataset.of(cluster, self._read(parts))
 
     def lazy(self, slices: int | None = None) -> SparkDataset:
@@ -452,7 +462,7 @@ class KeyedRddSource(RddSource):
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Use the partitions of the RDD."""
         yield self.lazy()
@@ -477,15 +487,13 @@ class FrameSource:
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Use the partitions of the DataFrame, or redistribute the rows to ``num_workers`` partitions."""
         cluster = Cluster(self.frame.sparkSession.sparkContext, self.environment)
         narrowed = self._narrowed(num_workers)
-        if concurrent:
-            max_partitions = cluster.free_slots
-            warn_of_slots(num_workers, max_partitions)
-            narrowed = narrowed.coalesce(max_partitions)
+        if limit:
+            narrowed = narrowed.coalesce(limit(cluster, num_workers))
         yield SparkDataset(cluster, FrameBlocks(narrowed, self._read))
 
     def split_by(self, column: str) -> tuple[Source, Source]:
@@ -526,11 +534,11 @@ class RemoteFrameSource(FrameSource):
 
     @contextmanager
     def dataset(
-        self, num_workers: int | None = None, slices: int | None = None, concurrent: bool = False
+        self, num_workers: int | None = None, slices: int | None = None, limit: SlotLimit | None = None
     ) -> Iterator[Dataset]:
         """Like `FrameSource.dataset`, but without RDDs, so the rows are redistributed if all partitions train together."""
         cluster = RemoteCluster(self.frame.sparkSession, self.environment)
-        narrowed = self._narrowed(_together(cluster, num_workers) if concurrent else num_workers)
+        narrowed = self._narrowed(_together(cluster, num_workers, limit) if limit else num_workers)
         yield RemoteDataset(cluster, narrowed, self._read)
 
 
@@ -574,10 +582,16 @@ def _frame_source(
     return source
 
 
-def _together(cluster: RemoteCluster, num_workers: int | None) -> int:
-    """The number of partitions that can train at the same time: as many as slots, at most ``num_workers``."""
-    slots = cluster.slots
+def free_slots(cluster: AnyCluster, num_workers: int | None) -> int:
+    """As many partitions as there are free slots: a `SlotLimit`. Warns if these are fewer than ``num_workers``."""
+    slots = cluster.free_slots
     warn_of_slots(num_workers, slots)
+    return slots
+
+
+def _together(cluster: RemoteCluster, num_workers: int | None, limit: SlotLimit) -> int:
+    """The number of partitions that train at the same time: as many as possible, at most ``num_workers``."""
+    slots = limit(cluster, num_workers)
     return min(num_workers or slots, slots)
 
 

@@ -100,6 +100,11 @@ class RemoteCluster:
         slots = _slots[self.session] = max(1, (int(last) + 1) // self.task_cores)
         return slots
 
+    @property
+    def free_slots(self) -> int:
+        """The same as `slots`: a client does not see which of them are free."""
+        return self.slots
+
     def require(self, module: str, package: str, purpose: str) -> None:
         """Reject workers that lack an optional module; see `Cluster.require`."""
         check_optional(_equipped[self.session], module, package, purpose)

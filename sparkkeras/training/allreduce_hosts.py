@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sparkkeras.data.dataset import DriverAddress, Running, StoredDataset
 from sparkkeras.data.values import DelayedValue
-from sparkkeras.errors import ClusterError, counted
+from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.connect_hosts import client_address, start_query
 from sparkkeras.runner.groups import StartHosts
@@ -20,10 +20,32 @@ from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.spark.cluster import Cluster
+from sparkkeras.spark.connect import AnyCluster
+from sparkkeras.spark.slots import check_free_slots, held_slots
 from sparkkeras.worker.device import forking_environment
 
 SLOTS_SECONDS = 8.0
 """How long executors that were lost have to come back, before training continues with fewer workers."""
+
+
+def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
+    """As many partitions as Spark has slots, free or not: a `SlotLimit`. The workers start when all their slots are free.
+
+    Raises:
+        ConfigurationError: There are fewer slots than ``num_workers``.
+    """
+    held = held_slots()
+    slots = registered_slots(cluster, (num_workers or 1) + held)
+    check_free_slots(slots)
+    slots -= held
+    if num_workers is not None and num_workers > slots:
+        besides = " besides those of the fit around this callback" if held else ""
+        raise ConfigurationError(
+            f"num_workers={num_workers}, but Spark has {counted(slots, 'slot')}{besides}, and with mode='allreduce' all "
+            f"workers train at the same time. Use num_workers={slots} or less, or give Spark more cores (for instance the "
+            f"master local[{num_workers + held}]) or a smaller spark.task.cpus."
+        )
+    return slots
 
 
 class RankHosts(Protocol):

@@ -30,7 +30,15 @@ from sparkkeras.modeling.synchronized import check_not_synchronized
 from sparkkeras.scoring import inference
 from sparkkeras.scoring.inference import Verbose
 from sparkkeras.sources.frame import Columns, Loaders
-from sparkkeras.sources.source import NamedColumns, Source, as_sources, check_row_count, limited, split_by_column
+from sparkkeras.sources.source import (
+    NamedColumns,
+    SlotLimit,
+    Source,
+    as_sources,
+    check_row_count,
+    limited,
+    split_by_column,
+)
 from sparkkeras.training.callbacks import as_callbacks, check_callbacks, check_monitors
 from sparkkeras.training.job import Coordination, Job, TrainValidationSplit, Validation
 from sparkkeras.worker import device
@@ -83,12 +91,12 @@ class Partitioning:
         num_workers: The number for training rows; ``None``: as many as the data has.
         slices: The number for arrays, also validation data, where ``num_workers`` does not apply; ``None``: as many as there
             are slots.
-        concurrent: Whether all partitions train at the same time, so that there must not be more of them than free slots.
+        limit: The limit on the number of partitions to train on; ``None``: not all of them train at the same time.
     """
 
     num_workers: int | None = None
     slices: int | None = None
-    concurrent: bool = False
+    limit: SlotLimit | None = None
 
 
 def check_fit(  # noqa: D417 - the arguments are those of SparkModel.fit
@@ -213,7 +221,7 @@ def prepare_fit(
     monitors = request.callbacks, request.worker_callbacks, request.validates, request.validates and workers_validate
     check_monitors(models, custom_objects, *monitors)
     with ExitStack() as stack:
-        training = request.source.dataset(partitioning.num_workers, partitioning.slices, partitioning.concurrent)
+        training = request.source.dataset(partitioning.num_workers, partitioning.slices, partitioning.limit)
         stored = stack.enter_context(stack.enter_context(training).stored())
         _check_stored(models, request.source, stored, request.options)
         check_monitors(models, custom_objects, *monitors)  # now the metrics of every model have names

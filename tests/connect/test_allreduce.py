@@ -266,8 +266,8 @@ def test_a_job_in_a_callback_needs_a_free_slot(spark):
     spark_model = SparkModel(cases.model(), "allreduce")
     with pytest.raises(ConfigurationError, match=r"holds all slots \(2\)"):
         spark_model.fit(*cases.arrays(), verbose=0, callbacks=[Evaluate()])
-    with pytest.warns(UserWarning, match="num_workers=3, but Spark has 2 free slots"):
-        assert fitted(cases.arrays(), epochs=1, model={"num_workers": 3})[1].epoch == [0]
+    with pytest.raises(ConfigurationError, match="num_workers=3, but Spark has 2 slots"):
+        fitted(cases.arrays(), model={"num_workers": 3})
 
 
 @pytest.mark.soak

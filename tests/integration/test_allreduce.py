@@ -12,10 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras import DataError, SparkModel, WorkerError
+from sparkkeras import ConfigurationError, DataError, SparkModel, WorkerError
 from sparkkeras.ml import KerasEstimator
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
+from sparkkeras.spark.cluster import Cluster
 from sparkkeras.training import allreduce_hosts
 from tests.conftest import settle
 from tests.models import classifier
@@ -67,7 +68,8 @@ def plain(model, parts, weights, rates=RATES):
 
 
 @pytest.mark.core
-def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits):
+def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits, monkeypatch):
+    monkeypatch.setattr(Cluster, "free_slots", 1)  # as if another job used a slot at this moment
     x, y, x_test, y_test = digits
     x, y, weights = x[:99], y[:99], np.linspace(0.5, 2, 99).astype(np.float32)
     model, expected = classifier(), classifier()
@@ -96,6 +98,11 @@ def test_two_workers_train_like_keras_on_the_union_of_their_batches(sc, digits):
     sizes = [part.stop - part.start for part in histories]
     assert seen == [(epoch, worker, sizes[worker]) for epoch in (0, 1) for worker in (0, 1)]
     assert spark_model.parameter_server_stats is None
+
+
+def test_more_workers_than_slots_are_an_error(sc, digits):
+    with pytest.raises(ConfigurationError, match="num_workers=7, but Spark has 2 slots, and with mode='allreduce'"):
+        SparkModel(classifier(), "allreduce", num_workers=7).fit(digits[0][:99], digits[1][:99])
 
 
 class Once(keras.callbacks.Callback):

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, ModelError, SparkModel, WorkerError
+from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel, WorkerError
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
-from sparkkeras.data.local_dataset import LocalStream
+from sparkkeras.data.local_dataset import LocalShared, LocalStream
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError
 from sparkkeras.modeling import metrics
@@ -19,6 +19,8 @@ from sparkkeras.modeling.reductions import check_mean_over_rows
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.runner.groups import RowsMissingError
 from sparkkeras.runner.values import pack_parts
+from sparkkeras.sources.tasks import SharedRows
+from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce import (
     AllReduceStrategy,
     Change,
@@ -29,9 +31,10 @@ from sparkkeras.training.allreduce import (
     _Training,
     _without_padding,
 )
+from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import TrainValidationSplit
-from sparkkeras.training.worker_reports import Report
+from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
 from sparkkeras.worker.batches import BatchOptions
@@ -66,7 +69,8 @@ def plan(rows, spec):
     return Plan(range(1), (tuple(range(len(rows))),), rows, spec, 10, None, 1)
 
 
-def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path):
+def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     parts = [files.write([rows], number, tmp_path / "stored") for number, rows in enumerate((block(0, 5), block(5, 9)))]
     with ExitStack() as stack:
         part = _RankRows.open(plan((3, 4), block(0, 1).spec), 0, parts, stack)
@@ -76,6 +80,17 @@ def test_a_rank_trains_on_the_rows_of_several_partitions(tmp_path):
         assert [each.arrays[1].tolist() for each in held_out] == [[3, 4]]
         assert len(list((tmp_path / "stored").iterdir())) == 3
     assert len(list((tmp_path / "stored").iterdir())) == 2
+
+
+def test_rows_from_other_workers_are_joined_in_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    of_lost_worker = files.Handle(0, "/lost/sparkkeras-1/part-0", 0, None)
+    sent = [SharedRows(LocalShared(rows)) for rows in (block(0, 2), block(2, 3))]
+    for empty, counts in (([of_lost_worker], (0, 2, 1)), ([], (2, 1))):
+        with ExitStack() as stack:
+            part = _RankRows.open(plan(counts, block(0, 1).spec), 0, empty + sent, stack)
+            assert part.rows.arrays[1].tolist() == [0, 1, 2]
+            assert list(tmp_path.glob("sparkkeras-*/joined-*"))
 
 
 def test_a_rank_without_rows_has_an_empty_block():
@@ -137,6 +152,15 @@ def test_the_default_frequency_is_that_of_the_mode():
     assert spark_model.get_config()["frequency"] is None
 
 
+def test_the_representation_shows_what_the_mode_has():
+    spark_model = SparkModel(classifier(), "allreduce", num_workers=2)
+    assert repr(spark_model) == "SparkModel('classifier', mode='allreduce', num_workers=2)"
+    spark_model.mode = "synchronous"
+    assert repr(spark_model).startswith(
+        "SparkModel('classifier', mode='synchronous', num_workers=2, frequency='epoch', rule=Av"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,6 +168,7 @@ def test_the_default_frequency_is_that_of_the_mode():
         ({"frequency": "epoch"}, "frequency='epoch' does not fit mode='allreduce'"),
         ({"rule": "average"}, "rule='average' does not apply to mode='allreduce'"),
         ({"gradient_dtype": "float8"}, "gradient_dtype='float8' is not known. Known: 'bfloat16', 'float16'"),
+        ({"gradient_dtype": "float32"}, "gradient_dtype='float32': leave it out, or set it to None"),
         ({"max_restarts": -1}, "max_restarts=-1: expected a whole number of at least 0"),
     ],
 )
@@ -201,6 +226,27 @@ def test_dynamic_allocation_is_an_error_before_data_is_read(monkeypatch):
         SparkModel(classifier(), "allreduce").fit(np.zeros((4, 64)), np.zeros(4))
 
 
+class Busy:
+    """A cluster of 4 slots, 3 of which another job uses."""
+
+    is_local, slots, free_slots = True, 4, 1
+
+
+def test_training_waits_for_slots_that_are_not_free():
+    assert all_slots(Busy(), None) == all_slots(Busy(), 2) == 4
+    with holding_slots(1):
+        assert all_slots(Busy(), 3) == 3
+
+
+def test_more_workers_than_slots_are_an_error():
+    with pytest.raises(ConfigurationError, match=r"num_workers=7, but Spark has 4 slots, and .* master local\[7\]"):
+        all_slots(Busy(), 7)
+    with holding_slots(1), pytest.raises(ConfigurationError, match="num_workers=4, but Spark has 3 slots besides those of"):
+        all_slots(Busy(), 4)
+    with holding_slots(4), pytest.raises(ConfigurationError, match=r"holds all slots \(4\)"):
+        all_slots(Busy(), 1)
+
+
 RAISED = WorkerError("rank 0 of 2 failed: ValueError: on purpose.", "Traceback ...\nValueError: on purpose.\n")
 KILLED = WorkerError("rank 1 of 2 failed: its process was killed by SIGKILL.")
 
@@ -211,6 +257,8 @@ class Training(_Training):
     Attributes:
         starts: For each start of the ranks, the first epoch, the number of ranks, and whether rows are sent to them.
     """
+
+    report_is_finite = True
 
     def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=()):
         model = Model(optimizer="sgd").model
@@ -252,7 +300,7 @@ class Training(_Training):
     def _ended(self, rank, rows):
         model = self._job.model
         state = ModelState(Flat(self._state.weights.vector + 1), self._state.optimizer)
-        report = Report(rank, rows, rows // 4, 1.0, 0.1, {"loss": 1.0, "mae": 1.0}, True)
+        report = Report(rank, rows, rows // 4, 1.0, 0.1, {"loss": 1.0, "mae": 1.0}, self.report_is_finite)
         return pack_parts(RankEpoch(report, metrics.take(model), None, None if rank else state, False), "an epoch")
 
 
@@ -297,6 +345,38 @@ def test_a_worker_that_is_lost_after_the_last_epoch_is_no_error():
     with pytest.warns(UserWarning, match="after the last epoch, rank 1 of 2 failed"):
         training.run()
     assert [answer.stop for answer in training.answers] == [False, False, True]
+
+
+def test_an_error_after_a_restart_names_the_limit():
+    training = Training([KILLED], ["epoch"] * 3 + [RAISED])
+    with pytest.warns(UserWarning, match="restart 1"), pytest.raises(WorkerError) as caught:
+        training.run()
+    assert str(caught.value).endswith("on purpose. (after 1 restart, max_restarts=3)")
+
+
+def test_too_few_slots_after_a_failure_are_an_error_with_the_failure():
+    training = Training([KILLED], [ClusterError("Spark has only 1 slot left")])
+    with pytest.warns(UserWarning, match="restart 1"), pytest.raises(ClusterError, match="only 1 slot left") as caught:
+        training.run()
+    assert caught.value.__cause__ is KILLED
+
+
+def test_divergence_names_a_worker_only_if_its_own_rows_are_known_to_cause_it():
+    def report(worker, loss, is_finite):
+        return Report(worker, 8, 2, 1.0, 0.1, {"loss": loss}, is_finite)
+
+    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 3: the loss is nan.*extreme values in the data"):
+        check_finite([report(0, np.nan, False), report(1, np.nan, False)], 2, "epoch", in_step=True)
+    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 3 on worker 1: the loss is nan.*in its rows"):
+        check_finite([report(0, 1.0, True), report(1, np.nan, False)], 2, "epoch", in_step=True)
+
+
+def test_divergence_ends_training_without_a_restart():
+    training = Training(["epoch"])
+    training.report_is_finite = False
+    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1: "):
+        training.run()
+    assert len(training.starts) == 1
 
 
 def test_an_error_that_would_occur_again_is_raised_at_once():
