@@ -18,6 +18,9 @@ SILENT_SECONDS = 10.0
 RECONNECT_SECONDS = 2.0
 """A rank whose worker's connection has closed is lost after this time, unless the worker connects again."""
 
+PAUSE_SECONDS = 1.0
+"""If the driver has not looked at the ranks for this time, it was paused, and has not read what they have sent since."""
+
 SETTLE_SECONDS = 1.0
 """How long after the first failure others count: the ranks that miss a dead one may report before its own worker does."""
 
@@ -39,6 +42,11 @@ class Failure:
     error: str
     traceback: str = ""
     is_death: bool = False
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether all that is known is that the rank's worker is gone."""
+        return self.error == _LOST
 
     @property
     def follows(self) -> bool:
@@ -129,16 +137,22 @@ class Group:
         self._failures = _Failures()
         self._is_stopping = self._misses_rows = False
         self._all_started: float | None = None
+        self._watched: float | None = None
 
     # Calls of workers
 
     def join(self, rank: int, attempt: int, host: str, port: int) -> tuple[str, ...] | None:
-        """Add a rank. Returns the addresses of all ranks; ``None`` while some are missing; empty if they need none."""
+        """Add a rank. Returns the addresses of all ranks; ``None`` while some are missing; empty if they need none.
+
+        Spark may start a rank a second time while it runs (``spark.speculation``): then also ``None``.
+        """
         with self._lock:
             state = self._ranks[rank]
             if state.attempt != attempt:
                 if self.together and state.attempt is not None:
                     self._add_restarted(rank)
+                elif self._is_taken(state):
+                    return None
                 state = self._ranks[rank] = _Rank(attempt, host, port)
             self._hear(state)
             if not self.together:
@@ -211,6 +225,11 @@ class Group:
         with self._lock:
             self._ranks[rank].is_complete = True
             self._exchanges.end(rank)
+
+    def is_complete(self, rank: int) -> bool:
+        """Whether all of a rank's result has arrived."""
+        with self._lock:
+            return self._ranks[rank].is_complete
 
     @property
     def may_exit(self) -> bool:
@@ -312,6 +331,7 @@ class Group:
             is_final: Whether the tasks of all workers have ended, so that nothing is to come.
         """
         with self._lock:
+            self._excuse_pause()
             self._add_lost(is_final)
             found = self._failures.found
             is_settled = is_final or all(each.has_ended for each in self._ranks)
@@ -330,11 +350,21 @@ class Group:
         for rank, state in enumerate(self._ranks):
             if state.attempt is None or state.has_ended or self._has_failed(rank):
                 continue
+            if state.is_complete and not self.together:
+                continue  # Spark may kill a task while another one at the rank ends
             if state.disconnected is not None and now >= state.disconnected + patience:
                 self._add(Failure(rank, _LOST, is_death=True))
             elif now >= state.heard + SILENT_SECONDS:
                 silent = counted(round(now - state.heard), "second")
                 self._add(Failure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True))
+
+    def _excuse_pause(self) -> None:
+        """Forgive silence if this process was stopped, or its threads waited for the interpreter's lock, until now."""
+        now = self._clock()
+        gap, self._watched = 0.0 if self._watched is None else now - self._watched, now
+        if gap > PAUSE_SECONDS:
+            for state in self._ranks:
+                state.heard = min(now, state.heard + gap)
 
     def _add_restarted(self, rank: int) -> None:
         """Add the rank whose worker was lost first, since Spark has started all ranks again: what they did is lost."""
@@ -350,6 +380,11 @@ class Group:
 
     def _has_failed(self, rank: int) -> bool:
         return any(failure.rank == rank for failure in self._failures.found)
+
+    def _is_taken(self, state: _Rank) -> bool:
+        """Whether an attempt at a rank has sent its result, or runs."""
+        is_connected = state.attempt is not None and state.disconnected is None
+        return state.is_complete or (is_connected and self._clock() < state.heard + SILENT_SECONDS)
 
     def _hear(self, state: _Rank) -> None:
         state.heard, state.disconnected = self._clock(), None

@@ -98,7 +98,7 @@ class GroupService(Service):
         rank, attempt = self._rank_of(call), call.field("attempt", int)
         addresses = self._group.join(rank, attempt, call.field("host", str), call.field("port", int))
         if addresses is None:
-            return Reply({"wait": True, "stop": self._group.is_stopping})
+            return Reply({"wait": True, "stop": self._group.is_stopping or self._group.is_complete(rank)})
         return Reply({}, (memoryview(json.dumps(addresses).encode()),))
 
     def _miss(self, call: Call) -> Reply:
@@ -144,7 +144,7 @@ class GroupService(Service):
 
 
 class GroupStoppedError(Exception):
-    """The driver has stopped the group."""
+    """The driver has stopped the group, or does not need this attempt at a rank."""
 
 
 class RankClient(Client):
@@ -165,7 +165,7 @@ class RankClient(Client):
         """Join the group, and wait for the addresses of all ranks; see `Group.join`.
 
         Raises:
-            GroupStoppedError: The group has been stopped.
+            GroupStoppedError: The group has been stopped, or another attempt at the rank has ended.
         """
         for delay in backoff():
             reply, body = self._call("join", {**self._fields, "host": host, "port": port})

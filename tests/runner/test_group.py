@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+from sparkkeras.rpc.transport import Call
 from sparkkeras.runner import group as group_module
 from sparkkeras.runner.exchanges import ASK_DRIVER, BARRIER, Kind, OutOfStepError
 from sparkkeras.runner.group import Failure, Group, Result
+from sparkkeras.runner.service import GroupService
 
 
 class Clock:
@@ -124,6 +126,19 @@ def test_a_silent_worker_is_lost(group, clock):
     assert "sent nothing for 10 seconds" in group.failure().error
 
 
+def test_silence_does_not_count_while_the_driver_is_paused(group, clock):
+    """After Ctrl-Z and fg, the driver may look at the ranks before its threads have read their heartbeats."""
+    assert group.failure() is None
+    clock.now += 60
+    assert group.failure() is None
+    assert group.failure() is None
+    for _ in range(25):
+        clock.now += 0.5
+        group.beat(0)
+        group.failure()
+    assert group.failure().rank == 1
+
+
 def test_when_nothing_is_to_come_there_is_nothing_to_wait_for(group):
     assert group.failure(is_final=True) is None
     group.disconnect(0)
@@ -148,6 +163,34 @@ def test_independent_ranks_may_start_again(clock):
     assert not group.is_current(0, 1)
     assert group.is_current(0, 2)
     assert group.host(0) == "b"
+
+
+def test_a_second_attempt_does_not_replace_one_that_runs(clock):
+    """With spark.speculation=true, Spark starts slow tasks a second time, and ends those that come in second."""
+    group = Group(2, together=False, clock=clock)
+    service = GroupService(group)
+
+    def join(rank, attempt):
+        return service(
+            Call("join", {"rank": rank, "attempt": attempt, "host": "b", "port": 0}, memoryview(b""), "peer")
+        ).fields
+
+    assert join(0, 1) == {}
+    clock.now += group_module.SILENT_SECONDS - 1
+    assert join(0, 2) == {"wait": True, "stop": False}
+    group.beat(0)
+    clock.now += 2
+    assert join(0, 2) == {"wait": True, "stop": False}
+    assert group.is_current(0, 1)
+    group.complete(0)
+    assert join(0, 2) == {"wait": True, "stop": True}
+    group.disconnect(0)
+    assert join(0, 2) == {"wait": True, "stop": True}
+    assert group.failure(is_final=True) is None
+    join(1, 3)
+    clock.now += group_module.SILENT_SECONDS
+    assert join(1, 4) == {}
+    assert group.is_current(1, 4)
 
 
 def test_results_arrive_in_pieces_and_in_aligned_memory():
