@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from sparkkeras.data.dataset import DriverAddress, Running
-from sparkkeras.errors import ClusterError, WorkerError, WorkerTimeoutError, counted, warn
+from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError, WorkerTimeoutError, counted, warn
 from sparkkeras.rpc.options import ServerOptions
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.group import Failure, Group
@@ -16,7 +16,7 @@ from sparkkeras.runner.output import TAIL_LINES
 from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
-from sparkkeras.spark.job_errors import interrupts_here
+from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, interrupts_here
 
 TICK_SECONDS = 0.05
 """The interval at which the driver shows output and looks how the group is doing."""
@@ -74,6 +74,7 @@ def run_group(
     Raises:
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
         WorkerTimeoutError: The ranks did not end within the timeout.
+        SparkKerasError: The task of a rank failed, or the job was cancelled.
         RowsMissingError: A worker did not find the rows of its rank.
     """
     service = GroupService(group, max_value)
@@ -88,8 +89,8 @@ def run_group(
         cause = _error_of(running) if ended_itself else None
         _show(group)
         if error is not None:
-            if isinstance(cause, ClusterError) and not isinstance(cause, WorkerError):
-                raise cause  # for instance that the job was cancelled, which ended the workers
+            if cause is not None and _explains(cause, group.failure(is_final=True)):
+                raise cause
             raise error from cause
     if group.unfinished:
         running.result()
@@ -141,13 +142,17 @@ class _Waiting:
         if waited < self._next or self._group.has_joined or not self._group.together:
             return
         self._next *= 3
-        slots = self._running.slots_while_waiting() if isinstance(self._running, WaitsForSlots) else None
-        size, (free, total) = self._group.size, slots or (self._group.size, 0)
+        size = self._group.size
+        together = f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has"
+        jobs = "The ranks start when these jobs end (Spark's UI lists them)."
+        if not isinstance(self._running, WaitsForSlots):
+            warn(f"{together} not started any for {waited:.0f} seconds: other jobs may use the slots. {jobs}")
+            return
+        free, total = self._running.slots_while_waiting() or (size, 0)
         if free < size:
             warn(
-                f"Spark starts {counted(size, 'rank')} together, which needs as many free slots, and has had too few for "
-                f"{waited:.0f} seconds: {free} of {total} are free, and other jobs use the rest. The ranks start when these "
-                "jobs end (Spark's UI lists them)."
+                f"{together} had too few for {waited:.0f} seconds: {free} of {total} are free, and other jobs use the rest. "
+                f"{jobs}"
             )
 
 
@@ -190,6 +195,13 @@ def _error_of(running: Running[Any]) -> BaseException | None:
     return None
 
 
+def _explains(cause: BaseException, failure: Failure | None) -> bool:
+    """Whether the error of the tasks says more than the failure of a rank, for instance that the job was cancelled."""
+    if failure is not None and failure.is_loss:
+        return bool(cause.worker_traceback) if isinstance(cause, WorkerError) else isinstance(cause, SparkKerasError)
+    return isinstance(cause, ClusterError) and not isinstance(cause, WorkerError)
+
+
 def _result(group: Group, rank: int) -> Any:
     try:
         return unpack_parts(group.result(rank))
@@ -205,6 +217,14 @@ def failed(group: Group, failure: Failure) -> WorkerError:
     host = group.host(failure.rank)
     where = f"rank {failure.rank} of {group.size}{f' on {host}' if host else ''}"
     message = f"{where} failed: {failure.error.rstrip('.')}."
+    missing = MISSING_MODULE.search(failure.error)
+    if missing:
+        message += f" If the ranks need the module {missing[1]!r}, {INSTALL_MODULE}."
+    if failure.is_loss and not group.together:
+        message += (
+            " Spark starts a rank again until spark.task.maxFailures attempts have failed; with the master local[N] it does "
+            "not (with local[N,4], up to three times)."
+        )
     if failure.traceback:
         message += f" The traceback:\n\n{failure.traceback.rstrip()}"
     return WorkerError(message + _tail(group, failure.rank), failure.traceback)

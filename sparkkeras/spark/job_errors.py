@@ -56,11 +56,10 @@ def translated(error: Exception, context: SparkContext | None = None) -> Excepti
             return WorkerError(f"a task failed on a worker: {_until_java(text, raised_alone.start(1))}")
         lines = [line.removeprefix(": ") for line in text.strip().splitlines() if not line.startswith(_PY4J)]
         return WorkerError(f"Spark could not finish the job: {next(iter(lines), repr(error))}")
-    missing = _MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
+    missing = MISSING_MODULE.search(traceback.rstrip().rpartition("\n")[2])
     if missing:
         return WorkerError(
-            f"Spark's workers lack the Python module {missing[1]!r}: install it on the workers (in the Python of "
-            f"PYSPARK_PYTHON), or ship it with SparkContext.addPyFile. The traceback:\n\n{traceback}",
+            f"Spark's workers lack the Python module {missing[1]!r}: {INSTALL_MODULE}. The traceback:\n\n{traceback}",
             traceback,
         )
     raised = package_error(traceback)
@@ -154,7 +153,11 @@ def _until_java(text: str, start: int) -> str:
 _PACKAGE_ERROR = re.compile(r"(?:^|Python worker: )(sparkkeras\.errors\.\w+: )", re.MULTILINE)  # Connect: in the same line
 
 
-_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
+MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
+"""The last line of the traceback of an import that fails."""
+
+INSTALL_MODULE = "install it on the workers (in the Python of PYSPARK_PYTHON), or ship it with SparkContext.addPyFile"
+"""What to do about a missing module, for messages."""
 
 
 _PY4J = "An error occurred while calling "

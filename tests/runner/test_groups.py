@@ -9,10 +9,10 @@ import pytest
 
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.data.local_dataset import LocalRunning
-from sparkkeras.errors import ClusterError, WorkerError
+from sparkkeras.errors import ClusterError, StorageError, WorkerError
 from sparkkeras.runner import groups
-from sparkkeras.runner.group import Failure, Group
-from sparkkeras.runner.groups import run_group
+from sparkkeras.runner.group import _LOST, Failure, Group
+from sparkkeras.runner.groups import failed, run_group
 from sparkkeras.runner.service import RankClient
 from sparkkeras.runner.values import pack_parts, unpack_parts
 
@@ -22,15 +22,15 @@ HERE = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 class Tasks:
     """Tasks that end when they are cancelled, as Spark's do: with an error that says so."""
 
-    def __init__(self, done=False):
-        self.done = done
+    def __init__(self, done=False, error=None):
+        self.done, self.error = done, error or ClusterError("the Spark job was cancelled")
 
     def cancel(self):
         self.done = True
 
     def result(self):
         assert self.done
-        raise ClusterError("the Spark job was cancelled")
+        raise self.error
 
 
 @pytest.fixture
@@ -56,6 +56,40 @@ def test_a_job_that_the_user_cancels_is_the_cause_of_lost_ranks(group):
         run_group(group, HERE, lambda address: Tasks(done=True), None)
 
 
+@pytest.mark.parametrize(
+    ("error", "is_cause"),
+    [
+        (WorkerError("a task failed on a worker: OSError: no space left", "Traceback ..."), True),
+        (StorageError("no space left"), True),
+        (WorkerError("a worker process died"), False),
+        (RuntimeError(), False),
+    ],
+)
+def test_an_error_of_the_task_explains_a_lost_rank(group, error, is_cause):
+    group.disconnect(0)
+    with pytest.raises(Exception, match="no space left" if is_cause else "rank 0 of 1 .* its worker died") as raised:
+        run_group(group, HERE, lambda address: Tasks(True, error), None)
+    assert raised.value is error or raised.value.__cause__ is error
+
+
+def test_an_error_of_the_task_does_not_hide_that_of_the_function(group):
+    group.fail(Failure(0, "ValueError: on purpose"))
+    group.end(0, "exit code 1")
+    with pytest.raises(WorkerError, match="ValueError: on purpose"):
+        run_group(group, HERE, lambda address: Tasks(True, StorageError("no space left")), None)
+
+
+def test_a_lost_worker_of_independent_ranks_is_not_replaced_on_this_machine():
+    group = Group(1, together=False)
+    assert "with the master local[N] it does not" in str(failed(group, Failure(0, _LOST, is_death=True)))
+
+
+def test_a_module_that_a_rank_does_not_find_has_a_remedy():
+    failure = Failure(0, "ModuleNotFoundError: No module named 'mine'", "Traceback ...")
+    with pytest.raises(WorkerError, match="'mine', install it .*or ship it with SparkContext.addPyFile. The traceback"):
+        raise failed(Group(1), failure)
+
+
 def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -72,7 +106,7 @@ class WaitingTasks(Tasks):
     """Tasks that wait for slots until the driver has looked at them often."""
 
     def __init__(self, looks, *slots):
-        self.looks, self.slots = looks, iter(slots)
+        self.looks, self.slots, self.error = looks, iter(slots), ClusterError("the Spark job was cancelled")
 
     @property
     def done(self):
@@ -94,6 +128,13 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
         "too few for 90 seconds: 0 of 4 are free",
     ]
     assert [text in str(each.message) for text, each in zip(expected, caught, strict=True)] == [True] * 3
+
+
+def test_a_group_that_waits_without_knowing_the_slots_warns(monkeypatch):
+    """Spark Connect does not say how many slots are free."""
+    monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
+    with pytest.warns(UserWarning, match="has not started any"), pytest.raises(ClusterError, match="cancelled"):
+        run_group(Group(2), HERE, lambda address: Tasks(done=True), None)
 
 
 def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, recwarn):
