@@ -99,12 +99,16 @@ _RENAMED = {
     "labeled_points": ("lp_rdd",),
     "master_port": ("port",),
     "mllib_data": ("data",),
+    "np": ("num_workers",),
+    "num_proc": ("num_workers",),
+    "num_processes": ("num_workers",),
+    "num_slots": ("num_workers",),
     "rdd": ("data", "lp_rdd"),
     "x": ("data",),
     "x_test": ("data",),
     "y_test": ("y",),
 }
-"""Argument names of Keras, Elephas and dist-keras, and their names here, where `difflib` would not find the match."""
+"""Argument names of Keras and other libraries, and their names here, where `difflib` would not find the match."""
 
 
 # Checks of values. Each receives the name of an argument and its value, returns the value in the form in which it is used,

@@ -21,7 +21,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import rank_context
 from sparkkeras.runner.addresses import local_rank
 from sparkkeras.runner.rank_context import RankContext
-from sparkkeras.runner.service import VALUE_BYTES, RankClient
+from sparkkeras.runner.service import RankClient, check_size
 from sparkkeras.runner.values import pack_parts
 from sparkkeras.spark.connect import session_files
 from sparkkeras.worker import device
@@ -194,17 +194,15 @@ class RankMain:
         name = f"the result of rank {self.seat.rank}"
         parts = pack_parts(result, name)
         size = sum(part.nbytes for part in parts)
-        if size > VALUE_BYTES:
-            raise ValueError(
-                f"{name} has {size / 1e9:.1f} GB, and at most {VALUE_BYTES / 1e9:.1f} GB can be "
-                "sent to the driver: write it to a file system that both reach, and return its path."
-            )
+        check_size(name, size, "write it to a file system that both reach, and return its path")
         return parts
 
 
 def _in_one_line(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it exited with the code {error.code}" if isinstance(error.code, int) else f"it exited: {error.code}"
+    if isinstance(error, SyntaxError):  # whose formatted form begins with the line of the file
+        return f"{type(error).__name__}: {error}"
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
 
 

@@ -14,6 +14,7 @@ from sparkkeras.arguments import integer
 from sparkkeras.data.block import Block, describe
 from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.runner.exchanges import ALL_REDUCE, BARRIER, BROADCAST, Kind, named_dtype
+from sparkkeras.runner.service import check_size
 from sparkkeras.runner.values import pack, unpack
 from sparkkeras.weights import Array
 
@@ -106,24 +107,30 @@ class RankContext:
         They pass through the driver: use it for metrics and counts. For gradients, use the collectives of the backend.
 
         Args:
-            array: An array of NumPy, or a tensor of any backend.
+            array: Numbers: an array of NumPy, or a tensor of any backend, of at most 1 GiB.
 
         Returns:
             The sum, an array of NumPy; the same to the last bit on all ranks.
 
         Raises:
-            ConfigurationError: The ranks are out of step, or run with ``barrier=False``; or these are not numbers.
+            ConfigurationError: The ranks are out of step, or run with ``barrier=False``; or these are not numbers, or
+                too large.
         """
-        value = _as_numpy(array)
+        value = _as_numpy("array", array)
+        if value.dtype == bool:
+            raise ConfigurationError(
+                f"all_reduce received {describe(array)}: booleans have no sum. Pass int(value), or array.astype(int), to "
+                "count those that are true."
+            )
         kind = Kind(ALL_REDUCE, value.dtype.name, value.shape)
         found = self._exchange(kind, np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return np.frombuffer(found, named_dtype(kind.dtype)).reshape(kind.shape).copy()
 
     def broadcast(self, value: Any) -> Any:
-        """The value of rank 0, on all ranks. The values of the others are ignored.
+        """The value of rank 0, of at most 1 GiB when pickled, on all ranks. The values of the others are ignored.
 
         Raises:
-            ConfigurationError: The ranks are out of step, or run with ``barrier=False``.
+            ConfigurationError: The ranks are out of step, or run with ``barrier=False``; or the value is too large.
             CustomObjectError: The value of rank 0 cannot be pickled.
         """
         packed = memoryview(pack(value, "the value of broadcast")) if self.rank == 0 else memoryview(b"")
@@ -139,8 +146,15 @@ class RankContext:
 
         Returns:
             Whether to stop, because the run is about to end.
+
+        Raises:
+            ConfigurationError: The logs are not numbers by name.
         """
-        numbers = {str(name): float(_as_numpy(value)) for name, value in logs.items()}
+        if not isinstance(logs, Mapping):
+            raise ConfigurationError(
+                f'report received {describe(logs)} as logs: expected a dict of numbers by name, such as {{"loss": 0.5}}.'
+            )
+        numbers = {str(name): _number(f"logs[{name!r}]", value) for name, value in logs.items()}
         with self._lock:
             return self._driver.report(integer("epoch", epoch, low=0), numbers)
 
@@ -150,6 +164,10 @@ class RankContext:
                 f"{kind.name}() needs ranks that run at the same time, and this run has barrier=False: use "
                 "SparkRunner(num_workers, barrier=True)."
             )
+        instead = "write it to a file system that all ranks reach, and broadcast its path"
+        if kind.name == ALL_REDUCE:
+            instead = "use the collectives of the backend"
+        check_size(f"the value of {kind.name}()", value.nbytes, instead)
         with self._lock:
             self._exchanges += 1
             return self._driver.exchange(self._exchanges, kind, value)
@@ -170,7 +188,7 @@ class RankContext:
         return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-def _as_numpy(value: Any) -> Array:
+def _as_numpy(name: str, value: Any) -> Array:
     """An array or a tensor of any backend as an array of numbers."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -178,8 +196,15 @@ def _as_numpy(value: Any) -> Array:
             return np.asarray(value.float().numpy().astype(named_dtype("bfloat16")))
     array = np.asarray(value)
     if array.dtype.kind in "OSUMm":
-        raise ConfigurationError(f"expected numbers, an array or a tensor, received {describe(value)}.")
+        raise ConfigurationError(f"{name}: expected numbers, an array or a tensor, received {describe(value)}.")
     return array
+
+
+def _number(name: str, value: Any) -> float:
+    array = _as_numpy(name, value)
+    if array.size != 1 or array.dtype.kind == "c":
+        raise ConfigurationError(f"{name}: expected a number, received {describe(value)}.")
+    return float(array.reshape(-1)[0])
 
 
 _context: RankContext | None = None

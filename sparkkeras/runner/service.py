@@ -44,6 +44,25 @@ VALUE_BYTES = 1 << 30
 PIECE_BYTES = 16 << 20
 """Results are sent in pieces of this size."""
 
+
+def check_size(name: str, size: int, instead: str) -> None:
+    """Reject a value that is too large to be sent to the driver.
+
+    Args:
+        name: What it is, for the message.
+        size: Its size in bytes.
+        instead: What to do instead, for the message.
+
+    Raises:
+        ConfigurationError: It is larger than `VALUE_BYTES`.
+    """
+    if size > VALUE_BYTES:
+        limit = VALUE_BYTES >> 30
+        raise ConfigurationError(
+            f"{name} has {size / (1 << 30):.2f} GiB, and at most {limit} GiB can be sent to the driver: {instead}."
+        )
+
+
 REPLACED = "replaced"
 """The kind of `RefusedError` for an attempt at a rank that Spark has started again."""
 

@@ -88,6 +88,5 @@ def test_small_floats_are_summed_in_four_bytes(dtype):
     assert total([ones, ones]).dtype == dtype
 
 
-def test_integers_and_booleans_keep_their_dtype():
-    assert total([np.array([True, False]), np.array([True, False])]).tolist() == [True, False]
+def test_integers_keep_their_dtype():
     assert total([np.array([2], np.int8)] * 3).dtype == np.int8
