@@ -5,7 +5,6 @@ The workers are shared with other queries, so they may have used the backend, an
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import reject_dynamic_allocation, reject_without_gpus, seat_of, too_few_slots
+from sparkkeras.runner.spark_hosts import seat_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
@@ -130,28 +129,3 @@ def client_address(session: SparkSession) -> DriverAddress:
             "workers reach this process is unknown: use a host name or an IP address in the URL of the session."
         ) from error
     return DriverAddress(host, host, is_local=ip_address(host).is_loopback)
-
-
-def check_settings(session: SparkSession, ranks: int, barrier: bool, needs_gpus: bool) -> None:
-    """Reject runs that Spark would not start, as far as the settings of the server say it.
-
-    Args:
-        session: The session.
-        ranks: The number of ranks.
-        barrier: Whether they start together.
-        needs_gpus: Whether they need the GPUs that Spark assigns to all tasks.
-
-    Raises:
-        ConfigurationError: Spark has too few slots, uses dynamic allocation, or assigns no GPUs.
-    """
-    settings = session.conf
-    if needs_gpus:
-        reject_without_gpus(settings.get("spark.task.resource.gpu.amount", "0"))
-    if not barrier:
-        return
-    reject_dynamic_allocation(settings.get("spark.dynamicAllocation.enabled", "false"))
-    master = settings.get("spark.master", "") or ""
-    local = re.match(r"local\[(\d+)", master)  # of others, the number of slots is unknown here
-    slots = int(local[1]) // int(settings.get("spark.task.cpus", "1") or 1) if local else ranks
-    if slots < ranks:
-        raise too_few_slots(ranks, slots, master)

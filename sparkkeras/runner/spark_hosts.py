@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkkeras.data.dataset import Running, TaskContext
 from sparkkeras.data.files import Handle
@@ -107,18 +107,40 @@ def gpu_profile(cores: int, gpus: int) -> Any:
     return ResourceProfileBuilder().require(requests).build
 
 
-def check_barrier(cluster: Cluster, ranks: int, gpus_per_worker: int | None) -> None:
-    """Reject a barrier stage of `SparkRunner` that Spark would not start.
+class Settings(Protocol):
+    """The settings of a SparkContext, or of a session of Spark Connect."""
+
+    def get(self, key: str, default: str, /) -> str | None:
+        """The value of a setting."""
+        ...
+
+
+def check_barrier(settings: Settings) -> None:
+    """Reject a barrier stage of `SparkRunner` if Spark does not support it.
 
     Raises:
-        ConfigurationError: Spark has too few slots, or uses dynamic allocation.
+        ConfigurationError: Spark uses dynamic allocation.
     """
-    reject_dynamic_allocation(cluster.context.getConf().get("spark.dynamicAllocation.enabled", "false"))
-    if gpus_per_worker is not None:
-        return  # Spark checks the slots of a resource profile itself
+    reject_dynamic_allocation(settings.get("spark.dynamicAllocation.enabled", "false"))
+
+
+def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
+    """Reject more ranks than slots, in which they would never start together.
+
+    Args:
+        cluster: The cluster.
+        settings: Its settings.
+        ranks: The number of ranks.
+        gpus_per_worker: The number of GPUs for each, which limit the slots further: Spark checks that itself.
+
+    Raises:
+        ConfigurationError: Spark has too few slots.
+    """
+    if gpus_per_worker is not None and _gpus_of_tasks(settings):
+        return  # the known slots are those of tasks with this number of GPUs
     slots = registered_slots(cluster, ranks)
     if slots < ranks:
-        raise too_few_slots(ranks, slots, str(cluster.context.master))
+        raise too_few_slots(ranks, slots, settings.get("spark.master", "") or "")
 
 
 def check_static_allocation(otherwise: str) -> None:
@@ -144,13 +166,36 @@ def registered_slots(cluster: AnyCluster, wanted: int, seconds: float = REGISTER
     return slots
 
 
-def check_gpus(cluster: Cluster) -> None:
-    """Reject tasks that need a GPU where Spark assigns none.
+def check_gpus(settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
+    """Reject ranks that need GPUs where Spark assigns none.
+
+    Args:
+        settings: The settings of Spark.
+        ranks: The number of ranks.
+        gpus_per_worker: The number of GPUs for each; ``None``: those that Spark assigns to all tasks.
 
     Raises:
-        ConfigurationError: ``spark.task.resource.gpu.amount`` is not set.
+        ConfigurationError: It assigns none to tasks, or does not support resource profiles.
     """
-    reject_without_gpus(cluster.context.getConf().get("spark.task.resource.gpu.amount", "0"))
+    master = settings.get("spark.master", "") or ""
+    is_local = master.startswith("local") and not master.startswith("local-cluster")
+    here = f"SparkRunner({ranks}, use_gpu=True, local_mode=True), which distributes the GPUs of this machine"
+    if gpus_per_worker is not None and is_local:
+        raise ConfigurationError(
+            f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark does not support with the "
+            f"master {master!r}, but on standalone clusters, YARN and Kubernetes: use {here}."
+        )
+    if gpus_per_worker is None and not _gpus_of_tasks(settings):
+        instead = f"use {here}" if is_local else "pass gpus_per_worker="
+        raise ConfigurationError(
+            "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
+            f"spark.executor.resource.gpu.amount when the session starts, or {instead}."
+        )
+
+
+def _gpus_of_tasks(settings: Settings) -> float:
+    """The number of GPUs that Spark assigns to each task without a resource profile."""
+    return float(settings.get("spark.task.resource.gpu.amount", "0") or 0)
 
 
 INDEPENDENT_RANKS = "use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
@@ -171,19 +216,6 @@ def reject_dynamic_allocation(enabled: str | None, otherwise: str = INDEPENDENT_
         raise ConfigurationError(
             "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
             f"when the session starts, or {otherwise}"
-        )
-
-
-def reject_without_gpus(amount: str | None) -> None:
-    """Reject the setting ``spark.task.resource.gpu.amount`` if it is 0.
-
-    Raises:
-        ConfigurationError: It is.
-    """
-    if float(amount or 0) <= 0:
-        raise ConfigurationError(
-            "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
-            "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
         )
 
 

@@ -18,17 +18,25 @@ from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner import data as data_of_ranks
-from sparkkeras.runner.connect_hosts import check_settings, client_address, start_query
+from sparkkeras.runner.connect_hosts import client_address, start_query
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, StartHosts, run_group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.local_hosts import gpus_of_ranks, start_threads
 from sparkkeras.runner.rank import FunctionCall, Script, Work
-from sparkkeras.runner.spark_hosts import RankTask, check_barrier, check_gpus, gpu_profile, start_tasks
+from sparkkeras.runner.spark_hosts import (
+    RankTask,
+    Settings,
+    check_barrier,
+    check_gpus,
+    check_slots,
+    gpu_profile,
+    start_tasks,
+)
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import RemoteCluster, active_remote_session
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
 from sparkkeras.worker.device import forking_environment
 
 if TYPE_CHECKING:
@@ -117,7 +125,7 @@ class SparkRunner:
                 ``functools.partial``.
 
         Returns:
-            The results of the function by rank, 1 GB each at most; of a file, ``None`` for each rank.
+            The results of the function by rank, 1 GiB each at most; of a file, ``None`` for each rank.
 
         Raises:
             WorkerError: A rank failed; has the traceback, and the last 100 lines of the rank's output.
@@ -177,10 +185,9 @@ class SparkRunner:
     def _on_cluster(self, work: Work, source: Source | None, everywhere: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
         """The address of the driver, and a function that starts ranks on Spark."""
         cluster = _cluster()
-        if self.barrier:
-            check_barrier(cluster, self.num_workers, self.gpus_per_worker)
-        if self.use_gpu and self.gpus_per_worker is None:
-            check_gpus(cluster)
+        settings = cluster.context.getConf()
+        self._check_settings(settings)
+        self._check_slots(cluster, settings)
         if isinstance(work, Script) and not cluster.is_local:
             work = work.with_source()
         forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
@@ -209,8 +216,10 @@ class SparkRunner:
                 "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
                 "function, with context().rank and context().world_size."
             )
-        check_settings(session, self.num_workers, self.barrier, self.use_gpu and self.gpus_per_worker is None)
+        self._check_settings(session.conf)
         cluster = RemoteCluster(session)
+        if not session.conf.get("spark.default.parallelism", ""):  # which replaces the number of slots
+            self._check_slots(cluster, session.conf)
         profile = None if self.gpus_per_worker is None else gpu_profile(cluster.task_cores, self.gpus_per_worker)
         shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
         with ExitStack() as stack:
@@ -224,6 +233,16 @@ class SparkRunner:
                 return start_query(cluster, host, self.use_gpu, handles, _WITHOUT_CONNECTION, profile)
 
             yield client_address(session), start
+
+    def _check_settings(self, settings: Settings) -> None:
+        if self.barrier:
+            check_barrier(settings)
+        if self.use_gpu:
+            check_gpus(settings, self.num_workers, self.gpus_per_worker)
+
+    def _check_slots(self, cluster: AnyCluster, settings: Settings) -> None:
+        if self.barrier:
+            check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
 
     def _host(self, work: Any, forks: bool, address: Address, parts: data_of_ranks.Parts | None) -> Host:
         rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
@@ -270,8 +289,14 @@ def _script(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Script
     for value in args:
         if not isinstance(value, (str, int, float, os.PathLike)):
             raise ConfigurationError(f"{value!r} is no command-line argument: expected strings, numbers and paths.")
-    if not path.is_file():
-        raise StorageError(f"there is no file {str(path)!r} (working directory {str(Path.cwd())!r}).")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no file {str(path)!r} (working directory {str(Path.cwd())!r}).") from error
+    except IsADirectoryError as error:
+        raise StorageError(f"{str(path)!r} is a folder: expected the path of a Python file.") from error
+    except OSError as error:
+        raise StorageError(f"the file {str(path)!r} cannot be read: {error.strerror}.") from error
     return Script(str(path.resolve()), None, tuple(map(str, args)))
 
 
@@ -282,8 +307,10 @@ def _function_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     except ValueError:
         pass  # a builtin without a signature
     except TypeError as error:
+        received = [f"{each}=" for each in ("args", "kwargs") if each in kwargs]
+        advice = f" It received {' and '.join(received)}, whose values it does not unpack." if received else ""
         raise ConfigurationError(
-            f"run received other arguments than {name} takes: {error}. Pass them after it: run(function, 1, name=2)."
+            f"run received other arguments than {name} takes: {error}.{advice} Pass them after it: run(function, 1, name=2)."
         ) from error
     try:
         return FunctionCall(ByValue.dump((function, args, kwargs), name))

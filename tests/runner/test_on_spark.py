@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError
+from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerError, to_simple_rdd
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.runner import context, groups, spark_runner
-from sparkkeras.runner.connect_hosts import check_settings, client_address
-from sparkkeras.runner.spark_hosts import check_barrier, check_gpus
+from sparkkeras.runner.connect_hosts import client_address
+from sparkkeras.runner.spark_hosts import check_barrier, check_gpus, check_slots
 from tests.conftest import settle
 
 
@@ -215,6 +215,12 @@ def test_ranks_on_two_executors(sc, spark, tmp_path):
     assert sorted(value for _, labels in found for value in labels) == list(range(10))
     found = SparkRunner(2).run(rows_of_rank, data=(np.ones((7, 1)), np.arange(7)))
     assert [labels for _, labels in found] == [[0, 1, 2], [3, 4, 5, 6]]
+    rdd = to_simple_rdd(sc, np.ones((7, 1)), np.arange(7))
+    for rows in (rdd, sc.parallelize([(np.ones(1), row) for row in range(7)], 3).coalesce(2)):  # see SPARK-24820
+        found = SparkRunner(2).run(rows_of_rank, data=rows)
+        assert sorted(value for _, labels in found for value in labels) == list(range(7))
+    found = SparkRunner(2).run(rows_of_rank, data=to_simple_rdd(sc, np.ones((1, 1)), np.arange(1)))
+    assert sorted(len(labels) for _, labels in found) == [0, 1]
     script = tmp_path / "train.py"
     script.write_text("from sparkkeras.runner import context\nassert context().all_reduce(1) == 2\nprint(__file__)")
     SparkRunner(2).run(script)
@@ -246,20 +252,38 @@ def test_too_few_slots_are_an_error_before_a_job(sc):
 # Without Spark
 
 
-def cluster(**settings):
-    conf = SimpleNamespace(get=lambda name, default=None: settings.get(name.replace(".", "_"), default))
-    return SimpleNamespace(context=SimpleNamespace(getConf=lambda: conf), is_local=True)
+def settings(**values):
+    return SimpleNamespace(get=lambda name, default: values.get(name.replace(".", "_"), default))
 
 
 def test_dynamic_allocation_is_an_error_before_a_job():
+    check_barrier(settings())
     with pytest.raises(ConfigurationError, match="spark.dynamicAllocation.enabled=true"):
-        check_barrier(cluster(spark_dynamicAllocation_enabled="true"), 2, None)
+        check_barrier(settings(spark_dynamicAllocation_enabled="true"))
 
 
 def test_gpus_have_to_be_assigned_by_spark():
-    check_gpus(cluster(spark_task_resource_gpu_amount="1"))
-    with pytest.raises(ConfigurationError, match="spark.task.resource.gpu.amount"):
-        check_gpus(cluster())
+    check_gpus(settings(spark_task_resource_gpu_amount="1"), 2, None)
+    check_gpus(settings(spark_master="local-cluster[2,1,1024]"), 2, 1)
+    with pytest.raises(ConfigurationError, match=r"spark.task.resource.gpu.amount .*, or pass gpus_per_worker=\."):
+        check_gpus(settings(spark_master="yarn"), 2, None)
+    with pytest.raises(
+        ConfigurationError, match=r"spark.task.resource.gpu.amount .*, or use SparkRunner\(2, .*local_mode=True"
+    ):
+        check_gpus(settings(spark_master="local[2]"), 2, None)
+    with pytest.raises(
+        ConfigurationError, match=r"gpus_per_worker=1 .* not support with the master 'local\[2\]'.*local_mode"
+    ):
+        check_gpus(settings(spark_master="local[2]"), 2, 1)
+
+
+def test_slots_are_checked_if_they_are_those_of_the_ranks():
+    cluster = SimpleNamespace(slots=2, is_local=True)
+    check_slots(cluster, settings(), 2, None)
+    check_slots(cluster, settings(spark_task_resource_gpu_amount="4"), 3, 1)
+    for gpus in (None, 1):
+        with pytest.raises(ConfigurationError, match=r"num_workers=3, but Spark has 2 slots \(master 'yarn'\)"):
+            check_slots(cluster, settings(spark_master="yarn"), 3, gpus)
 
 
 def test_spark_that_cannot_start_has_a_remedy(monkeypatch):
@@ -271,23 +295,6 @@ def test_spark_that_cannot_start_has_a_remedy(monkeypatch):
         SparkRunner(2).run(print)
 
 
-def remote(**settings):
-    conf = SimpleNamespace(get=lambda name, default=None: settings.get(name.replace(".", "_"), default))
-    return SimpleNamespace(conf=conf, client=SimpleNamespace(host="localhost"))
-
-
-def test_settings_of_a_connect_server_are_checked():
-    check_settings(remote(spark_master="local[4]", spark_task_cpus="2"), 2, True, False)
-    check_settings(remote(spark_master="spark://host:7077"), 200, True, False)
-    check_settings(remote(spark_dynamicAllocation_enabled="true"), 2, False, False)
-    for settings, needs_gpus, message in (
-        ({"spark_master": "local[2]"}, False, r"num_workers=3, but Spark has 2 slots \(master 'local\[2\]'\)"),
-        ({"spark_dynamicAllocation_enabled": "true"}, False, "spark.dynamicAllocation.enabled=true"),
-        ({}, True, "spark.task.resource.gpu.amount"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            check_settings(remote(**settings), 3, True, needs_gpus)
-
-
 def test_workers_of_a_connect_server_on_this_machine_use_the_loopback():
-    assert client_address(remote()) == DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+    session = SimpleNamespace(client=SimpleNamespace(host="localhost"))
+    assert client_address(session) == DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)

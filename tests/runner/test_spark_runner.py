@@ -18,9 +18,18 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkkeras import ConfigurationError, CustomObjectError, DataError, SparkRunner, UnknownArgumentError, WorkerError
+from sparkkeras import (
+    ConfigurationError,
+    CustomObjectError,
+    DataError,
+    SparkRunner,
+    StorageError,
+    UnknownArgumentError,
+    WorkerError,
+)
 from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
 from sparkkeras.runner.rank import Script
+from sparkkeras.runner.rank_context import RankContext
 from tests.processes import clean_environment
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
@@ -100,6 +109,9 @@ def test_a_file_runs_as_a_program(tmp_path, capsys):
     script.write_text("import sys\nprint('before')\nsys.exit(3)")
     with pytest.raises(WorkerError, match=r"failed: it exited with the code 3\.(.|\n)*1 line:\n\nbefore"):
         local(1).run(str(script))
+    script.write_text("def")
+    with pytest.raises(WorkerError, match=r"failed: SyntaxError: invalid syntax \(train.py, line 1\)\."):
+        local(1).run(script)
 
 
 def test_a_file_travels_where_it_does_not_exist(tmp_path, monkeypatch):
@@ -227,11 +239,12 @@ def test_large_results_arrive_whole(forks, monkeypatch):
 
 
 def test_results_have_a_limit(forks, monkeypatch):
-    from sparkkeras.runner import rank
-
-    monkeypatch.setattr(rank, "VALUE_BYTES", 1000)
+    monkeypatch.setattr(service, "VALUE_BYTES", 1000)
     with pytest.raises(WorkerError, match="the result of rank 0 has .* write it to a file system"):
         local(1).run(lambda: np.zeros(1000))
+    for exchange in ("broadcast", "all_reduce"):
+        with pytest.raises(WorkerError, match=rf"ConfigurationError: the value of {exchange}\(\) has 0.00 GiB, and at most"):
+            local(1).run(lambda name: getattr(context(), name)(np.zeros(1000)), exchange)
 
 
 class Answer:
@@ -331,6 +344,19 @@ def test_reports_appear_on_the_driver(forks, capsys):
     assert capsys.readouterr().out == "[0] epoch 1  loss: 0.5\n[0] epoch 2  loss: 0.25\n"
 
 
+def test_what_is_not_a_number_is_named():
+    ranks = RankContext(0, 1, 0, 1, (), ("127.0.0.1:1",), Mock())
+    for call, message in (
+        (lambda: ranks.report(1, [1]), "received a list of 1 value as logs: expected a dict of numbers by name"),
+        (lambda: ranks.report(1, {"loss": "high"}), r"logs\['loss'\]: expected numbers, .*received str 'high'"),
+        (lambda: ranks.report(1, {"loss": [1, 2]}), r"logs\['loss'\]: expected a number, received a list of 2 values"),
+        (lambda: ranks.all_reduce("high"), "array: expected numbers, .*received str 'high'"),
+        (lambda: ranks.all_reduce(True), r"all_reduce received .*booleans have no sum\. Pass int\(value\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            call()
+
+
 def test_independent_ranks_know_no_others(forks):
     def train():
         ranks = context()
@@ -369,6 +395,7 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
     [
         (lambda: SparkRunner(0), ConfigurationError, "num_workers=0: expected a positive whole number"),
         (lambda: SparkRunner(2, local=True), UnknownArgumentError, "Did you mean 'local_mode'"),
+        (lambda: SparkRunner(num_proc=2), UnknownArgumentError, "Did you mean 'num_workers'"),
         (lambda: SparkRunner(2, True), UnknownArgumentError, "name the others"),
         (lambda: SparkRunner(2, gpus_per_worker=1), ConfigurationError, "requires use_gpu=True"),
         (lambda: local().run(3), ConfigurationError, "expected a function, or the path of a Python file"),
@@ -377,7 +404,14 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
             ConfigurationError,
             "other arguments than the function len takes: too many positional",
         ),
+        (
+            lambda: local().run(lambda rate: rate, args=(1,), kwargs={"rate": 2}),
+            ConfigurationError,
+            r"It received args= and kwargs=, whose values it does not unpack\. Pass them after it: run\(function, 1",
+        ),
         (lambda: local().run("none.py"), OSError, "there is no file 'none.py'"),
+        (lambda: local().run("/"), StorageError, "'/' is a folder: expected the path of a Python file"),
+        (lambda: local().run("x" * 300), StorageError, "the file 'xx.*' cannot be read: File name too long"),
         (lambda: local().run(__file__, epochs=3), ConfigurationError, "epochs= is an argument by name"),
         (lambda: local().run(__file__, [3]), ConfigurationError, r"\[3\] is no command-line argument"),
         (lambda: local().run(print, timeout=0), ConfigurationError, "timeout=0: expected a positive number"),
