@@ -96,12 +96,18 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
             yield _on_connect(stored, ranks)
             return
         assert isinstance(stored, DriverDataset)
-        if isinstance(stored, StoredSparkDataset) and source.on_cluster and not (everywhere or stored.cluster.is_local):
-            counts = tuple(handle.rows or 0 for handle in stored.handles)
-            yield replace(Parts.of((), counts, len(counts)), rows=None, handles=stored.handle_rdd)
+        if isinstance(stored, StoredSparkDataset) and not everywhere and _stay_on_workers(stored, source, ranks):
+            with stored.in_place(ranks) as handles:
+                counts = tuple(handle.rows or 0 for handle in stored.handles)
+                yield replace(Parts.of((), counts, ranks), rows=None, handles=handles)
             return
         with stored.everywhere() as rows:
             yield Parts.of(rows, tuple(handle.rows or 0 for handle in stored.handles), ranks)
+
+
+def _stay_on_workers(stored: StoredSparkDataset, source: Source, ranks: int) -> bool:
+    """Whether each rank runs where its rows are. There are fewer partitions than ranks if there are fewer rows."""
+    return source.on_cluster and not stored.cluster.is_local and stored.num_partitions == ranks
 
 
 def _on_connect(stored: StoredRemoteDataset, ranks: int) -> Parts:
