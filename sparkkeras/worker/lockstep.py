@@ -151,7 +151,7 @@ class EpochInStep:
                 yield window[number] if number < len(window) else padding
 
     def _take_flags(self) -> Iterator[bool]:
-        while True:
+        while self._flags:  # TensorFlow asks for one more flag after the last batch
             yield self._flags.popleft()
 
 
