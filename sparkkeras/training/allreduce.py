@@ -34,6 +34,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, WorkerError, counted, warn
 from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.modeling.compilation import compiled_with
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
 from sparkkeras.modeling.state import ModelState
@@ -54,7 +55,7 @@ from sparkkeras.training.worker_validation import ValidationPlan, validation_pla
 from sparkkeras.weights import Array, Flat
 from sparkkeras.worker.batch_reader import WorkerBatches
 from sparkkeras.worker.batches import BatchRange, FitOptions
-from sparkkeras.worker.collectives import hold_port, join
+from sparkkeras.worker.collectives import compiles_collectives, hold_port, join
 from sparkkeras.worker.device import silenced
 from sparkkeras.worker.lockstep import Lockstep
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
@@ -275,6 +276,11 @@ def check_all_reduce(model: keras.Model) -> None:
     """
     check_mean_over_rows(model)
     check_static_allocation('use mode="synchronous".')
+    if compiled_with(model).get("jit_compile") is True and not compiles_collectives():
+        warn(
+            f"the model {model.name!r} was compiled with jit_compile=True, but XLA does not compile TensorFlow's "
+            'collectives: several workers train it without XLA. To train with XLA, use mode="synchronous".'
+        )
 
 
 def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:

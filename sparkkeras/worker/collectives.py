@@ -10,7 +10,6 @@ What the backends listen on is not authenticated (docs/security.md).
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import socket
@@ -39,9 +38,6 @@ LOST_SECONDS = 5.0
 LARGE_SIZE = 1 << 18
 """Gradients of so many values travel alone."""
 
-_log = logging.getLogger(__name__)
-
-
 class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
 
@@ -65,6 +61,13 @@ def hold_port(host: str = "", port: int = 0) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def compiles_collectives() -> bool:
+    """Whether Keras's current backend trains with collectives if it is to compile the step with XLA."""
+    import keras
+
+    return bool(keras.backend.backend() != "tensorflow")
 
 
 def join(rank: int, addresses: Sequence[Address], held: socket.socket, timeout: float = 60.0) -> Group:
@@ -268,9 +271,7 @@ class _TensorFlowGroup(Group):
         threading.Thread(target=self._watch, name="sparkkeras-peers", daemon=True).start()
 
     def adopt(self, model: Any) -> None:
-        if model.jit_compile is True and self.size > 1:
-            _log.warning("XLA does not compile collectives: the model %r is trained with jit_compile=False.", model.name)
-        model.jit_compile = model.jit_compile and self.size == 1
+        model.jit_compile = model.jit_compile and self.size == 1  # see compiles_collectives
 
     def begin_step(self) -> None:
         self._calls = 0

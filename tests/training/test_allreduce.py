@@ -30,6 +30,7 @@ from sparkkeras.training.allreduce import (
     _RankRows,
     _Training,
     _without_padding,
+    check_all_reduce,
 )
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
@@ -184,6 +185,13 @@ def test_arguments_of_another_mode_are_checked_in_fit():
         spark_model.fit(np.zeros((4, 64)), np.zeros(4))
     with pytest.raises(ConfigurationError, match="gradient_dtype='float16' does not fit mode='synchronous'"):
         SparkModel(classifier(), gradient_dtype="float16").fit(np.zeros((4, 64)), np.zeros(4))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="XLA compiles the collectives of JAX")
+def test_training_without_xla_is_a_warning_on_the_driver():
+    check_all_reduce(classifier())
+    with pytest.warns(UserWarning, match="'classifier' was compiled with jit_compile=True, .* train it without XLA"):
+        check_all_reduce(classifier(jit_compile=True))
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_an_error():
