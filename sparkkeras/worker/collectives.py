@@ -210,7 +210,7 @@ class Group(ABC):
         try:
             yield
         except Exception as error:
-            if not isinstance(error, PeerLostError) and (lost := self._reason(error)):
+            if self.size > 1 and not isinstance(error, PeerLostError) and (lost := self._reason(error)):
                 raise PeerLostError(lost) from error
             raise
 
@@ -336,15 +336,16 @@ class _TensorFlowGroup(Group):
         """Abort collectives when a peer has not answered for some seconds."""
         from tensorflow.python.framework import errors
 
-        answered = dict.fromkeys(self._others, time.monotonic())
+        failing: dict[int, float] = {}  # the ranks whose last check failed, since when; a check of each takes a second
         while not self._left.wait(HEARTBEAT_SECONDS):
             for rank in self._others:
+                asked = time.monotonic()
                 if self._answers(rank):
-                    answered[rank] = time.monotonic()
-            self._lost = [rank for rank, when in answered.items() if time.monotonic() - when > LOST_SECONDS]
-            if self._lost and not self._left.is_set():
-                self._context.abort_collective_ops(errors.UNAVAILABLE, self._gone(self._lost))
-                return
+                    failing.pop(rank, None)
+                elif time.monotonic() - failing.setdefault(rank, asked) >= LOST_SECONDS and not self._left.is_set():
+                    self._lost = sorted(failing)
+                    self._context.abort_collective_ops(errors.UNAVAILABLE, self._gone(self._lost))
+                    return
 
     def _reason(self, error: Exception) -> str:
         import tensorflow as tf
