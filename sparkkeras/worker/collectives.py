@@ -12,13 +12,15 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -37,6 +39,7 @@ LOST_SECONDS = 5.0
 
 LARGE_SIZE = 1 << 18
 """Gradients of so many values travel alone."""
+
 
 class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
@@ -80,13 +83,14 @@ def join(rank: int, addresses: Sequence[Address], held: socket.socket, timeout: 
         timeout: How long to wait for the others, in seconds.
 
     Raises:
-        PeerLostError: Some processes did not join. With JAX, this process ends with SIGABRT instead.
+        PeerLostError: Some processes did not join, or cannot reach each other.
     """
     import keras
 
     kinds: dict[str, type[Group]] = {"tensorflow": _TensorFlowGroup, "jax": _JaxGroup, "torch": _TorchGroup}
     group = kinds[keras.backend.backend()](rank, addresses)
     if group.size > 1:
+        group.meet(timeout)
         group.connect(held, timeout)
     return group
 
@@ -174,6 +178,37 @@ class Group(ABC):
         """Leave the group when all processes have come here."""
         self.gather(np.zeros((), np.int32))
 
+    def meet(self, timeout: float) -> None:
+        """Wait until each process has connected to each other one: not all backends name those that cannot be reached.
+
+        Raises:
+            PeerLostError: A process did not come, or a connection failed.
+        """
+        deadline = time.monotonic() + timeout
+        with ExitStack() as stack:
+            listening = stack.enter_context(closing(hold_port(*self.addresses[self.rank])))
+            listening.listen(self.size)
+            with ThreadPoolExecutor(len(self._others)) as threads:
+                tried = threads.map(lambda rank: _call(self.addresses[rank], self.rank, deadline), self._others)
+                callers = _accept(listening, self._others, deadline)
+            called = {rank: connection for rank, connection in zip(self._others, tried, strict=True) if connection}
+            for connection in (*called.values(), *callers.values()):
+                stack.enter_context(closing(connection))
+            if missing := [rank for rank in self._others if rank not in called or rank not in callers]:
+                raise self._missing(missing, timeout)
+            # Backends listen on the same ports. So each process closes its connections when it has stopped listening, and
+            # goes on when all others have.
+            for each in (listening, *callers.values()):
+                each.close()
+            for connection in called.values():
+                connection.settimeout(max(0.0, deadline - time.monotonic()) + LOST_SECONDS)
+                with suppress(OSError):
+                    connection.recv(1)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
     @abstractmethod
     def connect(self, held: socket.socket, timeout: float) -> None:
         """Connect with the other processes."""
@@ -228,10 +263,47 @@ class Group(ABC):
     def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
         named = ", ".join(f"{rank} ({_joined(self.addresses[rank])})" for rank in ranks)
         return PeerLostError(
-            f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or cannot "
-            f"be reached from rank {self.rank} ({_joined(self.addresses[self.rank])}): check that workers may connect to "
-            "each other on any port."
+            f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or it and "
+            f"rank {self.rank} ({_joined(self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
         )
+
+    def _incomplete(self, timeout: float, error: Exception) -> PeerLostError:
+        reason = str(error).strip().partition("\n")[0]
+        return PeerLostError(
+            f"not all of the {self.size} processes joined the group of rank 0 ({_joined(self.addresses[0])}) within "
+            f"{timeout:.0f} s: {reason}. {_MAY_CONNECT}"
+        )
+
+
+_MAY_CONNECT = "Check that no firewall is between the workers, which connect to each other on any port."
+
+
+def _call(address: Address, rank: int, deadline: float) -> socket.socket | None:
+    """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
+    while (remaining := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(address, remaining)
+            connection.sendall(rank.to_bytes(4))
+            return connection
+        except OSError:
+            time.sleep(0.02)
+    return None
+
+
+def _accept(listening: socket.socket, ranks: Sequence[int], deadline: float) -> dict[int, socket.socket]:
+    """The connections from other processes by rank, as many as there are in time."""
+    found: dict[int, socket.socket] = {}
+    while len(found) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
+        listening.settimeout(remaining)
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            connection.settimeout(HEARTBEAT_SECONDS)
+            rank = int.from_bytes(connection.recv(4))
+            if rank in ranks:
+                found[rank] = connection
+            else:
+                connection.close()
+    return found
 
 
 class _TensorFlowGroup(Group):
@@ -319,10 +391,6 @@ class _TensorFlowGroup(Group):
 
         return tf.math.multiply_no_nan(vector, tf.cast(weight, vector.dtype))
 
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank]
-
     def _answers(self, rank: int) -> bool:
         import tensorflow as tf
 
@@ -370,13 +438,18 @@ class _TorchGroup(Group):
         store = self._store(held, timeout)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self.addresses[self.rank][0])]
-        options._timeout = _FOREVER  # heartbeats tell a slow peer from one that is gone
-        gloo = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), self.rank, self.size, options)
+        options._timeout = timedelta(seconds=timeout)
+        try:
+            gloo = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), self.rank, self.size, options)
+        except RuntimeError as error:
+            raise self._incomplete(timeout, error) from error
+        gloo._set_default_timeout(_FOREVER)
         self._host: Any = gloo
         self._device: Any = gloo
         if torch.cuda.is_available():
             on_gpu = distributed.PrefixStore("nccl", store)
             chosen = distributed.ProcessGroupNCCL.Options()
+            chosen._timeout = _FOREVER
             self._device = distributed.ProcessGroupNCCL(on_gpu, self.rank, self.size, chosen)
 
     def _store(self, held: socket.socket, timeout: float) -> Any:
@@ -417,10 +490,14 @@ class _TorchGroup(Group):
 
     def _sum(self, vector: Any) -> Any:
         vector = vector.detach().contiguous()
-        self._wait(self._device.allreduce([vector]))
+        self._wait(self._device.allreduce([vector]), on_gpu=self._device is not self._host)
         return vector
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, on_gpu: bool = False) -> None:
+        """Wait for a collective. NCCL aborts one that has not ended when a wait with a time limit ends."""
+        while on_gpu and not work.is_completed():
+            self._check_peers()
+            time.sleep(_GPU_POLL_SECONDS)
         while True:
             try:
                 work.wait(timedelta(seconds=HEARTBEAT_SECONDS))
@@ -428,9 +505,12 @@ class _TorchGroup(Group):
             except RuntimeError as error:
                 if work.is_completed():
                     raise PeerLostError(_unreachable(error)) from error
-                silent = self._beats.silent()
-                if silent:
-                    raise PeerLostError(self._gone(silent)) from None
+                self._check_peers()
+
+    def _check_peers(self) -> None:
+        silent = self._beats.silent()
+        if silent:
+            raise PeerLostError(self._gone(silent)) from None
 
     def _complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """PyTorch has no gradients for what a step did not use, which may depend on the data."""
@@ -455,6 +535,10 @@ def _torch_distributed() -> Any:
 
 
 _FOREVER = timedelta(days=7)
+"""The time limit of collectives: heartbeats tell a slow peer from one that is gone."""
+
+
+_GPU_POLL_SECONDS = 1e-4
 
 
 class _Beats:
@@ -511,6 +595,7 @@ class _JaxGroup(Group):
             raise ClusterError(f"training in step needs JAX 0.7 or newer, but the workers have {jax.__version__}.")
         coordinator = _joined(self.addresses[0])
         self._bind_to_host()
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)  # JAX writes why it ends the process: faulthandler would add no more
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -523,10 +608,7 @@ class _JaxGroup(Group):
                 coordinator_bind_address=coordinator,
             )
         except RuntimeError as error:
-            raise PeerLostError(
-                f"not all of the {self.size} processes joined the group at {coordinator} within {timeout:.0f} s: "
-                f"{str(error).partition(chr(10))[0]}. Check that workers may connect to each other on any port."
-            ) from error
+            raise self._incomplete(timeout, error) from error
         first = {device.process_index: device for device in reversed(jax.devices())}
         self._mesh = sharding.Mesh(np.array([first[rank] for rank in range(self.size)]), ("ranks",))
         self._replicated = sharding.NamedSharding(self._mesh, sharding.PartitionSpec())

@@ -1,12 +1,15 @@
 """Groups of real processes for tests: forks of one process that has imported the backend once, as on the workers."""
 
+import faulthandler
 import functools
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -89,6 +92,7 @@ def group_of(size):
 
 def _member(rank, addresses, held, pipe):
     _limit_threads()
+    faulthandler.enable()  # as in the processes of ranks
     group = None
     while True:
         function, arguments = pipe.recv()
@@ -147,6 +151,12 @@ def leave(group):
 
 def pid(group):
     return os.getpid()
+
+
+def catches_abort(group):
+    """Whether there is a handler for SIGABRT, as that of faulthandler."""
+    (mask,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask.split()[1], 16) >> (signal.SIGABRT - 1) & 1)
 
 
 class Shift(keras.callbacks.Callback):

@@ -11,7 +11,6 @@ import pytest
 from sparkkeras.data.block import from_arrays
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.worker import collectives
 from sparkkeras.worker.batches import FitOptions
 from sparkkeras.worker.collectives import PeerLostError
 from tests.models import regression
@@ -33,14 +32,6 @@ def test_values_of_all_ranks():
 
 def values(rank):
     return [np.float64(1 / 3) + rank, np.arange(5, dtype=np.uint8) + rank, np.full((2, 3), rank - 2**40), np.empty((0, 2))]
-
-
-def test_a_group_of_one():
-    with collectives.hold_port("127.0.0.1") as held:
-        group = collectives.join(0, [held.getsockname()], held)
-    assert group.gather(np.arange(3))[0].tolist() == [0, 1, 2]
-    assert group.gather_bytes(b"abc") == [b"abc"]
-    group.leave()
 
 
 def start_training(pair, folder):
@@ -87,9 +78,6 @@ def test_a_process_that_does_not_join_is_named():
         pair.processes[1].kill()
         pair.pipes[0].send((groups.pid, ()))
         (answer,) = pair.answers([0])
-        if keras.backend.backend() == "jax":
-            assert answer.args == (-signal.SIGABRT,)
-        else:
-            assert isinstance(answer, PeerLostError), answer
-            assert "rank 1 (127.0.0.1:" in str(answer)
+        assert isinstance(answer, PeerLostError), answer
+        assert "rank 1 (127.0.0.1:" in str(answer)
     assert time.monotonic() - started < 20
