@@ -19,7 +19,6 @@ from tests.worker import groups
 pytestmark = pytest.mark.soak  # starts processes that load the backend
 
 
-@pytest.mark.core
 def test_values_of_all_ranks():
     with groups.group_of(2) as pair:
         for rank, (gathered, data) in enumerate(pair.run(groups.gather, [values(0), values(1)])):
@@ -50,13 +49,7 @@ def start_training(pair, folder):
 
 
 @pytest.mark.parametrize(
-    ("sent", "rank"),
-    [
-        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.core),
-        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.core),
-        pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.soak),
-        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.soak),
-    ],
+    ("sent", "rank"), [(signal.SIGSTOP, 1), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGKILL, 0)]
 )
 def test_a_peer_that_is_gone_ends_training_within_seconds(sent, rank, tmp_path):
     with groups.group_of(2) as pair:

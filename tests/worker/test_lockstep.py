@@ -13,7 +13,6 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.worker.batches import FitOptions
-from tests.conftest import long
 from tests.worker import groups
 
 pytestmark = pytest.mark.soak  # starts processes that load the backend
@@ -135,13 +134,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("adam", marks=pytest.mark.core),
-        *map(long, ("sgd", "clipnorm", "global_clipnorm", "accumulation", "loss_scale")),
-    ],
-)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_uneven_workers_equal_plain_keras(three, rows, name):
     model = dense(name, OPTIMIZERS[name]())
     replicas = trained(three, model, rows())
@@ -152,7 +145,6 @@ def test_uneven_workers_equal_plain_keras(three, rows, name):
     assert metrics.results(model, state) == pytest.approx(expected, abs=1e-5)  # the padding does not count
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("counts", [(41,), (30, 31), (16, 16, 16), (1, 40, 2)])
 def test_all_optimizers_and_numbers_of_workers(rows, name, counts):
@@ -180,7 +172,6 @@ def test_weights_inputs_and_outputs(three, rows):
         assert found[name] == pytest.approx(expected[name], abs=1e-5)
 
 
-@pytest.mark.soak
 def test_class_weights(three, rows):
     weights = {number: 0.2 + number / 4 for number in range(10)}
     model = dense()
@@ -189,7 +180,6 @@ def test_class_weights(three, rows):
     assert difference(replicas, model) < 1e-5
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("steps", [2, 5])
 def test_several_steps_in_an_execution(three, rows, steps):
     if keras.backend.backend() == "torch":
@@ -200,7 +190,6 @@ def test_several_steps_in_an_execution(three, rows, steps):
     assert difference(replicas, model) < 1e-5
 
 
-@pytest.mark.soak
 def test_mixed_precision(three, rows):
     policy = keras.DTypePolicy("mixed_float16")
     layers = [keras.layers.Dense(16, "relu", name="half", dtype=policy)]
@@ -210,7 +199,6 @@ def test_mixed_precision(three, rows):
     assert difference(replicas, model) < 2e-3
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_travel_in_half_precision(three, rows, dtype):
     model = dense(f"travel_{dtype}", keras.optimizers.SGD(0.1))
@@ -219,7 +207,6 @@ def test_gradients_travel_in_half_precision(three, rows, dtype):
     assert 1e-7 < difference(replicas, model) < {"float16": 5e-4, "bfloat16": 5e-3}[dtype]
 
 
-@pytest.mark.core
 def test_batch_statistics_are_averaged_and_padding_changes_nothing(three, rows):
     normalization = keras.layers.BatchNormalization(momentum=0.5, trainable=True, name="normalization")
     frozen = keras.layers.Dense(16, name="frozen", trainable=False)
@@ -250,7 +237,6 @@ def test_streams_of_different_lengths(three, rows):
     assert [replica.rows for replica in replicas] == [75, 0, 20]
 
 
-@pytest.mark.soak
 def test_streams_of_different_lengths_for_a_model_with_a_fixed_batch_size(three):
     if keras.backend.backend() == "torch":
         pytest.skip("Keras cannot train stateful layers")
