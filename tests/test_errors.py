@@ -128,7 +128,7 @@ def test_a_missing_module_on_workers_is_reported_by_name():
         (ValueError("[CAST] The value 'a' of \"STRING\"\n== DataFrame =="), "[CAST] The value 'a' of \"STRING\""),
         (ValueError(), "ValueError()"),
         (
-            RuntimeError("An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted.\n\tat"),
+            RuntimeError("An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted.\n"),
             "org.apache.spark.SparkException: Job aborted.",
         ),
     ],
