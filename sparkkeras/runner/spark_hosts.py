@@ -182,14 +182,15 @@ def check_gpus(settings: Settings, ranks: int, gpus_per_worker: int | None) -> N
     here = f"SparkRunner({ranks}, use_gpu=True, local_mode=True), which distributes the GPUs of this machine"
     if gpus_per_worker is not None and is_local:
         raise ConfigurationError(
-            f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark does not support with the "
-            f"master {master!r}, but on standalone clusters, YARN and Kubernetes: use {here}."
+            f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark supports on standalone "
+            f"clusters, YARN and Kubernetes, and not with the master {master!r}: use {here}."
         )
     if gpus_per_worker is None and not _gpus_of_tasks(settings):
-        instead = f"use {here}" if is_local else "pass gpus_per_worker="
+        if is_local:
+            raise ConfigurationError(f"use_gpu=True, but Spark assigns no GPUs with the master {master!r}: use {here}.")
         raise ConfigurationError(
             "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
-            f"spark.executor.resource.gpu.amount when the session starts, or {instead}."
+            "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
         )
 
 

@@ -265,16 +265,13 @@ def test_dynamic_allocation_is_an_error_before_a_job():
 def test_gpus_have_to_be_assigned_by_spark():
     check_gpus(settings(spark_task_resource_gpu_amount="1"), 2, None)
     check_gpus(settings(spark_master="local-cluster[2,1,1024]"), 2, 1)
-    with pytest.raises(ConfigurationError, match=r"spark.task.resource.gpu.amount .*, or pass gpus_per_worker=\."):
-        check_gpus(settings(spark_master="yarn"), 2, None)
-    with pytest.raises(
-        ConfigurationError, match=r"spark.task.resource.gpu.amount .*, or use SparkRunner\(2, .*local_mode=True"
+    for master, gpus, message in (
+        ("yarn", None, r"spark.task.resource.gpu.amount .*, or pass gpus_per_worker=\."),
+        ("local[2]", None, r"no GPUs with the master 'local\[2\]': use SparkRunner\(2, .*local_mode=True"),
+        ("local[2]", 1, r"gpus_per_worker=1 .*, and not with the master 'local\[2\]'.*local_mode=True"),
     ):
-        check_gpus(settings(spark_master="local[2]"), 2, None)
-    with pytest.raises(
-        ConfigurationError, match=r"gpus_per_worker=1 .* not support with the master 'local\[2\]'.*local_mode"
-    ):
-        check_gpus(settings(spark_master="local[2]"), 2, 1)
+        with pytest.raises(ConfigurationError, match=message):
+            check_gpus(settings(spark_master=master), 2, gpus)
 
 
 def test_slots_are_checked_if_they_are_those_of_the_ranks():
