@@ -25,6 +25,7 @@ from sparkkeras.runner.service import RankClient, check_size
 from sparkkeras.runner.values import pack_parts
 from sparkkeras.spark.connect import session_files
 from sparkkeras.worker import device
+from sparkkeras.worker.process_groups import keep_process_groups
 
 
 class Work(Protocol):
@@ -162,6 +163,7 @@ class RankMain:
 
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
+        keep_process_groups()
         with RankClient(self.driver, self.seat.rank, self.seat.attempt) as client:
             client.start()
             try:
