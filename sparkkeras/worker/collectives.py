@@ -40,6 +40,12 @@ LOST_SECONDS = 5.0
 LARGE_SIZE = 1 << 18
 """Gradients of so many values travel alone."""
 
+PARTS = 4
+"""In so many parts TensorFlow sums a large vector."""
+
+PART_SIZE = 1 << 21
+"""A part has at least so many values."""
+
 
 class PeerLostError(ClusterError):
     """Another process of the group has ended, was stopped, or cannot be reached."""
@@ -101,7 +107,10 @@ class Group(ABC):
     Attributes:
         rank: The index of this process.
         addresses: Host and port of each process, by rank.
+        runs_eagerly: Whether the values of tensors are known in a training step.
     """
+
+    runs_eagerly = False
 
     def __init__(self, rank: int, addresses: Sequence[Address]) -> None:
         self.rank, self.addresses = rank, tuple(addresses)
@@ -146,8 +155,7 @@ class Group(ABC):
         wide = "float64" if any(_dtype(each) == "float64" for each in given if each is not None) else "float32"
         counts = ops.convert_to_tensor(self._counts(gradients), "float32")
         shapes = [tuple(variable.shape) for variable in variables]
-        sizes = [0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)]
-        buckets = _buckets(sizes)
+        buckets = _buckets([0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)])
         weights: Any = None
         if dtype is not None or len(buckets) != 1:
             # Gradients are divided by the sum of the weights before they travel: it has too many digits for half precision,
@@ -155,17 +163,17 @@ class Group(ABC):
             weights = self._sum(self._weighted(counts, weight))
         means: list[Any] = [None] * len(given)
         for bucket in buckets:
-            parts = [ops.reshape(ops.cast(ops.convert_to_tensor(given[i]), wide), (sizes[i],)) for i in bucket]
+            parts, forms = [given[i] for i in bucket], [shapes[i] for i in bucket]
             if weights is None:
-                summed = self._sum(self._weighted(ops.concatenate([*parts, ops.cast(counts, wide)]), weight))
-                weights = summed[sum(sizes) :]
+                vector = self._packed([*parts, counts], [*forms, tuple(counts.shape)], wide)
+                summed = self._sum(self._weighted(vector, weight))
+                weights = summed[-counts.shape[0] :]
                 mean = summed / weights[0]
             else:
-                vector = self._weighted(parts[0] if len(parts) == 1 else ops.concatenate(parts), weight / weights[0])
-                mean = ops.cast(self._sum(vector if dtype is None else ops.cast(vector, dtype)), wide)
-            ends = itertools.accumulate(sizes[i] for i in bucket)
-            for i, end in zip(bucket, ends, strict=True):
-                means[i] = ops.cast(ops.reshape(mean[end - sizes[i] : end], shapes[i]), _dtype(given[i]))
+                vector = self._weighted(self._packed(parts, forms, wide), weight / weights[0])
+                mean = self._sum(vector if dtype is None else ops.cast(vector, dtype))
+            for i, found in zip(bucket, self._unpacked(mean, forms), strict=True):
+                means[i] = ops.cast(found, _dtype(given[i]))
         return self._contributed(means, weights[1:])
 
     def begin_step(self) -> None:  # noqa: B027 - not every backend needs it
@@ -221,8 +229,25 @@ class Group(ABC):
     def _sum(self, vector: Any) -> Any:
         """The sum of the vectors of all ranks, in a training step."""
 
+    def _packed(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
+        """The values of tensors as one vector of a dtype."""
+        from keras import ops
+
+        parts = [
+            ops.reshape(ops.cast(ops.convert_to_tensor(tensor), dtype), (math.prod(shape),))
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts)
+
+    def _unpacked(self, vector: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """The tensors whose values a vector begins with."""
+        from keras import ops
+
+        ends = itertools.accumulate(map(math.prod, shapes))
+        return [ops.reshape(vector[end - math.prod(shape) : end], shape) for shape, end in zip(shapes, ends, strict=True)]
+
     def _weighted(self, vector: Any, weight: Any) -> Any:
-        """A vector times a weight; zeros if the weight is 0, even if the vector is not finite."""
+        """A vector, which may be overwritten, times a weight; zeros if the weight is 0, even if it is not finite."""
         from keras import ops
 
         return ops.cond(weight > 0, lambda: vector * ops.cast(weight, vector.dtype), lambda: ops.zeros_like(vector))
@@ -372,6 +397,17 @@ class _TensorFlowGroup(Group):
     def _sum(self, vector: Any) -> Any:
         import tensorflow as tf
 
+        # A large vector travels faster in a few parts at the same time: 84 MB take 0.2 instead of 0.3 to 0.5 s on loopback.
+        size = int(vector.shape[0])
+        parts = min(PARTS, size // PART_SIZE)
+        if parts < 2:
+            return self._sum_of_part(vector)
+        split = tf.split(vector, [(size + number) // parts for number in range(parts)])
+        return tf.concat([self._sum_of_part(part) for part in split], 0)
+
+    def _sum_of_part(self, vector: Any) -> Any:
+        import tensorflow as tf
+
         # Ranks know the vectors that belong together by a key; a key is for vectors of one size.
         call = (self._calls, int(vector.shape[0]), vector.dtype.name)
         self._calls += 1
@@ -430,6 +466,8 @@ def _task(rank: int) -> str:
 
 class _TorchGroup(Group):
     """PyTorch's process groups: gloo, and NCCL for gradients on GPUs. Heartbeats go through the store of rank 0."""
+
+    runs_eagerly = True
 
     def connect(self, held: socket.socket, timeout: float) -> None:
         import torch
@@ -492,6 +530,22 @@ class _TorchGroup(Group):
         vector = vector.detach().contiguous()
         self._wait(self._device.allreduce([vector]), on_gpu=self._device is not self._host)
         return vector
+
+    # The same with PyTorch's functions: those of Keras take longer than the gradients of a small model on their way.
+
+    def _packed(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
+        import torch
+
+        parts = [tensor.detach().reshape(-1).to(getattr(torch, dtype)) for tensor in tensors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _unpacked(self, vector: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        sizes = list(map(math.prod, shapes))
+        parts = vector[: sum(sizes)].split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _weighted(self, vector: Any, weight: Any) -> Any:
+        return vector.mul_(weight) if weight > 0 else vector.zero_()
 
     def _wait(self, work: Any, on_gpu: bool = False) -> None:
         """Wait for a collective. NCCL aborts one that has not ended when a wait with a time limit ends."""

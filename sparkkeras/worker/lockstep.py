@@ -242,6 +242,8 @@ class Lockstep:
 
         def train_step(data: Any) -> Any:
             batch, flag = data
+            if self.group.runs_eagerly and flag[0] > 0:
+                return step(self._begin(batch, flag))
             variables = [*_changing(model), *model.metrics_variables]
             kept = [ops.copy(ops.convert_to_tensor(variable)) for variable in variables]
             logs = step(self._begin(batch, flag))
