@@ -17,7 +17,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import seat_of
+from sparkkeras.runner.spark_hosts import gpu_profile, seat_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
@@ -26,6 +26,55 @@ from sparkkeras.spark.connectivity import PREFLIGHT_SECONDS, Preflight
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class ConnectTasks:
+    """Runs each host in a task of one query of Spark Connect: a `sparkkeras.runner.groups.Hosts`.
+
+    Attributes:
+        cluster: The cluster.
+        otherwise: What to do if the workers cannot connect to this process, for the message.
+        use_gpu: Whether the processes may use the GPUs of their tasks.
+        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
+    """
+
+    cluster: RemoteCluster
+    otherwise: str
+    use_gpu: bool
+    gpus_per_worker: int | None = None
+
+    @property
+    def driver(self) -> DriverAddress:
+        """See `client_address`."""
+        return client_address(self.cluster.session)
+
+    def start(self, host: Host, handles: DataFrame | None) -> Running[list[Any]]:
+        """See `Hosts.start`.
+
+        Raises:
+            DriverConnectionError: The workers cannot connect to this process.
+        """
+        cluster, gpus = self.cluster, self.gpus_per_worker
+        ranks = cluster.session.range(0, host.world_size, 1, host.world_size)
+        self._check_connection(ranks, host.driver)
+        task = RemoteRankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local, cluster.carried_environment)
+        query = (ranks if handles is None else handles).mapInArrow(
+            PicklesResults(task, CELL_BYTES),
+            RESULT,
+            barrier=host.together,
+            profile=None if gpus is None else gpu_profile(cluster.task_cores, gpus),
+        )
+        return cluster.background(lambda: cluster.collect(query))
+
+    def _check_connection(self, ranks: DataFrame, address: Address) -> None:
+        check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
+        unreached = self.cluster.collect(ranks.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
+        if unreached:
+            raise DriverConnectionError(
+                f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark "
+                f"Connect, {self.otherwise}"
+            )
 
 
 @dataclass(frozen=True)
@@ -60,35 +109,6 @@ class RemoteRankTask:
         return spawn(main, {**self.environment, FILES: session_files(), **variables})
 
 
-def start_query(
-    cluster: RemoteCluster, host: Host, use_gpu: bool, handles: DataFrame | None, otherwise: str, profile: Any = None
-) -> Running[list[Any]]:
-    """Run a task for each rank in the background.
-
-    Args:
-        cluster: The cluster.
-        host: Runs the process of a rank.
-        use_gpu: Whether the processes may use the GPUs of their tasks.
-        handles: The handle of the rows of each rank; ``None``: the run has no data, or the host has it.
-        otherwise: What to do if the workers cannot connect to this process, for the message.
-        profile: The resource profile of the tasks, if they have one.
-
-    Raises:
-        DriverConnectionError: The workers cannot connect to this process.
-    """
-    ranks = _partitions(cluster, host.world_size)
-    _check_connection(cluster, ranks, host.driver, otherwise)
-    task = RemoteRankTask(host, cluster.task_cores, use_gpu, cluster.is_local, cluster.carried_environment)
-    query = (ranks if handles is None else handles).mapInArrow(
-        PicklesResults(task, CELL_BYTES), RESULT, barrier=host.together, profile=profile
-    )
-    return cluster.background(lambda: cluster.collect(query))
-
-
-def _partitions(cluster: RemoteCluster, count: int) -> DataFrame:
-    return cluster.session.range(0, count, 1, count)
-
-
 @dataclass(frozen=True)
 class _Connects:
     """Tries to connect to the client; see `Preflight`."""
@@ -99,16 +119,6 @@ class _Connects:
         for _ in batches:
             pass
         yield from Preflight(self.address)(task_context(), iter(()))
-
-
-def _check_connection(cluster: RemoteCluster, ranks: DataFrame, address: Address, otherwise: str) -> None:
-    check = _Connects(replace(address, timeout=min(PREFLIGHT_SECONDS, address.timeout)))
-    unreached = cluster.collect(ranks.mapInArrow(PicklesResults(check, CELL_BYTES), RESULT))
-    if unreached:
-        raise DriverConnectionError(
-            f"the workers cannot connect to this process at {address.url}: {', '.join(unreached[:3])}. With Spark Connect, "
-            f"{otherwise}"
-        )
 
 
 def client_address(session: SparkSession) -> DriverAddress:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike
-from sparkkeras.data.dataset import DriverDataset, Rows
+from sparkkeras.data.dataset import Rows
 from sparkkeras.data.files import Handle
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
 from sparkkeras.errors import ConfigurationError, DataError, counted
+from sparkkeras.runner.hosts import Parts
 from sparkkeras.sources.arrays import even_slices
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.frame import Columns, is_frame
@@ -25,34 +25,6 @@ from sparkkeras.sources.source import NamedColumns, Source, as_source, is_batch_
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
 from sparkkeras.sources.tasks import Collect
 from sparkkeras.worker.device import forking_environment
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The rows of the ranks.
-
-    Attributes:
-        rows: Those of each rank, which its worker can open; ``None``: the partitions of ``handles`` have them.
-        counts: Their numbers.
-        handles: An RDD (with Spark Connect, a DataFrame) of the handle of each rank, which Spark runs where the files are;
-            ``None``: any worker can open the rows.
-    """
-
-    rows: tuple[Rows, ...] | None
-    counts: tuple[int, ...]
-    handles: Any = None
-
-    @classmethod
-    def of(cls, rows: tuple[Rows, ...], counts: tuple[int, ...], ranks: int) -> Parts:
-        """Parts for a number of ranks, some of which may get none.
-
-        Raises:
-            DataError: There are no rows.
-        """
-        if not sum(counts):
-            raise DataError("data has no rows.")
-        missing = ranks - len(counts)
-        return cls((*rows, *(Handle(len(rows), "", 0, None),) * missing), (*counts, *(0,) * missing))
 
 
 def source_of(data: Any, features: Columns | None, label: Columns | None) -> Source:
@@ -92,29 +64,22 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
         ConfigurationError: They are too large to be sent to the workers.
     """
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
+        counts = _counts(stored.handles, ranks)
         if isinstance(stored, StoredRemoteDataset):
-            yield _on_connect(stored, ranks)
-            return
-        assert isinstance(stored, DriverDataset)
-        if isinstance(stored, StoredSparkDataset) and not everywhere and _stay_on_workers(stored, source, ranks):
+            if stored.num_partitions < ranks:
+                raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
+            yield Parts(counts=counts, handles=stored.handle_frame)
+        elif isinstance(stored, StoredSparkDataset) and not everywhere and _stay_on_workers(stored, source, ranks):
             with stored.in_place(ranks) as handles:
-                counts = tuple(handle.rows or 0 for handle in stored.handles)
-                yield replace(Parts.of((), counts, ranks), rows=None, handles=handles)
-            return
-        with stored.everywhere() as rows:
-            yield Parts.of(rows, tuple(handle.rows or 0 for handle in stored.handles), ranks)
+                yield Parts(counts=counts, handles=handles)
+        else:
+            with stored.everywhere() as rows:
+                yield _one_each(rows, counts)
 
 
 def _stay_on_workers(stored: StoredSparkDataset, source: Source, ranks: int) -> bool:
     """Whether each rank runs where its rows are. There are fewer partitions than ranks if there are fewer rows."""
     return source.on_cluster and not stored.cluster.is_local and stored.num_partitions == ranks
-
-
-def _on_connect(stored: StoredRemoteDataset, ranks: int) -> Parts:
-    counts = tuple(handle.rows or 0 for handle in stored.handles)
-    if len(counts) < ranks:
-        raise DataError(f"num_workers={ranks}, but data has {counted(sum(counts), 'row')}; each rank needs one.")
-    return replace(Parts.of((), counts, ranks), rows=None, handles=stored.handle_frame)
 
 
 @contextmanager
@@ -131,9 +96,26 @@ def stored_on_driver(source: Source, ranks: int) -> Iterator[Parts]:
             files.write(block[part].dense_pieces(block.nbytes), rank, folder)
             for rank, part in enumerate(even_slices(block.rows, ranks))
         ]
-        yield Parts.of(tuple(handles), tuple(handle.rows or 0 for handle in handles), ranks)
+        yield _one_each(handles, _counts(handles, ranks))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _counts(handles: Sequence[Handle], ranks: int) -> tuple[int, ...]:
+    """The number of rows of each rank; there may be fewer handles than ranks.
+
+    Raises:
+        DataError: There are no rows.
+    """
+    counts = tuple(handle.rows or 0 for handle in handles)
+    if not sum(counts):
+        raise DataError("data has no rows.")
+    return (*counts, *(0,) * (ranks - len(counts)))
+
+
+def _one_each(rows: Sequence[Rows], counts: tuple[int, ...]) -> Parts:
+    """One part for each rank; the last ranks have none if there are fewer parts."""
+    return Parts((*((part,) for part in rows), *((),) * (len(counts) - len(rows))), counts)
 
 
 def _collected(source: Source) -> Block:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from sparkkeras.data.dataset import DriverAddress, Running
+from sparkkeras.data.dataset import DriverAddress, Running, Shared
 from sparkkeras.errors import ClusterError, SparkKerasError, WorkerError, WorkerTimeoutError, counted, warn
 from sparkkeras.rpc.options import ServerOptions
-from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.group import Failure, Group
+from sparkkeras.runner.hosts import Host, Parts
 from sparkkeras.runner.output import TAIL_LINES
+from sparkkeras.runner.rank import Work
 from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
@@ -33,11 +35,41 @@ EXIT_SECONDS = 10.0
 WAIT_SECONDS = 10.0
 """How long the ranks wait for slots before the driver says so. It says so again after three times that time, and so on."""
 
-StartHosts = Callable[[Address], Running[Any]]
-"""Starts the hosts of all ranks in the background, given the address of the driver."""
-
 Answer = Callable[[list[list[memoryview]]], bytes]
 """Answers what the ranks ask, given what each has sent, in parts; see `sparkkeras.runner.exchanges.ASK_DRIVER`."""
+
+
+class Hosts(Protocol):
+    """Where ranks run: in processes of the driver's machine, of Spark tasks, or of tasks of Spark Connect."""
+
+    @property
+    def driver(self) -> DriverAddress:
+        """How the hosts reach this process."""
+        ...
+
+    def start(self, host: Host, handles: Any) -> Running[Any]:
+        """Run the host of each rank in the background.
+
+        Args:
+            host: What each host does.
+            handles: See `Parts.handles`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run.
+
+    Attributes:
+        hosts: Where they run.
+        work: What each does.
+        parts: Their rows.
+    """
+
+    hosts: Hosts
+    work: Shared[Work]
+    parts: Parts
 
 
 @runtime_checkable
@@ -55,8 +87,7 @@ class RowsMissingError(Exception):
 
 def run_group(
     group: Group,
-    driver: DriverAddress,
-    start: StartHosts,
+    ranks: Ranks,
     timeout: float | None = None,
     answer: Answer | None = None,
     max_value: int = VALUE_BYTES,
@@ -65,8 +96,7 @@ def run_group(
 
     Args:
         group: The group.
-        driver: The address at which the hosts reach this process.
-        start: Starts the hosts.
+        ranks: Its ranks.
         timeout: How long the ranks may run after all have started, in seconds; ``None``: as long as they want.
         answer: Answers what the ranks ask the driver, in this thread. An error that it raises ends the group.
         max_value: The largest size of what a rank asks the driver, in bytes.
@@ -78,8 +108,10 @@ def run_group(
         RowsMissingError: A worker did not find the rows of its rank.
     """
     service = GroupService(group, max_value)
-    with serving("socket", service, ServerOptions(), 0, driver, group.size) as address, interrupts_here():
-        running = start(address)
+    with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
+        parts = ranks.parts
+        host = Host(ranks.work, address, group.size, group.together, parts.rows, parts.counts)
+        running = ranks.hosts.start(host, parts.handles)
         try:
             error = _watch(group, running, timeout, answer)
         except BaseException:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Any
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows, Shared
@@ -37,6 +38,22 @@ Start = Callable[[RankMain, Mapping[str, str]], Process]
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The rows of the ranks; by default none, as in a run without data.
+
+    Attributes:
+        rows: Those of each rank, in parts that its worker can open; ``None``: the partitions of ``handles`` have them.
+        counts: Their numbers; ``None``: the ranks need not know them.
+        handles: An RDD (with Spark Connect, a DataFrame) of the handle of each rank, which Spark runs where the files are;
+            ``None``: any worker can open the rows.
+    """
+
+    rows: tuple[tuple[Rows, ...], ...] | None = None
+    counts: tuple[int, ...] | None = None
+    handles: Any = None
+
+
+@dataclass(frozen=True)
 class Host:
     """Runs the process of a rank on a worker, from its start to its end.
 
@@ -45,18 +62,16 @@ class Host:
         driver: The address of the driver.
         world_size: The number of ranks.
         together: Whether all ranks run at the same time.
-        forks: Whether processes are forks of workers that have imported the backend; otherwise a new Python.
-        parts: The rows of each rank, in parts; ``None``: the run has no data, or each host gets those of its rank.
-        rows: The number of rows of each rank.
+        parts: See `Parts.rows`.
+        counts: See `Parts.counts`.
     """
 
     work: Shared[Work]
     driver: Address
     world_size: int
     together: bool
-    forks: bool
     parts: tuple[tuple[Rows, ...], ...] | None = None
-    rows: tuple[int, ...] | None = None
+    counts: tuple[int, ...] | None = None
 
     def run(self, seat: Seat, start: Start, parts: tuple[Rows, ...] = ()) -> None:
         """Run a rank. What becomes of it is known to the driver; here it is no error.
@@ -78,7 +93,7 @@ class Host:
                 addresses = client.join(seat.host, port)
             except GroupStoppedError:
                 return
-            main = RankMain(work, self.driver, seat, self.world_size, addresses, stored, self.rows)
+            main = RankMain(work, self.driver, seat, self.world_size, addresses, stored, self.counts)
             variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)

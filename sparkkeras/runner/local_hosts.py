@@ -7,8 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from sparkkeras.data.dataset import Running
+from sparkkeras.data.dataset import DriverAddress, Running
 from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.runner.group import Group
@@ -18,34 +19,46 @@ from sparkkeras.runner.rank import RankMain, Seat
 from sparkkeras.worker import device
 
 
-def start_threads(group: Group, host: Host, gpus: tuple[tuple[str, ...], ...]) -> Running[None]:
-    """Run each rank in a thread of the driver, which starts its process.
+@dataclass(frozen=True)
+class LocalThreads:
+    """Runs each host in a thread of the driver: a `sparkkeras.runner.groups.Hosts`.
 
-    Args:
+    Attributes:
         group: The group.
-        host: Runs the process of a rank.
         gpus: The addresses of the GPUs of each rank.
     """
-    cores = max(1, (os.cpu_count() or 1) // group.size)
-    # If Keras is loaded here, the ranks use the same backend; otherwise they load what they need.
-    inherited = device.worker_environment(cores) if "keras" in sys.modules else {}
 
-    def start(main: RankMain, variables: Mapping[str, str]) -> Process:
-        return spawn(main, {**inherited, **variables})
+    group: Group
+    gpus: tuple[tuple[str, ...], ...]
 
-    def run(rank: int) -> None:
-        try:
-            host.run(Seat(rank, 0, "127.0.0.1", cores, gpus[rank]), start)
-        except BaseException:
-            group.stop()  # others may wait for this rank
-            raise
+    @property
+    def driver(self) -> DriverAddress:
+        """The loopback address."""
+        return DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
 
-    def run_all() -> None:
-        with ThreadPoolExecutor(group.size, "sparkkeras-rank") as threads:
-            for done in [threads.submit(run, rank) for rank in range(group.size)]:
-                done.result()
+    def start(self, host: Host, handles: None) -> Running[None]:
+        """See `Hosts.start`."""
+        group = self.group
+        cores = max(1, (os.cpu_count() or 1) // group.size)
+        # If Keras is loaded here, the ranks use the same backend; otherwise they load what they need.
+        inherited = device.worker_environment(cores) if "keras" in sys.modules else {}
 
-    return LocalRunning(run_all)
+        def start(main: RankMain, variables: Mapping[str, str]) -> Process:
+            return spawn(main, {**inherited, **variables})
+
+        def run(rank: int) -> None:
+            try:
+                host.run(Seat(rank, 0, "127.0.0.1", cores, self.gpus[rank]), start)
+            except BaseException:
+                group.stop()  # others may wait for this rank
+                raise
+
+        def run_all() -> None:
+            with ThreadPoolExecutor(group.size, "sparkkeras-rank") as threads:
+                for done in [threads.submit(run, rank) for rank in range(group.size)]:
+                    done.result()
+
+        return LocalRunning(run_all)
 
 
 def gpus_of_ranks(ranks: int, each: int | None) -> tuple[tuple[str, ...], ...]:

@@ -150,7 +150,7 @@ class RankMain:
         world_size: The number of ranks.
         addresses: The address of each rank; empty for ranks that do not know each other.
         parts: The rows of the rank.
-        rows: The number of rows of each rank; ``None``: the run has no data.
+        counts: The number of rows of each rank; ``None``: the run has no data.
     """
 
     work: Work
@@ -159,7 +159,7 @@ class RankMain:
     world_size: int
     addresses: tuple[str, ...]
     parts: tuple[Rows, ...]
-    rows: tuple[int, ...] | None
+    counts: tuple[int, ...] | None
 
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
@@ -181,7 +181,7 @@ class RankMain:
         place = local_rank(seat.rank, self.addresses)
         rank_context.enter(
             RankContext(
-                seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.rows
+                seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.counts
             )
         )
 

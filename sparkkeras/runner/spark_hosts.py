@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkkeras.data.dataset import Running, TaskContext
+from sparkkeras.data.dataset import DriverAddress, Running, TaskContext
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.hosts import Host
@@ -15,7 +15,7 @@ from sparkkeras.runner.processes import fork, spawn
 from sparkkeras.runner.rank import Seat
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
-from sparkkeras.spark.connect import AnyCluster, active_remote_session
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
 from sparkkeras.worker import device
 
 if TYPE_CHECKING:
@@ -26,17 +26,53 @@ REGISTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
+class SparkTasks:
+    """Runs each host in a task of one Spark job: a `sparkkeras.runner.groups.Hosts`.
+
+    Attributes:
+        cluster: The cluster.
+        forks: Whether processes are forks of workers that have imported the backend; otherwise a new Python.
+        use_gpu: Whether the processes may use the GPUs of their tasks.
+        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
+    """
+
+    cluster: Cluster
+    forks: bool
+    use_gpu: bool
+    gpus_per_worker: int | None = None
+
+    @property
+    def driver(self) -> DriverAddress:
+        """See `Cluster.driver`."""
+        return self.cluster.driver
+
+    def start(self, host: Host, handles: RDD[Handle] | None) -> Running[Any]:
+        """See `Hosts.start`."""
+        cluster = self.cluster
+        task = RankTask(host, self.forks, cluster.task_cores, self.use_gpu, cluster.is_local)
+        ranks: Any = cluster.context.parallelize((), host.world_size) if handles is None else handles
+        with cluster.training_workers():
+            mapped = (ranks.barrier() if host.together else ranks).mapPartitionsWithIndex(task)
+            if self.gpus_per_worker is not None:
+                mapped = mapped.withResources(gpu_profile(cluster.task_cores, self.gpus_per_worker))
+            _ = mapped._jrdd
+        return cluster.background(lambda: cluster.collect(mapped))
+
+
+@dataclass(frozen=True)
 class RankTask:
     """The task of a rank.
 
     Attributes:
         host: Runs the process of the rank.
+        forks: See `SparkTasks`.
         cores: The CPU cores of a task.
         use_gpu: Whether the process may use the GPUs of the task.
         is_local: Whether all tasks run on the driver's machine.
     """
 
     host: Host
+    forks: bool
     cores: int
     use_gpu: bool
     is_local: bool
@@ -45,7 +81,7 @@ class RankTask:
         """Run the rank; yields nothing, since its result goes to the driver directly."""
         parts = tuple(rows)  # read to the end, since Spark cannot reuse the worker otherwise
         context = task_context(rank, self.cores)
-        if self.host.forks:
+        if self.forks:
             device.prepare(context.cores, shared_folder=application_folder())
             device.prepare_to_fork(context.cores)
             if not device.is_uninitialized():
@@ -53,7 +89,7 @@ class RankTask:
         seat = seat_of(context, self.host.together, self.use_gpu)
         if self.is_local:
             seat = replace(seat, host="127.0.0.1")
-        self.host.run(seat, fork if self.host.forks else spawn, parts)
+        self.host.run(seat, fork if self.forks else spawn, parts)
         return iter(())
 
 
@@ -78,25 +114,6 @@ def _host_of(rank: int, together: bool) -> str:
     import socket
 
     return socket.gethostname()
-
-
-def start_tasks(cluster: Cluster, task: RankTask, gpus_per_worker: int | None, handles: RDD[Handle] | None) -> Running[Any]:
-    """Run a task for each rank in the background.
-
-    Args:
-        cluster: The cluster.
-        task: The task.
-        gpus_per_worker: The number of GPUs for each task; ``None``: as Spark is configured.
-        handles: The handle of the rows of each rank, if Spark is to run its task where they are.
-    """
-    size = task.host.world_size
-    ranks: Any = cluster.context.parallelize((), size) if handles is None else handles
-    with cluster.training_workers():
-        mapped = (ranks.barrier() if task.host.together else ranks).mapPartitionsWithIndex(task)
-        if gpus_per_worker is not None:
-            mapped = mapped.withResources(gpu_profile(cluster.task_cores, gpus_per_worker))
-        _ = mapped._jrdd
-    return cluster.background(lambda: cluster.collect(mapped))
 
 
 def gpu_profile(cores: int, gpus: int) -> Any:
@@ -138,6 +155,8 @@ def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_wo
     """
     if gpus_per_worker is not None and _gpus_of_tasks(settings):
         return  # the known slots are those of tasks with this number of GPUs
+    if isinstance(cluster, RemoteCluster) and settings.get("spark.default.parallelism", ""):
+        return  # which replaces the number of slots where they are counted by a query
     slots = registered_slots(cluster, ranks)
     if slots < ranks:
         raise too_few_slots(ranks, slots, settings.get("spark.master", "") or "")

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
 from sparkkeras.data.block import describe
-from sparkkeras.data.dataset import DriverAddress, Running
 from sparkkeras.data.local_dataset import LocalShared
 from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, StorageError
 from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.rpc.options import check_seconds
-from sparkkeras.rpc.transport import Address
-from sparkkeras.runner import data as data_of_ranks
-from sparkkeras.runner.connect_hosts import client_address, start_query
+from sparkkeras.runner.connect_hosts import ConnectTasks
+from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
 from sparkkeras.runner.group import Group
-from sparkkeras.runner.groups import RowsMissingError, StartHosts, run_group
-from sparkkeras.runner.hosts import Host
-from sparkkeras.runner.local_hosts import gpus_of_ranks, start_threads
+from sparkkeras.runner.groups import Ranks, RowsMissingError, run_group
+from sparkkeras.runner.hosts import Parts
+from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, Script, Work
-from sparkkeras.runner.spark_hosts import (
-    RankTask,
-    Settings,
-    check_barrier,
-    check_gpus,
-    check_slots,
-    gpu_profile,
-    start_tasks,
-)
+from sparkkeras.runner.spark_hosts import Settings, SparkTasks, check_barrier, check_gpus, check_slots
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.cluster import Cluster
@@ -142,23 +132,23 @@ class SparkRunner:
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
         work = self._work(function_or_file, args, kwargs)
-        source = None if data is None else data_of_ranks.source_of(data, features, label)
+        source = None if data is None else source_of(data, features, label)
         try:
             return self._run(work, source, timeout)
         except RowsMissingError:
-            return self._run(work, source, timeout, everywhere=True)
+            return self._run(work, source, timeout, moves_rows=True)
 
-    def _run(self, work: Work, source: Source | None, timeout: float | None, everywhere: bool = False) -> list[Any]:
+    def _run(self, work: Work, source: Source | None, timeout: float | None, moves_rows: bool = False) -> list[Any]:
         group = Group(self.num_workers, together=self.barrier)
         session = None if self.local_mode else _remote_session(source)
-        if self.local_mode:
-            hosts = self._on_driver(group, work, source)
-        elif session is not None:
-            hosts = self._on_connect(session, work, source, everywhere)
-        else:
-            hosts = self._on_cluster(work, source, everywhere)
-        with hosts as (driver, start):
-            return run_group(group, driver, start, timeout)
+        with ExitStack() as stack:
+            if self.local_mode:
+                ranks = self._on_driver(stack, group, work, source)
+            elif session is not None:
+                ranks = self._on_connect(stack, session, work, source, moves_rows)
+            else:
+                ranks = self._on_cluster(stack, work, source, moves_rows)
+            return run_group(group, ranks, timeout)
 
     def _work(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
         if isinstance(given, (str, os.PathLike)):
@@ -167,87 +157,48 @@ class SparkRunner:
             raise ConfigurationError(f"run received {describe(given)}; expected a function, or the path of a Python file.")
         return _function_call(given, args, kwargs)
 
-    @contextmanager
-    def _on_driver(self, group: Group, work: Work, source: Source | None) -> Iterator[tuple[DriverAddress, StartHosts]]:
-        """The address of the driver, and a function that starts ranks on its machine."""
+    def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
-        with ExitStack() as stack:
-            parts = None
-            if source is not None:
-                parts = stack.enter_context(data_of_ranks.stored_on_driver(source, self.num_workers))
+        parts = Parts() if source is None else stack.enter_context(stored_on_driver(source, self.num_workers))
+        return Ranks(LocalThreads(group, gpus), LocalShared(work), parts)
 
-            def start(address: Address) -> Running[Any]:
-                return start_threads(group, self._host(LocalShared(work), False, address, parts), gpus)
-
-            yield DriverAddress("127.0.0.1", "127.0.0.1", is_local=True), start
-
-    @contextmanager
-    def _on_cluster(self, work: Work, source: Source | None, everywhere: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
-        """The address of the driver, and a function that starts ranks on Spark."""
+    def _on_cluster(self, stack: ExitStack, work: Work, source: Source | None, moves_rows: bool) -> Ranks:
         cluster = _cluster()
-        settings = cluster.context.getConf()
-        self._check_settings(settings)
-        self._check_slots(cluster, settings)
+        self._check(cluster, cluster.context.getConf())
+        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
         if isinstance(work, Script) and not cluster.is_local:
             work = work.with_source()
-        forks = isinstance(work, FunctionCall)  # a script may set variables for libraries before it imports them
-        shares_rows = everywhere or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
-        with ExitStack() as stack:
-            parts = None
-            if source is not None:
-                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers, shares_rows))
-            shared = stack.enter_context(cluster.share(work))
+        everywhere = moves_rows or not self.barrier  # a rank that starts alone cannot be stopped for another one's rows
+        parts = self._stored(stack, source, everywhere)
+        tasks = SparkTasks(cluster, forks, self.use_gpu, self.gpus_per_worker)
+        return Ranks(tasks, stack.enter_context(cluster.share(work)), parts)
 
-            def start(address: Address) -> Running[Any]:
-                host = self._host(shared, forks, address, parts)
-                task = RankTask(host, cluster.task_cores, self.use_gpu, cluster.is_local)
-                return start_tasks(cluster, task, self.gpus_per_worker, None if parts is None else parts.handles)
-
-            yield cluster.driver, start
-
-    @contextmanager
     def _on_connect(
-        self, session: SparkSession, work: Work, source: Source | None, everywhere: bool
-    ) -> Iterator[tuple[DriverAddress, StartHosts]]:
-        """The address of this process, and a function that starts ranks on Spark Connect."""
-        if source is not None and (everywhere or not self.barrier):
+        self, stack: ExitStack, session: SparkSession, work: Work, source: Source | None, moves_rows: bool
+    ) -> Ranks:
+        if source is not None and (moves_rows or not self.barrier):
             raise ConfigurationError(
                 "with Spark Connect, rows stay on the workers that have read them, and Spark runs ranks elsewhere if they "
                 "do not start together (barrier=False) or these workers are busy: leave slots free, or read the rows in the "
                 "function, with context().rank and context().world_size."
             )
-        self._check_settings(session.conf)
         cluster = RemoteCluster(session)
-        if not session.conf.get("spark.default.parallelism", ""):  # which replaces the number of slots
-            self._check_slots(cluster, session.conf)
-        profile = None if self.gpus_per_worker is None else gpu_profile(cluster.task_cores, self.gpus_per_worker)
+        self._check(cluster, session.conf)
         shared = cluster.keep(work.with_source() if isinstance(work, Script) else work)
-        with ExitStack() as stack:
-            parts = None
-            if source is not None:
-                parts = stack.enter_context(data_of_ranks.stored_on_workers(source, self.num_workers, everywhere=False))
+        parts = self._stored(stack, source, everywhere=False)
+        return Ranks(ConnectTasks(cluster, _WITHOUT_CONNECTION, self.use_gpu, self.gpus_per_worker), shared, parts)
 
-            def start(address: Address) -> Running[Any]:
-                host = self._host(shared, False, address, parts)
-                handles = None if parts is None else parts.handles
-                return start_query(cluster, host, self.use_gpu, handles, _WITHOUT_CONNECTION, profile)
-
-            yield client_address(session), start
-
-    def _check_settings(self, settings: Settings) -> None:
+    def _check(self, cluster: AnyCluster, settings: Settings) -> None:
+        """Reject ranks that Spark cannot start, before any rows are read."""
         if self.barrier:
             check_barrier(settings)
         if self.use_gpu:
             check_gpus(settings, self.num_workers, self.gpus_per_worker)
-
-    def _check_slots(self, cluster: AnyCluster, settings: Settings) -> None:
         if self.barrier:
             check_slots(cluster, settings, self.num_workers, self.gpus_per_worker)
 
-    def _host(self, work: Any, forks: bool, address: Address, parts: data_of_ranks.Parts | None) -> Host:
-        rows, counts = (None, None) if parts is None else (parts.rows, parts.counts)
-        each = None if rows is None else tuple((part,) for part in rows)
-        return Host(work, address, self.num_workers, self.barrier, forks, each, counts)
+    def _stored(self, stack: ExitStack, source: Source | None, everywhere: bool) -> Parts:
+        return Parts() if source is None else stack.enter_context(stored_on_workers(source, self.num_workers, everywhere))
 
 
 _WITHOUT_CONNECTION = (

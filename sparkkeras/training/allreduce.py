@@ -417,11 +417,11 @@ class _Training:
                 plan,
                 validation_plan(job, stack),
             )
-            driver, start = stack.enter_context(self._hosts.starting(work, size, moves_rows))
+            ranks = stack.enter_context(self._hosts.ranks(work, size, moves_rows))
             self._started = time.perf_counter()
             largest = max(VALUE_BYTES, self._state.nbytes + VALUE_BYTES // 4)
             try:
-                run_group(Group(size), driver, start, answer=self._answer, max_value=largest)
+                run_group(Group(size), ranks, answer=self._answer, max_value=largest)
             except WorkerError as error:
                 return error
         return None

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from sparkkeras.data.dataset import DriverAddress, Running, StoredDataset
+from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.values import DelayedValue
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
-from sparkkeras.rpc.transport import Address
-from sparkkeras.runner.connect_hosts import client_address, start_query
-from sparkkeras.runner.groups import StartHosts
-from sparkkeras.runner.hosts import Host
+from sparkkeras.runner.connect_hosts import ConnectTasks
+from sparkkeras.runner.groups import Ranks
+from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, Work
-from sparkkeras.runner.spark_hosts import RankTask, registered_slots, start_tasks
+from sparkkeras.runner.spark_hosts import SparkTasks, registered_slots
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset
@@ -49,14 +48,14 @@ def all_slots(cluster: AnyCluster, num_workers: int | None) -> int:
 
 
 class RankHosts(Protocol):
-    """Where ranks run."""
+    """Where the ranks that train on a dataset run."""
 
     def size(self) -> int:
         """The number of ranks that can run now."""
         ...
 
-    def starting(self, work: Work, size: int, moves_rows: bool) -> AbstractContextManager[tuple[DriverAddress, StartHosts]]:
-        """The address of this process, and a function that starts the ranks.
+    def ranks(self, work: Work, size: int, moves_rows: bool) -> AbstractContextManager[Ranks]:
+        """The ranks, with their rows of the dataset.
 
         Args:
             work: What each rank does.
@@ -87,25 +86,18 @@ class SparkHosts:
         return max(1, min(count, registered_slots(self.cluster, count, SLOTS_SECONDS)))
 
     @contextmanager
-    def starting(self, work: Work, size: int, moves_rows: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
-        """See `RankHosts.starting`: the rows are sent to other workers if these do not have them."""
+    def ranks(self, work: Work, size: int, moves_rows: bool) -> Iterator[Ranks]:
+        """See `RankHosts.ranks`: the rows are sent to other workers if these do not have them."""
         dataset, cluster = self.dataset, self.cluster
         with ExitStack() as stack:
-            handles = parts = None
             if moves_rows and cluster.is_local:
                 dataset.repair()
             if cluster.is_local or isinstance(dataset, OpenedReaderDataset) or moves_rows:
                 rows = stack.enter_context(dataset.everywhere())
-                parts = tuple(rows[rank::size] for rank in range(size))
+                parts = Parts(tuple(rows[rank::size] for rank in range(size)))
             else:
-                handles = stack.enter_context(dataset.in_place(size))
-
-            def start(address: Address) -> Running[Any]:
-                host = Host(DelayedValue(work), address, size, together=True, forks=True, parts=parts)
-                task = RankTask(host, cluster.task_cores, use_gpu=True, is_local=cluster.is_local)
-                return start_tasks(cluster, task, None, handles)
-
-            yield cluster.driver, start
+                parts = Parts(handles=stack.enter_context(dataset.in_place(size)))
+            yield Ranks(SparkTasks(cluster, forks=True, use_gpu=True), DelayedValue(work), parts)
 
 
 @dataclass(frozen=True)
@@ -130,23 +122,17 @@ class ConnectHosts:
         return count
 
     @contextmanager
-    def starting(self, work: Work, size: int, moves_rows: bool) -> Iterator[tuple[DriverAddress, StartHosts]]:
-        """See `RankHosts.starting`: lost files are written again."""
+    def ranks(self, work: Work, size: int, moves_rows: bool) -> Iterator[Ranks]:
+        """See `RankHosts.ranks`: lost files are written again."""
         dataset, cluster = self.dataset, self.dataset.cluster
-        handles = parts = None
         if isinstance(dataset, OpenedRemoteReaderDataset):
-            parts = tuple((rows,) for rows in dataset.read.workers)
+            parts = Parts(tuple((rows,) for rows in dataset.read.workers))
         else:
-            handles = dataset.handle_frame
+            parts = Parts(handles=dataset.handle_frame)
             if moves_rows or not cluster.is_local:
                 dataset.repair()
-        kept = cluster.keep(DelayedWork.of(work))
-
-        def start(address: Address) -> Running[Any]:
-            host = Host(kept, address, size, together=True, forks=False, parts=parts)
-            return start_query(cluster, host, True, handles, _WITHOUT_CONNECTION)
-
-        yield client_address(cluster.session), start
+        tasks = ConnectTasks(cluster, _WITHOUT_CONNECTION, use_gpu=True)
+        yield Ranks(tasks, cluster.keep(DelayedWork.of(work)), parts)
 
 
 _WITHOUT_CONNECTION = (

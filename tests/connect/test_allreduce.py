@@ -18,7 +18,7 @@ import sparkkeras.spark.connect
 from sparkkeras import ConfigurationError, SparkModel, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.training import allreduce_hosts
+from sparkkeras.runner import connect_hosts
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.models import regression
@@ -249,7 +249,7 @@ def test_an_interrupt_ends_training_within_three_seconds(spark, tmp_path):
 
 @pytest.mark.soak
 def test_workers_that_cannot_connect_are_an_error_before_training(spark, monkeypatch):
-    monkeypatch.setattr(allreduce_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError,
         match=r'workers cannot connect to this process at socket://127\.0\.0\.9:.*use mode="synchronous"',

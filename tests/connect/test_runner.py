@@ -14,7 +14,7 @@ import pytest
 from sparkkeras import ConfigurationError, DataError, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
-from sparkkeras.runner import context, spark_runner
+from sparkkeras.runner import connect_hosts, context
 
 
 def until(condition, seconds=30):
@@ -69,7 +69,7 @@ def test_runs_that_cannot_start_are_errors(spark, monkeypatch):
         SparkRunner(2, barrier=False).run(print, data=np.ones(4))
     with pytest.raises(DataError, match="num_workers=2, but data has 1 row"):
         SparkRunner(2).run(print, data=np.ones(1))
-    monkeypatch.setattr(spark_runner, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
+    monkeypatch.setattr(connect_hosts, "client_address", lambda session: DriverAddress("127.0.0.9", "127.0.0.1", True))
     with pytest.raises(
         DriverConnectionError, match=r"workers cannot connect to this process at socket://127\.0\.0\.9:.*local_mode"
     ):

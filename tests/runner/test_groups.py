@@ -12,11 +12,26 @@ from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ClusterError, StorageError, WorkerError
 from sparkkeras.runner import groups
 from sparkkeras.runner.group import _LOST, Failure, Group
-from sparkkeras.runner.groups import failed, run_group
+from sparkkeras.runner.groups import Ranks, failed, run_group
+from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.service import RankClient
 from sparkkeras.runner.values import pack_parts, unpack_parts
 
-HERE = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+
+class Hosts:
+    """Starts what a test says, given the address of the driver."""
+
+    driver = DriverAddress("127.0.0.1", "127.0.0.1", is_local=True)
+
+    def __init__(self, start):
+        self._start = start
+
+    def start(self, host, handles):
+        return self._start(host.driver)
+
+
+def ranks(start):
+    return Ranks(Hosts(start), None, Parts())
 
 
 class Tasks:
@@ -45,7 +60,7 @@ def test_tasks_that_do_not_end_are_cancelled_and_that_is_not_the_cause(group):
     group.fail(Failure(0, "ValueError: on purpose"))
     tasks = Tasks()
     with pytest.raises(WorkerError, match="ValueError: on purpose"):
-        run_group(group, HERE, lambda address: tasks, None)
+        run_group(group, ranks(lambda address: tasks))
     assert tasks.done
     assert group.is_stopping
 
@@ -53,7 +68,7 @@ def test_tasks_that_do_not_end_are_cancelled_and_that_is_not_the_cause(group):
 def test_a_job_that_the_user_cancels_is_the_cause_of_lost_ranks(group):
     group.disconnect(0)
     with pytest.raises(ClusterError, match="was cancelled"):
-        run_group(group, HERE, lambda address: Tasks(done=True), None)
+        run_group(group, ranks(lambda address: Tasks(done=True)))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,7 @@ def test_a_job_that_the_user_cancels_is_the_cause_of_lost_ranks(group):
 def test_an_error_of_the_task_explains_a_lost_rank(group, error, is_cause):
     group.disconnect(0)
     with pytest.raises(Exception, match="no space left" if is_cause else "rank 0 of 1 .* its worker died") as raised:
-        run_group(group, HERE, lambda address: Tasks(True, error), None)
+        run_group(group, ranks(lambda address: Tasks(True, error)))
     assert raised.value is error or raised.value.__cause__ is error
 
 
@@ -76,7 +91,7 @@ def test_an_error_of_the_task_does_not_hide_that_of_the_function(group):
     group.fail(Failure(0, "ValueError: on purpose"))
     group.end(0, "exit code 1")
     with pytest.raises(WorkerError, match="ValueError: on purpose"):
-        run_group(group, HERE, lambda address: Tasks(True, StorageError("no space left")), None)
+        run_group(group, ranks(lambda address: Tasks(True, StorageError("no space left"))))
 
 
 def test_a_lost_worker_of_independent_ranks_is_not_replaced_on_this_machine():
@@ -98,7 +113,7 @@ def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     monkeypatch.setattr(groups, "INTERRUPT_SECONDS", (0.05, 0.05))
     tasks = Tasks()
     with pytest.raises(KeyboardInterrupt):
-        run_group(group, HERE, lambda address: tasks, None)
+        run_group(group, ranks(lambda address: tasks))
     assert tasks.done
 
 
@@ -121,7 +136,7 @@ def test_a_group_that_waits_for_slots_warns_seldom(monkeypatch):
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     monkeypatch.setattr(Group, "wait", lambda group, seconds: None)
     with pytest.warns(UserWarning, match="2 ranks together") as caught, pytest.raises(ClusterError, match="cancelled"):
-        run_group(Group(2), HERE, lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4)), None)
+        run_group(Group(2), ranks(lambda address: WaitingTasks(1000, (1, 4), (1, 4), (0, 4), (4, 4))))
     expected = [
         "too few for 10 seconds: 1 of 4 are free",
         "too few for 30 seconds: 1 of 4 are free",
@@ -134,14 +149,14 @@ def test_a_group_that_waits_without_knowing_the_slots_warns(monkeypatch):
     """Spark Connect does not say how many slots are free."""
     monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
     with pytest.warns(UserWarning, match="has not started any"), pytest.raises(ClusterError, match="cancelled"):
-        run_group(Group(2), HERE, lambda address: Tasks(done=True), None)
+        run_group(Group(2), ranks(lambda address: Tasks(done=True)))
 
 
 def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, recwarn):
     monkeypatch.setattr(groups, "WAIT_SECONDS", 0.0)
     group.disconnect(0)
     with pytest.raises(ClusterError, match="was cancelled"):
-        run_group(group, HERE, lambda address: WaitingTasks(1, (0, 4)), None)
+        run_group(group, ranks(lambda address: WaitingTasks(1, (0, 4))))
     assert not recwarn.list
 
 
@@ -165,4 +180,4 @@ def test_the_driver_answers_what_all_ranks_ask():
         return repr([(number, array.tolist()) for number, array in map(unpack_parts, asked)]).encode()
 
     expected = [b"[(0, [0]), (1, [0])]", b"[(0, [0, 1]), (1, [0, 1])]"]
-    assert run_group(Group(2), HERE, start, answer=answer) == [expected, expected]
+    assert run_group(Group(2), ranks(start), answer=answer) == [expected, expected]
