@@ -1,5 +1,7 @@
 """Training jobs on an in-memory dataset: small models, rows in partitions, and a record of the progress reports."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 
@@ -9,11 +11,13 @@ from sparkkeras.modeling import metrics
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.parameter.rules import make_rule
+from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
+from tests.training.ranks import LocalHosts
 
 IN_MEMORY = tuple(mode for mode in MODES if mode != "allreduce")
 """The modes that need no processes, and so no Spark."""
@@ -116,7 +120,8 @@ def fit(
     strategy = (
         IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
     )
-    strategy.fit(job, dataset, driver)
+    with mock.patch.object(allreduce, "rank_hosts", LocalHosts):
+        strategy.fit(job, dataset, driver)
     return given.model.history, progress.rounds
 
 

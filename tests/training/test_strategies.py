@@ -12,7 +12,8 @@ from sparkkeras.training.job import TrainValidationSplit
 from tests.conftest import long
 from tests.training.jobs import BATCH, IN_MEMORY, Model, X, Y, close, fit, partitions, rows
 
-STRATEGIES = [*IN_MEMORY, "independent"]
+TOGETHER = [*IN_MEMORY, "allreduce"]
+STRATEGIES = [*TOGETHER, "independent"]
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +30,24 @@ def linear(linear_adam):
 
 def params(modes):
     # Hogwild is the asynchronous strategy with a store without locks; test_parameter_server has its specific tests.
-    return [pytest.param(mode, marks=pytest.mark.soak if mode == "hogwild" else ()) for mode in modes]
+    # All-reduce training starts a process for each worker.
+    return [pytest.param(mode, marks=pytest.mark.soak if mode in ("hogwild", "allreduce") else ()) for mode in modes]
 
 
 @pytest.fixture(params=params(STRATEGIES))
 def strategy(request):
-    return request.param
+    return with_frequency(request)
 
 
-@pytest.fixture(params=params(IN_MEMORY))
+@pytest.fixture(params=params(TOGETHER))
 def mode(request):
     """A strategy whose workers train one model together."""
+    return with_frequency(request)
+
+
+def with_frequency(request):
+    if request.param == "allreduce" and request.node.callspec.params.get("frequency", "epoch") != "epoch":
+        pytest.skip("refused by SparkModel")
     return request.param
 
 
@@ -66,6 +74,10 @@ def test_one_worker_equals_plain_keras(linear, strategy, frequency):
     assert [int(each) for each in found.optimizer.integer_variables] == [18]
     assert set(history.history) == set(expected)
     assert all(history.history[name] == pytest.approx(expected[name], rel=1e-5) for name in expected)
+
+
+def test_all_reduce_with_one_worker_equals_plain_keras(linear):
+    test_one_worker_equals_plain_keras(linear, "allreduce", "epoch")
 
 
 def test_history_has_one_value_per_epoch(linear, strategy):
@@ -152,7 +164,8 @@ def test_callbacks_are_called_as_in_keras(linear, mode):
 def test_divergence_names_the_worker_with_the_bad_rows(linear, mode):
     blocks = list(partitions(20, 10, 10).blocks)
     blocks[1] = rows(blocks[1].x, np.full_like(blocks[1].y, np.nan))
-    with pytest.raises(DivergenceError, match=r"^training diverged in epoch 1 on worker 1: (the loss is nan|.* not finite)"):
+    where = "" if mode == "allreduce" else " on worker 1"  # the common gradients make all weights NaN
+    with pytest.raises(DivergenceError, match=rf"^training diverged in epoch 1{where}: (the loss is nan|.* not finite)"):
         fit(linear, LocalDataset(tuple(blocks)), mode)
     assert np.array_equal(ModelState.take(linear.model).weights.vector, linear.state.weights.vector)
 
@@ -245,6 +258,8 @@ def test_streams_of_any_length_are_weighted_by_their_rows(linear):
 
 
 def test_optimizer_variables_of_streams_are_weighted_by_their_rows(mode):
+    if mode == "allreduce":
+        pytest.skip("they are the same on all workers")
     given = Model(optimizer=keras.optimizers.Adam(0.0))  # the moments depend on the rows only
 
     def moments(*parts):
