@@ -6,7 +6,7 @@ Who owns what:
 - `groups`: runs a group of ranks from the driver until it ends, wherever they run: `local_hosts`, `spark_hosts` and
   `connect_hosts` implement its protocol `Hosts`. `group` and `exchanges` are its state, without I/O; `service` is the
   protocol between the ranks and this state.
-- `hosts`: what a worker does for its rank: holds a port, starts the process, forwards its output, ends it
+- `hosts`: the host of a rank, in its Spark task: holds a port, starts the process, forwards its output, ends it
   (`processes`, `output`, `addresses`).
 - `rank`: what runs in the process of a rank; `rank_context`: what a user's function sees there.
 """

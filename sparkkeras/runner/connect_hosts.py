@@ -17,7 +17,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
 from sparkkeras.runner.rank import RankMain
-from sparkkeras.runner.spark_hosts import gpu_profile, seat_of
+from sparkkeras.runner.spark_hosts import gpu_profile, placement_of
 from sparkkeras.sources.connect import PicklesResults
 from sparkkeras.sources.tasks import task_context
 from sparkkeras.spark.connect import CELL_BYTES, FILES, RESULT, RemoteCluster, session_files, unpack_cells
@@ -99,10 +99,8 @@ class RemoteRankTask:
         """Run the rank; yields nothing, since its result goes to the client directly."""
         read = [batch for batch in batches if "result" in batch.schema.names]
         handles = list(unpack_cells(cell for batch in read for cell in batch.column("result").to_pylist()))
-        seat = seat_of(task_context(cores=self.cores), self.host.together, self.use_gpu)
-        if self.is_local:
-            seat = replace(seat, host="127.0.0.1")
-        self.host.run(seat, self._start, tuple(handles))
+        placement = placement_of(task_context(cores=self.cores), self.host.together, self.use_gpu, self.is_local)
+        self.host.run(placement, self._start, tuple(handles))
         return iter(())
 
     def _start(self, main: RankMain, variables: Mapping[str, str]) -> Process:

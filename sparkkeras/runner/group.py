@@ -13,16 +13,17 @@ from sparkkeras.runner.exchanges import Exchanges, Kind
 from sparkkeras.runner.output import Console
 
 SILENT_SECONDS = 10.0
-"""A rank whose worker has not called for this time is lost."""
+"""A rank whose host has not called for this time is lost."""
 
 RECONNECT_SECONDS = 2.0
-"""A rank whose worker's connection has closed is lost after this time, unless the worker connects again."""
+"""A rank whose host's connection has closed is lost after this time, unless the host connects again."""
 
 PAUSE_SECONDS = 1.0
-"""If the driver has not looked at the ranks for this time, it was paused, and has not read what they have sent since."""
+"""If the driver has not looked at the ranks for this time, it was stopped (Ctrl-Z), or its threads waited for the
+interpreter's lock, and has not read what they have sent since."""
 
 SETTLE_SECONDS = 1.0
-"""How long after the first failure others count: the ranks that miss a dead one may report before its own worker does."""
+"""How long after the first failure others count: ranks may report that a peer is lost before the host of that peer does."""
 
 _LOST = "its worker died, or lost the connection to the driver"
 
@@ -35,7 +36,7 @@ class Failure:
         rank: The rank.
         error: What happened, in one line: the exception, or how the process died.
         traceback: The Python traceback; empty if there is none.
-        is_death: Whether the process ended without reporting an error, as others may have noticed first.
+        is_death: Whether the process ended without reporting an error. Errors of its peers may have arrived before.
     """
 
     rank: int
@@ -49,18 +50,18 @@ class Failure:
         return self.error == _LOST
 
     @property
-    def follows(self) -> bool:
-        """Whether this is the consequence of another rank's failure."""
+    def is_consequence(self) -> bool:
+        """Whether the reason is another rank's failure."""
         return "PeerLostError" in self.error.partition(":")[0]
 
     @property
-    def may_follow(self) -> bool:
-        """Whether this may be the consequence of another rank's failure: JAX ends a process that has lost its peers so."""
+    def may_be_consequence(self) -> bool:
+        """Whether the reason may be another rank's failure: JAX aborts a process that has lost its peers."""
         return self.is_death and "SIGABRT" in self.error
 
 
 class Result:
-    """The pickled result of a rank, or what it asks the driver: the pickle, and the memory of its arrays. Arrives in pieces.
+    """The pickled result of a rank, or what it asks the driver, in parts (see `pack_parts`). Each arrives in pieces.
 
     Args:
         sizes: The size of each part in bytes.
@@ -112,12 +113,12 @@ class _Failures:
 
 
 class Group:
-    """The ranks of a run. Thread-safe: calls of ranks change it, and the thread of the run watches it.
+    """The state of the ranks of a run. Thread-safe: calls of hosts and ranks change it, and `run_group` watches it.
 
     Args:
         size: The number of ranks.
         together: Whether all ranks run at the same time and know each other's addresses. Otherwise Spark may start them
-            one after the other, and again when a worker was lost.
+            one after the other, and again when the worker of one was lost.
         clock: A monotonic clock in seconds.
 
     Attributes:
@@ -135,11 +136,11 @@ class Group:
         self._ranks = [_Rank() for _ in range(size)]
         self._exchanges = Exchanges(size)
         self._failures = _Failures()
-        self._is_stopping = self._misses_rows = False
+        self._is_stopping = self._has_missing_rows = False
         self._all_started: float | None = None
         self._watched: float | None = None
 
-    # Calls of workers
+    # Calls of hosts
 
     def join(self, rank: int, attempt: int, host: str, port: int) -> tuple[str, ...] | None:
         """Add a rank. Returns the addresses of all ranks; ``None`` while some are missing; empty if they need none.
@@ -161,30 +162,30 @@ class Group:
                 return None
             return tuple(host_and_port(each.host, each.port) for each in self._ranks)
 
-    def miss(self) -> None:
-        """Note that a worker does not find the rows of its rank: the group cannot start."""
+    def report_missing_rows(self) -> None:
+        """Note that a host does not find the rows of its rank: the group cannot start."""
         with self._lock:
-            self._is_stopping = self._misses_rows = True
+            self._is_stopping = self._has_missing_rows = True
 
     @property
-    def misses_rows(self) -> bool:
-        """Whether a worker did not find the rows of its rank."""
+    def has_missing_rows(self) -> bool:
+        """Whether a host did not find the rows of its rank."""
         with self._lock:
-            return self._misses_rows
+            return self._has_missing_rows
 
     def is_current(self, rank: int, attempt: int) -> bool:
         """Whether an attempt at a rank has not been replaced by a later one."""
         with self._lock:
             return self._ranks[rank].attempt == attempt
 
-    def beat(self, rank: int) -> bool:
-        """Note that the worker of a rank is alive; returns whether it should end its process."""
+    def heartbeat(self, rank: int) -> bool:
+        """Note that the host of a rank is alive; returns whether it should end the process."""
         with self._lock:
             self._hear(self._ranks[rank])
             return self._is_stopping
 
     def disconnect(self, rank: int) -> None:
-        """Note that the connection of a rank's worker has closed."""
+        """Note that the connection of a rank's host has closed."""
         with self._lock:
             self._ranks[rank].disconnected = self._clock()
 
@@ -277,13 +278,13 @@ class Group:
             self._exchanges.answer(number, result)
 
     def stop(self) -> None:
-        """Have all workers end their processes."""
+        """Have all hosts end their processes."""
         with self._lock:
             self._is_stopping = True
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the workers are to end their processes."""
+        """Whether the hosts are to end their processes."""
         with self._lock:
             return self._is_stopping
 
@@ -295,7 +296,7 @@ class Group:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the processes of all ranks that have joined have ended, or their workers are gone."""
+        """Whether the processes of all ranks that have joined have ended, or their hosts are gone."""
         with self._lock:
             joined = (each for each in self._ranks if each.attempt is not None)
             return all(each.has_ended or each.disconnected is not None for each in joined)
@@ -328,7 +329,7 @@ class Group:
         """The failure that caused the others, once it is known; ``None`` if no rank has failed.
 
         Args:
-            is_final: Whether the tasks of all workers have ended, so that nothing is to come.
+            is_final: Whether all hosts have ended, so that no further reports will arrive.
         """
         with self._lock:
             self._excuse_pause()
@@ -337,12 +338,12 @@ class Group:
             is_settled = is_final or all(each.has_ended for each in self._ranks)
             if not found or not (is_settled or self._clock() >= self._failures.first_at + SETTLE_SECONDS):
                 return None
-            return next((each for each in found if each.is_death and not each.may_follow), None) or next(
-                (each for each in found if not each.follows), found[0]
+            return next((each for each in found if each.is_death and not each.may_be_consequence), None) or next(
+                (each for each in found if not each.is_consequence), found[0]
             )
 
     def _add_lost(self, is_final: bool) -> None:
-        """Add the ranks whose workers have died, if Spark does not start them again."""
+        """Add a failure for each rank whose host is gone, unless Spark may start the rank again."""
         if self._is_stopping or not (self.together or is_final):
             return
         now = self._clock()
@@ -359,7 +360,7 @@ class Group:
                 self._add(Failure(rank, f"its worker has sent nothing for {silent}: it hangs or is stopped", is_death=True))
 
     def _excuse_pause(self) -> None:
-        """Forgive silence if this process was stopped, or its threads waited for the interpreter's lock, until now."""
+        """Do not count the time in which this process was paused as silence of the ranks; see `PAUSE_SECONDS`."""
         now = self._clock()
         gap, self._watched = 0.0 if self._watched is None else now - self._watched, now
         if gap > PAUSE_SECONDS:
@@ -367,7 +368,7 @@ class Group:
                 state.heard = min(now, state.heard + gap)
 
     def _add_restarted(self, rank: int) -> None:
-        """Add the rank whose worker was lost first, since Spark has started all ranks again: what they did is lost."""
+        """Add a failure of the rank whose host was lost first: Spark has started all ranks again, from the beginning."""
         if self._is_stopping or self._failures.found:
             return
         gone = {each: state.disconnected for each, state in enumerate(self._ranks) if state.disconnected is not None}

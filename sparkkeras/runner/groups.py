@@ -92,7 +92,7 @@ def run_group(
     answer: Answer | None = None,
     max_value: int = VALUE_BYTES,
 ) -> list[Any]:
-    """Run a group until it ends; returns the results of the ranks. Nothing of it is left afterwards.
+    """Run a group until all processes and tasks have ended; returns the results of the ranks.
 
     Args:
         group: The group.
@@ -105,7 +105,7 @@ def run_group(
         WorkerError: A rank failed; the message contains its traceback and the last lines of its output.
         WorkerTimeoutError: The ranks did not end within the timeout.
         SparkKerasError: The task of a rank failed, or the job was cancelled.
-        RowsMissingError: A worker did not find the rows of its rank.
+        RowsMissingError: A host did not find the rows of its rank.
     """
     service = GroupService(group, max_value)
     with serving("socket", service, ServerOptions(), 0, ranks.hosts.driver, group.size) as address, interrupts_here():
@@ -126,7 +126,7 @@ def run_group(
             raise error from cause
     if group.unfinished:
         running.result()
-    if group.misses_rows:
+    if group.has_missing_rows:
         raise RowsMissingError
     if group.unfinished:
         raise WorkerError(f"{_named(group.unfinished)} ended without a result: its task was lost.")

@@ -1,4 +1,7 @@
-"""What a worker does for its rank: holds a port, starts the process, forwards its output, and ends it."""
+"""The host of a rank: holds a port, starts the process of the rank, forwards its output, and ends it.
+
+Hosts run in Spark's Python workers, or in threads of the driver (`sparkkeras.runner.local_hosts`).
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import RankMain, Seat, Work
+from sparkkeras.runner.rank import Placement, RankMain, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import hold_port
 
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 """The interval of heartbeats, whose replies say whether to end the process."""
 
 OUTPUT_SECONDS = 0.1
 """How long output may wait for more, before it is sent to the driver."""
 
 READ_SECONDS = 0.05
-"""How long a worker waits for output before it looks whether the process still runs."""
+"""How long a host waits for output before it looks whether the process still runs."""
 
 _MAX_LINES = 500
 
@@ -42,10 +45,10 @@ class Parts:
     """The rows of the ranks; by default none, as in a run without data.
 
     Attributes:
-        rows: Those of each rank, in parts that its worker can open; ``None``: the partitions of ``handles`` have them.
+        rows: Those of each rank, in parts that its host can open; ``None``: the partitions of ``handles`` have them.
         counts: Their numbers; ``None``: the ranks need not know them.
         handles: An RDD (with Spark Connect, a DataFrame) of the handle of each rank, which Spark runs where the files are;
-            ``None``: any worker can open the rows.
+            ``None``: any host can open the rows.
     """
 
     rows: tuple[tuple[Rows, ...], ...] | None = None
@@ -55,7 +58,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Host:
-    """Runs the process of a rank on a worker, from its start to its end.
+    """Runs the process of a rank, from its start to its end.
 
     Attributes:
         work: What each rank does.
@@ -73,28 +76,28 @@ class Host:
     parts: tuple[tuple[Rows, ...], ...] | None = None
     counts: tuple[int, ...] | None = None
 
-    def run(self, seat: Seat, start: Start, parts: tuple[Rows, ...] = ()) -> None:
-        """Run a rank. What becomes of it is known to the driver; here it is no error.
+    def run(self, placement: Placement, start: Start, parts: tuple[Rows, ...] = ()) -> None:
+        """Run a rank. If it fails, the driver knows; no error is raised here.
 
         Args:
-            seat: The rank, and where it runs.
+            placement: The rank, and where it runs.
             start: Starts its process.
             parts: Its rows, if they are not in `parts`.
         """
-        parts = parts if self.parts is None else self.parts[seat.rank]
+        parts = parts if self.parts is None else self.parts[placement.rank]
         with ExitStack() as stack:
-            client = stack.enter_context(RankClient(self.driver, seat.rank, seat.attempt, is_worker=True))
+            client = stack.enter_context(RankClient(self.driver, placement.rank, placement.attempt, is_host=True))
             if not all(map(_exists, parts)):
-                client.miss()
+                client.report_missing_rows()
                 return
             work, stored = self.work.value.on_host(stack), tuple(_stored(part, stack) for part in parts)
             port = stack.enter_context(closing(hold_port())).getsockname()[1] if self.together else 0
             try:
-                addresses = client.join(seat.host, port)
+                addresses = client.join(placement.host, port)
             except GroupStoppedError:
                 return
-            main = RankMain(work, self.driver, seat, self.world_size, addresses, stored, self.counts)
-            variables = environment(seat.rank, self.world_size, addresses) | _resources(seat)
+            main = RankMain(work, self.driver, placement, self.world_size, addresses, stored, self.counts)
+            variables = environment(placement.rank, self.world_size, addresses) | _resources(placement)
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)
             client.end(process.how())
@@ -108,8 +111,8 @@ def _watch(process: Process, client: RankClient) -> None:
     while process.poll() is None and not process.hangs:
         waiting += limit.apply(lines.split(process.read(READ_SECONDS)))
         idle = time.monotonic() - sent
-        if idle >= BEAT_SECONDS or len(waiting) >= _MAX_LINES or (waiting and idle >= OUTPUT_SECONDS):
-            must_end = client.beat(waiting)
+        if idle >= HEARTBEAT_SECONDS or len(waiting) >= _MAX_LINES or (waiting and idle >= OUTPUT_SECONDS):
+            must_end = client.heartbeat(waiting)
             waiting, sent = [], time.monotonic()
             if must_end:
                 process.end()
@@ -117,13 +120,13 @@ def _watch(process: Process, client: RankClient) -> None:
     waiting += limit.apply([*lines.split(process.drain()), *lines.rest()])
     waiting += limit.last()
     for first in range(0, len(waiting), _MAX_LINES):
-        client.beat(waiting[first : first + _MAX_LINES])
+        client.heartbeat(waiting[first : first + _MAX_LINES])
 
 
-def _resources(seat: Seat) -> dict[str, str]:
+def _resources(placement: Placement) -> dict[str, str]:
     """The environment variables that limit a process to its cores and GPUs."""
-    cores = str(seat.cores)
-    return {"NPROC": cores, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": ",".join(seat.accelerators)}
+    cores = str(placement.cores)
+    return {"NPROC": cores, "OMP_NUM_THREADS": cores, "CUDA_VISIBLE_DEVICES": ",".join(placement.accelerators)}
 
 
 def _exists(rows: Rows) -> bool:

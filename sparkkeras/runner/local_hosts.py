@@ -15,7 +15,7 @@ from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import Process, spawn
-from sparkkeras.runner.rank import RankMain, Seat
+from sparkkeras.runner.rank import Placement, RankMain
 from sparkkeras.worker import device
 
 
@@ -48,7 +48,7 @@ class LocalThreads:
 
         def run(rank: int) -> None:
             try:
-                host.run(Seat(rank, 0, "127.0.0.1", cores, self.gpus[rank]), start)
+                host.run(Placement(rank, 0, "127.0.0.1", cores, self.gpus[rank]), start)
             except BaseException:
                 group.stop()  # others may wait for this rank
                 raise

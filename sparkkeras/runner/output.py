@@ -1,4 +1,4 @@
-"""The output of ranks: split into lines on the worker, limited, and shown on the driver. No I/O."""
+"""The output of ranks: split into lines and limited by the host, and shown on the driver. No I/O."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class DelayedWork:
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Set up this process, and do the work."""
-        device.prepare(rank.seat.cores, shared_folder=session_files())
+        device.prepare(rank.placement.cores, shared_folder=session_files())
         work: Work = pickle.loads(self.payload)
         return work(rank, client)
 
@@ -121,13 +121,13 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Where a rank runs.
 
     Attributes:
         rank: The rank.
-        attempt: The attempt of Spark at it.
-        host: The name or IP address of this machine, for the other ranks.
+        attempt: The number of Spark's attempt at its task.
+        host: The name or IP address of its machine, for the other ranks.
         cores: The number of CPU cores for the rank.
         accelerators: The addresses of its GPUs.
     """
@@ -146,7 +146,7 @@ class RankMain:
     Attributes:
         work: What the rank does.
         driver: The address of the driver.
-        seat: The rank, and where it runs.
+        placement: The rank, and where it runs.
         world_size: The number of ranks.
         addresses: The address of each rank; empty for ranks that do not know each other.
         parts: The rows of the rank.
@@ -155,7 +155,7 @@ class RankMain:
 
     work: Work
     driver: Address
-    seat: Seat
+    placement: Placement
     world_size: int
     addresses: tuple[str, ...]
     parts: tuple[Rows, ...]
@@ -164,7 +164,7 @@ class RankMain:
     def __call__(self) -> int:
         """Run the work and report its result or exception to the driver; returns the exit code."""
         keep_process_groups()
-        with RankClient(self.driver, self.seat.rank, self.seat.attempt) as client:
+        with RankClient(self.driver, self.placement.rank, self.placement.attempt) as client:
             client.start()
             try:
                 client.finish(self._result(client))
@@ -177,11 +177,19 @@ class RankMain:
 
     def enter_context(self, client: RankClient) -> None:
         """Make the context of this rank available to code of the user."""
-        seat, block = self.seat, self.parts[0].open() if self.parts else None
-        place = local_rank(seat.rank, self.addresses)
+        placement, block = self.placement, self.parts[0].open() if self.parts else None
+        place = local_rank(placement.rank, self.addresses)
         rank_context.enter(
             RankContext(
-                seat.rank, self.world_size, place, seat.cores, seat.accelerators, self.addresses, client, block, self.counts
+                placement.rank,
+                self.world_size,
+                place,
+                placement.cores,
+                placement.accelerators,
+                self.addresses,
+                client,
+                block,
+                self.counts,
             )
         )
 
@@ -193,7 +201,7 @@ class RankMain:
             if exit_.code not in (None, 0):
                 raise
             result = None
-        name = f"the result of rank {self.seat.rank}"
+        name = f"the result of rank {self.placement.rank}"
         parts = pack_parts(result, name)
         size = sum(part.nbytes for part in parts)
         check_size(name, size, "write it to a file system that both reach, and return its path")

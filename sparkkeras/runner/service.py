@@ -1,24 +1,25 @@
-"""The protocol between ranks and driver: the service on the driver, and the client of workers and of their ranks.
+"""The protocol between ranks and driver: the service on the driver, and the client of hosts and of their ranks.
 
-=========  =======================================================  =====================================================
-call       meaning                                                  body of the request / of the reply
-=========  =======================================================  =====================================================
-`join`     a worker has a port for its rank; reply when all have    - / the addresses of all ranks, as JSON
-`miss`     a worker does not find the rows of its rank
-`beat`     heartbeat with output; replies whether to stop           lines, as JSON / -
-`end`      the process of the rank has ended
-`start`    the process of the rank calls the function
-`report`   show metrics of an epoch; replies whether to stop        the logs, as JSON / -
-`give`     a value for an exchange between the ranks                the value / -
-`take`     the result of an exchange                                - / the result
-`expect`   announce the result, or what to ask the driver           the sizes of its parts, as JSON / -
-`piece`    a piece of it                                            the piece / -
-`finish`   all of the result was sent
-`leave`    the process wants to exit; replies whether to wait
-`fail`     the function raised an exception                         the traceback / -
-=========  =======================================================  =====================================================
+==============  ==================================================  =====================================================
+call            meaning                                             body of the request / of the reply
+==============  ==================================================  =====================================================
+`join`          a host has a port for its rank; reply when all do   - / the addresses of all ranks, as JSON
+`missing_rows`  a host does not find the rows of its rank
+`heartbeat`     the output since the last one; replies whether to   lines, as JSON / -
+                end the process
+`end`           the process of the rank has ended
+`start`         the process of the rank calls the function
+`report`        show metrics of an epoch; replies whether to stop   the logs, as JSON / -
+`give`          a value for an exchange between the ranks           the value / -
+`take`          the result of an exchange                           - / the result
+`expect`        announce the result, or what to ask the driver      the sizes of its parts, as JSON / -
+`piece`         a piece of it                                       the piece / -
+`finish`        all of the result was sent
+`leave`         the process wants to exit; replies whether to wait
+`fail`          the function raised an exception                    the traceback / -
+==============  ==================================================  =====================================================
 
-The first four are calls of the worker, the others of the process of its rank. All can be repeated. The calls use the
+The first four are calls of the host, the others of the process of its rank. All can be repeated. The calls use the
 transports of `sparkkeras.rpc`; no call waits on the driver, so a rank that waits for others asks again.
 """
 
@@ -77,7 +78,7 @@ class GroupService(Service):
 
     def __init__(self, group: Group, max_value: int = VALUE_BYTES) -> None:
         of_ranks: dict[str, tuple[Callable[[int, Call], Reply | None], int]] = {
-            "beat": (self._beat, LINES_BYTES),
+            "heartbeat": (self._heartbeat, LINES_BYTES),
             "end": (lambda rank, call: group.end(rank, call.field("how", str)), 0),
             "start": (lambda rank, call: group.start(rank), 0),
             "report": (self._report, LINES_BYTES),
@@ -92,7 +93,11 @@ class GroupService(Service):
         calls: dict[str, tuple[Callable[[Call], Reply], int]] = {
             name: (self._of_current(handle), limit) for name, (handle, limit) in of_ranks.items()
         }
-        calls |= {"health": (lambda call: Reply({}), 0), "join": (self._join, 0), "miss": (self._miss, 0)}
+        calls |= {
+            "health": (lambda call: Reply({}), 0),
+            "join": (self._join, 0),
+            "missing_rows": (self._report_missing_rows, 0),
+        }
         super().__init__(calls, group.disconnect)
         self._group, self._max_value = group, max_value
 
@@ -120,14 +125,14 @@ class GroupService(Service):
             return Reply({"wait": True, "stop": self._group.is_stopping or self._group.is_complete(rank)})
         return Reply({}, (memoryview(json.dumps(addresses).encode()),))
 
-    def _miss(self, call: Call) -> Reply:
-        self._group.miss()
+    def _report_missing_rows(self, call: Call) -> Reply:
+        self._group.report_missing_rows()
         return Reply({})
 
-    def _beat(self, rank: int, call: Call) -> Reply:
+    def _heartbeat(self, rank: int, call: Call) -> Reply:
         if call.body:
             self._group.console.add(rank, [str(line) for line in json.loads(bytes(call.body))])
-        return Reply({"stop": self._group.beat(rank)})
+        return Reply({"stop": self._group.heartbeat(rank)})
 
     def _report(self, rank: int, call: Call) -> Reply:
         logs: Mapping[str, Any] = json.loads(bytes(call.body))
@@ -167,18 +172,18 @@ class GroupStoppedError(Exception):
 
 
 class RankClient(Client):
-    """The client of a worker or of the process of its rank.
+    """The client of a host or of the process of its rank.
 
     Args:
         address: The address of the driver.
         rank: The rank.
-        attempt: The attempt of Spark at the rank.
-        is_worker: Whether this is the client of the worker. The driver counts a rank as lost when that client disconnects.
+        attempt: The number of Spark's attempt at its task.
+        is_host: Whether this is the client of the host. The driver counts a rank as lost when that client disconnects.
     """
 
-    def __init__(self, address: Address, rank: int, attempt: int, is_worker: bool = False) -> None:
+    def __init__(self, address: Address, rank: int, attempt: int, is_host: bool = False) -> None:
         super().__init__(address, f"rank {rank}", None, {OUT_OF_STEP: ConfigurationError, REPLACED: ClusterError})
-        self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_worker else {})
+        self._fields = {"rank": rank, "attempt": attempt} | ({"lease": rank} if is_host else {})
 
     def join(self, host: str, port: int) -> tuple[str, ...]:
         """Join the group, and wait for the addresses of all ranks; see `Group.join`.
@@ -195,14 +200,14 @@ class RankClient(Client):
             time.sleep(delay)
         return tuple(json.loads(bytes(body)))
 
-    def miss(self) -> None:
+    def report_missing_rows(self) -> None:
         """Report that the rows of the rank are not on this machine."""
-        self._call("miss", self._fields)
+        self._call("missing_rows", self._fields)
 
-    def beat(self, lines: Sequence[str] = ()) -> bool:
+    def heartbeat(self, lines: Sequence[str] = ()) -> bool:
         """Send a heartbeat with output; returns whether to end the process of the rank."""
         body = (memoryview(json.dumps(lines).encode()),) if lines else ()
-        return bool(self._call("beat", self._fields, body)[0]["stop"])
+        return bool(self._call("heartbeat", self._fields, body)[0]["stop"])
 
     def end(self, how: str) -> None:
         """Report how the process of the rank has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkkeras.data.dataset import DriverAddress, Running, TaskContext
@@ -12,7 +12,7 @@ from sparkkeras.data.files import Handle
 from sparkkeras.errors import ClusterError, ConfigurationError, counted
 from sparkkeras.runner.hosts import Host
 from sparkkeras.runner.processes import fork, spawn
-from sparkkeras.runner.rank import Seat
+from sparkkeras.runner.rank import Placement
 from sparkkeras.sources.tasks import application_folder, task_context
 from sparkkeras.spark.cluster import Cluster
 from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
@@ -86,26 +86,25 @@ class RankTask:
             device.prepare_to_fork(context.cores)
             if not device.is_uninitialized():
                 raise ClusterError("a worker that starts processes has used the Keras backend, so it cannot fork processes.")
-        seat = seat_of(context, self.host.together, self.use_gpu)
-        if self.is_local:
-            seat = replace(seat, host="127.0.0.1")
-        self.host.run(seat, fork if self.forks else spawn, parts)
+        placement = placement_of(context, self.host.together, self.use_gpu, self.is_local)
+        self.host.run(placement, fork if self.forks else spawn, parts)
         return iter(())
 
 
-def seat_of(context: TaskContext, together: bool, use_gpu: bool) -> Seat:
+def placement_of(context: TaskContext, together: bool, use_gpu: bool, is_local: bool) -> Placement:
     """Where the rank of a task runs.
 
     Args:
         context: The task.
         together: Whether all ranks run at the same time.
         use_gpu: Whether the rank may use the GPUs of the task.
+        is_local: Whether all tasks run on the same machine.
     """
-    accelerators = context.accelerators if use_gpu else ()
-    return Seat(context.worker, context.attempt, _host_of(context.worker, together), context.cores, accelerators)
+    host = "127.0.0.1" if is_local else _machine(context.worker, together)
+    return Placement(context.worker, context.attempt, host, context.cores, context.accelerators if use_gpu else ())
 
 
-def _host_of(rank: int, together: bool) -> str:
+def _machine(rank: int, together: bool) -> str:
     """The name of this machine: the one by which Spark's executors reach each other."""
     if together:
         from pyspark import BarrierTaskContext

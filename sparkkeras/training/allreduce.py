@@ -1,12 +1,12 @@
-"""All-reduce training: the processes of one barrier stage average their gradients at every step.
+"""All-reduce training: the workers average their gradients at every step.
 
-One Spark job runs for all epochs. Each of its tasks starts a process (`sparkkeras.runner`); these form a group of the
-backend's collective operations (`sparkkeras.worker.collectives`) and train in step (`sparkkeras.worker.lockstep`). At the
-end of an epoch their replicas are equal. Each process evaluates its validation rows and reports to the driver, one of them
-with the state. The driver puts the state into the model, runs callbacks, and answers whether to stop, and what callbacks
-have changed in the state.
+One Spark job, a barrier stage, runs for all epochs. Each worker starts a process, its rank (`sparkkeras.runner`). The ranks
+form a group of the backend's collective operations (`sparkkeras.worker.collectives`) and train in step
+(`sparkkeras.worker.lockstep`), so their replicas are equal at the end of an epoch. Then each rank evaluates its validation
+rows and sends the driver its metrics, rank 0 also the state. The driver puts the state into the model, runs callbacks, and
+answers whether to stop, and which values of the state the callbacks have changed.
 
-If a process fails, the others cannot continue. Then all are started again from the end of the last epoch, with as many
+If a rank fails, the others cannot continue. Then all are started again from the end of the last epoch, with as many
 workers as there are slots.
 """
 
@@ -61,18 +61,18 @@ from sparkkeras.worker.lockstep import Lockstep
 from sparkkeras.worker.trainer import LocalTrainer, Replica, lasting
 
 JOIN_SECONDS = 60.0
-"""How long the processes of a group wait for each other."""
+"""How long the ranks of a group wait for each other before they train."""
 
 
 @dataclass(frozen=True)
 class RankEpoch:
-    """What the driver learns from a rank at the end of an epoch.
+    """What a rank sends to the driver at the end of an epoch.
 
     Attributes:
         report: The report on its rows; ``None`` if it has none.
         metrics: The state of its metrics over its rows.
         validation: The state of its metrics over its validation rows; ``None`` if it has none.
-        state: The common state, from rank 0 only.
+        state: The state of the model, which is the same on all ranks; only from rank 0.
         stopped: Whether a callback on a worker stopped training.
     """
 
@@ -85,7 +85,7 @@ class RankEpoch:
 
 @dataclass(frozen=True)
 class Change:
-    """How callbacks on the driver have changed a vector.
+    """The values of a vector that callbacks on the driver have changed.
 
     Attributes:
         places: The indices of the changed values; ``None``: all.
@@ -154,7 +154,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Streams:
-    """The batches of several streams in turn, so that the first ones of an epoch are from all: a `BlockStream`."""
+    """The batches of several streams, one of each in turn: a `BlockStream`."""
 
     parts: tuple[BlockStream, ...]
 
@@ -186,12 +186,12 @@ class TrainInStep:
 
     def __call__(self, rank: RankMain, client: RankClient) -> None:
         """Train."""
-        number = rank.seat.rank
+        number = rank.placement.rank
         addresses = [split_address(address) for address in rank.addresses]
         with closing(hold_port(*addresses[number])) as held, ExitStack() as stack:
             with silenced():
                 group = join(number, addresses, held, JOIN_SECONDS)
-            trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.seat.attempt, rank.seat.cores))
+            trainer = LocalTrainer(self.archive.value, TaskContext(number, rank.placement.attempt, rank.placement.cores))
             lockstep = Lockstep(group, self.plan.gradient_dtype)
             self._train(trainer, lockstep, _RankRows.open(self.plan, number, rank.parts, stack), client)
             group.leave()
@@ -232,9 +232,9 @@ class _RankRows:
     """The rows of a rank.
 
     Attributes:
-        rows: Those to train on, perhaps with those to validate on behind them.
+        rows: Those to train on, perhaps followed by those to validate on.
         count: The number of those to train on; ``None``: all of a stream.
-        partitions: The partitions that they consist of, with their rows.
+        partitions: The index and the rows of each partition of this rank.
     """
 
     rows: Block | BlockStream
@@ -284,9 +284,10 @@ def check_all_reduce(model: keras.Model) -> None:
 
 
 def _without_padding(model: keras.Model, rank: RankEpoch, steps: int) -> Report:
-    """The report of a rank. If it has fewer steps, what a custom ``train_step`` returned last is about padding.
+    """The report of a rank, without logs that are about padding.
 
-    Then values that are not metrics of the model become ``None``. Keras reads the others from the metrics anew.
+    If the rank had rows for fewer steps than others, its last steps were padding. What a custom ``train_step`` returned
+    there becomes ``None``, unless it is a metric of the model, which is computed anew.
     """
     report = rank.report
     assert report is not None

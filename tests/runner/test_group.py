@@ -95,7 +95,7 @@ def test_processes_of_a_group_that_stops_do_not_wait(group):
 def test_a_lost_connection_may_come_back(group, clock):
     group.disconnect(1)
     clock.now += group_module.RECONNECT_SECONDS / 2
-    group.beat(1)
+    group.heartbeat(1)
     clock.now += group_module.RECONNECT_SECONDS
     assert group.failure() is None
     group.disconnect(1)
@@ -118,10 +118,10 @@ def test_ranks_that_spark_starts_again_have_failed_and_do_not_run_twice(group, c
 
 def test_a_silent_worker_is_lost(group, clock):
     clock.now += group_module.SILENT_SECONDS
-    group.beat(0)
+    group.heartbeat(0)
     group.failure()
     clock.now += group_module.SETTLE_SECONDS
-    group.beat(0)
+    group.heartbeat(0)
     assert group.failure().rank == 1
     assert "sent nothing for 10 seconds" in group.failure().error
 
@@ -134,7 +134,7 @@ def test_silence_does_not_count_while_the_driver_is_paused(group, clock):
     assert group.failure() is None
     for _ in range(25):
         clock.now += 0.5
-        group.beat(0)
+        group.heartbeat(0)
         group.failure()
     assert group.failure().rank == 1
 
@@ -178,7 +178,7 @@ def test_a_second_attempt_does_not_replace_one_that_runs(clock):
     assert join(0, 1) == {}
     clock.now += group_module.SILENT_SECONDS - 1
     assert join(0, 2) == {"wait": True, "stop": False}
-    group.beat(0)
+    group.heartbeat(0)
     clock.now += 2
     assert join(0, 2) == {"wait": True, "stop": False}
     assert group.is_current(0, 1)

@@ -162,7 +162,7 @@ def test_a_group_that_has_joined_does_not_wait_for_slots(group, monkeypatch, rec
 
 def test_the_driver_answers_what_all_ranks_ask():
     def rank(address, number):
-        with RankClient(address, number, 1, is_worker=True) as client:
+        with RankClient(address, number, 1, is_host=True) as client:
             client.join("host", 1)
             asked = [pack_parts((number, np.arange(epoch)), "a question") for epoch in (1, 2)]
             answers = [client.ask_driver(epoch, parts) for epoch, parts in enumerate(asked, 1)]

@@ -11,7 +11,7 @@ from sparkkeras.data.local_dataset import LocalDataset, LocalRunning, LocalShare
 from sparkkeras.modeling import archive
 from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
-from sparkkeras.runner.rank import Seat
+from sparkkeras.runner.rank import Placement
 from sparkkeras.worker.processes import describe_exit
 from tests.worker.groups import CONTEXT
 
@@ -54,7 +54,7 @@ class Threads:
         return LocalRunning(run_all)
 
     def _run(self, host, rank):
-        host.run(Seat(rank, 0, "127.0.0.1", 1), InThread if host.world_size == 1 else Fork)
+        host.run(Placement(rank, 0, "127.0.0.1", 1), InThread if host.world_size == 1 else Fork)
 
 
 class Fork:
