@@ -1,9 +1,14 @@
-"""The environment of programs that tests start in separate processes."""
+"""The environment of programs that tests start in separate processes, and the interrupt of this process."""
 
 import contextlib
 import os
 import random
+import signal
 import socket
+import threading
+import time
+
+import pytest
 
 SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for programs that run for about a minute: compile quickly instead of optimizing."""
@@ -22,3 +27,23 @@ def free_port():
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+@contextlib.contextmanager
+def interrupted_when(condition):
+    """Interrupt this process, as Ctrl-C does, when a condition holds; the body must raise that within three seconds."""
+    interrupted = []
+
+    def interrupt():
+        limit = time.monotonic() + 60
+        while not condition() and time.monotonic() < limit:
+            time.sleep(0.02)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert time.monotonic() - interrupted[0] < 3
+    thread.join()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sparkkeras.arguments import one_of
+from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.rpc.options import NETWORK_TRANSPORTS
 from sparkkeras.rpc.wire import (
     CHUNK_BYTES,
@@ -82,8 +83,7 @@ class Address:
     @property
     def url(self) -> str:
         """The address as a URL, for messages."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.transport}://{host}:{self.port}"
+        return f"{self.transport}://{host_and_port(self.host, self.port)}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sparkkeras.errors import counted
-from sparkkeras.runner.addresses import host_and_port
+from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.runner.exchanges import Exchanges, Kind
 from sparkkeras.runner.output import Console
 

@@ -193,7 +193,7 @@ class RankMain:
             )
         )
 
-    def _result(self, client: RankClient) -> list[memoryview]:
+    def _result(self, client: RankClient) -> tuple[memoryview, ...]:
         """The pickled result of the work."""
         try:
             result = self.work(self, client)

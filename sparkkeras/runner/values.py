@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from sparkkeras.data.values import Pickled
 from sparkkeras.errors import CustomObjectError
 from sparkkeras.modeling.custom_code import culprit
 
@@ -20,14 +21,22 @@ def pack(value: Any, name: str) -> bytes:
     Raises:
         CustomObjectError: It cannot be pickled; the message names the part that fails.
     """
-    return bytes(_dump(value, name, None))
+    from pyspark import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value, 5))
+    except Exception as error:
+        raise _unpicklable(value, name, f"{type(error).__name__}: {error}") from error
 
 
-def pack_parts(value: Any, name: str) -> list[memoryview]:
+def pack_parts(value: Any, name: str) -> tuple[memoryview, ...]:
     """Pickle a value, as the pickle and then the memory of each array; see `pack`."""
-    arrays: list[pickle.PickleBuffer] = []
-    head = _dump(value, name, arrays)
-    return [memoryview(head), *(array.raw() for array in arrays)]
+    from pyspark import cloudpickle
+
+    try:
+        return Pickled.of(value, cloudpickle.dumps).parts
+    except pickle.PicklingError as error:
+        raise _unpicklable(value, name, str(error)) from error
 
 
 def unpack(data: memoryview) -> Any:
@@ -41,15 +50,9 @@ def unpack_parts(parts: Sequence[memoryview]) -> Any:
     return pickle.loads(head, buffers=arrays)
 
 
-def _dump(value: Any, name: str, arrays: list[pickle.PickleBuffer] | None) -> bytes:
-    from pyspark import cloudpickle
-
-    try:
-        data: bytes = cloudpickle.dumps(value, 5, None if arrays is None else arrays.append)
-    except Exception as error:
-        raise CustomObjectError(
-            f"{name} cannot be pickled, since pickling {culprit(value, name)} failed: {type(error).__name__}: {error}. "
-            "Return arrays, numbers and strings, or write what cannot be pickled to a file and return its path; of a Keras "
-            "model, return model.get_weights()."
-        ) from error
-    return data
+def _unpicklable(value: Any, name: str, reason: str) -> CustomObjectError:
+    return CustomObjectError(
+        f"{name} cannot be pickled, since pickling {culprit(value, name)} failed: {reason}. Return arrays, numbers and "
+        "strings, or write what cannot be pickled to a file and return its path; of a Keras model, return "
+        "model.get_weights()."
+    )

@@ -38,7 +38,7 @@ from sparkkeras.modeling.compilation import compiled_with
 from sparkkeras.modeling.metrics import MetricState
 from sparkkeras.modeling.reductions import check_mean_over_rows, check_without_mask
 from sparkkeras.modeling.state import ModelState
-from sparkkeras.runner.addresses import split_address
+from sparkkeras.rpc.addresses import split_address
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.rank import RankMain

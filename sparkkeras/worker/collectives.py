@@ -27,9 +27,10 @@ from typing import Any, cast
 import numpy as np
 
 from sparkkeras.errors import ClusterError
+from sparkkeras.rpc.addresses import host_and_port
 from sparkkeras.weights import Array
 
-Address = tuple[str, int]
+HostAndPort = tuple[str, int]
 
 HEARTBEAT_SECONDS = 1.0
 """The interval at which a process checks its peers."""
@@ -79,7 +80,7 @@ def compiles_collectives() -> bool:
     return bool(keras.backend.backend() != "tensorflow")
 
 
-def join(rank: int, addresses: Sequence[Address], held: socket.socket, timeout: float = 60.0) -> Group:
+def join(rank: int, addresses: Sequence[HostAndPort], held: socket.socket, timeout: float = 60.0) -> Group:
     """Join a group with the collectives of Keras's current backend, which must not have run any operation.
 
     Args:
@@ -112,7 +113,7 @@ class Group(ABC):
 
     runs_eagerly = False
 
-    def __init__(self, rank: int, addresses: Sequence[Address]) -> None:
+    def __init__(self, rank: int, addresses: Sequence[HostAndPort]) -> None:
         self.rank, self.addresses = rank, tuple(addresses)
 
     @property
@@ -279,23 +280,23 @@ class Group(ABC):
         return ""
 
     def _gone(self, ranks: Sequence[int]) -> str:
-        named = ", ".join(f"{rank} ({_joined(self.addresses[rank])})" for rank in ranks)
+        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
         return (
             f"the process of rank {named} does not answer: it has ended, is stopped, or is out of memory, or the network is "
             "interrupted. Look for its own error."
         )
 
     def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
-        named = ", ".join(f"{rank} ({_joined(self.addresses[rank])})" for rank in ranks)
+        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
         return PeerLostError(
             f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or it and "
-            f"rank {self.rank} ({_joined(self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
+            f"rank {self.rank} ({host_and_port(*self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
         )
 
     def _incomplete(self, timeout: float, error: Exception) -> PeerLostError:
         reason = str(error).strip().partition("\n")[0]
         return PeerLostError(
-            f"not all of the {self.size} processes joined the group of rank 0 ({_joined(self.addresses[0])}) within "
+            f"not all of the {self.size} processes joined the group of rank 0 ({host_and_port(*self.addresses[0])}) within "
             f"{timeout:.0f} s: {reason}. {_MAY_CONNECT}"
         )
 
@@ -303,7 +304,7 @@ class Group(ABC):
 _MAY_CONNECT = "Check that no firewall is between the workers, which connect to each other on any port."
 
 
-def _call(address: Address, rank: int, deadline: float) -> socket.socket | None:
+def _call(address: HostAndPort, rank: int, deadline: float) -> socket.socket | None:
     """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
     while (remaining := deadline - time.monotonic()) > 0:
         try:
@@ -348,7 +349,7 @@ class _TensorFlowGroup(Group):
         self._context.configure_collective_ops(
             collective_leader=_task(0), device_filters=(f"/job:worker/task:{self.rank}",), use_nccl_communication=gpus
         )
-        cluster = tf.train.ClusterSpec({"worker": [_joined(address) for address in self.addresses]})
+        cluster = tf.train.ClusterSpec({"worker": [host_and_port(*address) for address in self.addresses]})
         self._context.enable_collective_ops(
             tensorflow_server_pb2.ServerDef(
                 cluster=cluster.as_cluster_def(),
@@ -647,7 +648,7 @@ class _JaxGroup(Group):
         sharding = jax.sharding
         if not hasattr(jax, "shard_map"):
             raise ClusterError(f"training in step needs JAX 0.7 or newer, but the workers have {jax.__version__}.")
-        coordinator = _joined(self.addresses[0])
+        coordinator = host_and_port(*self.addresses[0])
         self._bind_to_host()
         signal.signal(signal.SIGABRT, signal.SIG_DFL)  # JAX writes why it ends the process: faulthandler would add no more
         try:
@@ -773,11 +774,6 @@ def _without_output() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nothing)
-
-
-def _joined(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _buckets(sizes: Sequence[int]) -> list[list[int]]:

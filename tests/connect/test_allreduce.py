@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -22,6 +21,7 @@ from sparkkeras.runner import connect_hosts
 from tests.connect import cases
 from tests.connect.conftest import server, stored
 from tests.models import regression
+from tests.processes import interrupted_when
 
 BATCH = 16
 
@@ -230,21 +230,9 @@ def test_an_interrupt_ends_training_within_three_seconds(spark, tmp_path):
             (tmp_path / uuid.uuid4().hex).touch()
             time.sleep(0.3)
 
-    interrupted = []
-
-    def interrupt():
-        while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.05)
-        interrupted.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(lambda: len(list(tmp_path.iterdir())) >= 2):
         fitted(cases.arrays(), epochs=50, worker_callbacks=[Slow()])
-    assert time.monotonic() - interrupted[0] < 3
     assert processes() == []
-    thread.join()
 
 
 @pytest.mark.soak

@@ -4,7 +4,6 @@
 
 import os
 import signal
-import threading
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from sparkkeras import ConfigurationError, DataError, SparkRunner, WorkerError
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.errors import DriverConnectionError
 from sparkkeras.runner import connect_hosts, context
+from tests.processes import interrupted_when
 
 
 def until(condition, seconds=30):
@@ -89,24 +89,13 @@ def test_independent_ranks_and_files(spark, tmp_path, capsys):
 
 @pytest.mark.soak
 def test_an_interrupt_ends_ranks_and_query(spark, tmp_path):
-    interrupted = []
-
     def work(folder):
         (folder / str(os.getpid())).touch()
         time.sleep(60)
 
-    def interrupt():
-        until(lambda: len(list(tmp_path.iterdir())) == 2)
-        interrupted.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(lambda: len(list(tmp_path.iterdir())) == 2):
         SparkRunner(2).run(work, tmp_path)
-    assert time.monotonic() - interrupted[0] < 3
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
-    thread.join()
 
 
 @pytest.mark.soak

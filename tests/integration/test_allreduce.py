@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sparkkeras.spark.cluster import Cluster
 from sparkkeras.training import allreduce_hosts
 from tests.conftest import settle
 from tests.models import classifier
+from tests.processes import interrupted_when
 
 BATCH = 16
 RATES = (0.01, 0.002)
@@ -338,20 +338,8 @@ def test_an_interrupt_ends_training_within_three_seconds(sc, digits, tmp_path):
             (tmp_path / "begun").touch()
             time.sleep(0.3)
 
-    interrupted = []
-
-    def interrupt():
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.05)
-        interrupted.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when((tmp_path / "begun").exists):
         trained(digits, epochs=50, worker_callbacks=[Slow()])
-    assert time.monotonic() - interrupted[0] < 3
-    thread.join()
 
 
 @pytest.mark.soak

@@ -30,7 +30,7 @@ from sparkkeras import (
 from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
-from tests.processes import clean_environment
+from tests.processes import clean_environment, interrupted_when
 
 # Most ranks here are forks, which start at once; none uses the backend, whose threads do not exist in forks.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -180,19 +180,11 @@ def test_an_interrupt_ends_the_ranks_within_three_seconds(forks):
         subprocess.Popen(["sleep", "60"])
         time.sleep(60)
 
-    interrupted = []
+    def have_started():
+        return len([each for each in psutil.Process().children(recursive=True) if each.name() == "sleep"]) == 2
 
-    def interrupt():
-        until(lambda: len([each for each in psutil.Process().children(recursive=True) if each.name() == "sleep"]) == 2)
-        interrupted.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(have_started):
         local().run(train)
-    assert time.monotonic() - interrupted[0] < 3
-    thread.join()
 
 
 def test_processes_that_a_rank_leaves_running_are_ended(forks):
