@@ -132,6 +132,15 @@ def _integer(name: str, value: Any, low: int, otherwise: str) -> int:
     return int(value)
 
 
+def optional(check: Callable[[str, Any], R]) -> Callable[[str, Any], R | None]:
+    """Accept ``None`` in addition to what ``check`` accepts."""
+    return functools.partial(_optional, check)
+
+
+def _optional(check: Callable[[str, Any], R], name: str, value: Any) -> R | None:
+    return None if value is None else check(name, value)
+
+
 def path(name: str, value: Any) -> str:
     """A non-empty path (str or os.PathLike), as a str."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):

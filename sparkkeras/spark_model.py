@@ -45,7 +45,7 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
-from sparkkeras.training.job import Coordination, Server
+from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
@@ -93,24 +93,36 @@ def _rule(_: str, value: Any) -> UpdateRule | None:
     return None if value is None else as_rule(value)  # `fit` checks that it fits the mode, which may be set later
 
 
-def _frequency(name: str, value: Any) -> str | int | None:
-    return None if value is None else arguments.frequency(name, value)
-
+_frequency = arguments.optional(arguments.frequency)
 
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {
     "mode": _mode,
     "frequency": _frequency,
     "num_workers": arguments.optional_integer,
-    "parameter_server_mode": functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS),
-    "port": arguments.port,
+    "parameter_server_mode": arguments.optional(functools.partial(arguments.one_of, known=NETWORK_TRANSPORTS)),
+    "port": arguments.optional(arguments.port),
     "rule": _rule,
     "gradient_dtype": functools.partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
-    "max_restarts": functools.partial(arguments.integer, low=0),
+    "max_restarts": functools.partial(arguments.optional_integer, low=0),
     "server_options": functools.partial(arguments.instance, kind=ParameterServerOptions),
     "batch_size": arguments.integer,
     "seed": _seed,
 }
 """The settings that `SparkModel.get_config` returns, and the function that checks each one when it is set."""
+
+_WITHOUT_SERVER = "which has no parameter server: leave it out, or use mode='asynchronous' or mode='hogwild'"
+
+_OF_ALL_REDUCE: Mapping[str, tuple[bool, str]] = {
+    "gradient_dtype": (True, "whose workers exchange weights and no gradients: leave it out, or use mode='allreduce'"),
+    "max_restarts": (True, "in which Spark runs failed tasks again: leave it out, or use mode='allreduce'"),
+    "parameter_server_mode": (False, _WITHOUT_SERVER),
+    "port": (False, _WITHOUT_SERVER),
+    "server_options": (False, _WITHOUT_SERVER),
+}
+"""Settings that only the mode ``"allreduce"`` has, or that it does not have; and why others do not, for the message.
+
+The synchronous mode accepts settings of the parameter server, as Elephas does; they have no effect.
+"""
 
 _ATTRIBUTES: Mapping[str, Callable[[str, Any], Any]] = {
     "model": _built,
@@ -138,9 +150,9 @@ class SparkModel:
             slot. Except in synchronous mode, all workers run at the same time, each in a slot; partitions are coalesced if
             needed. Asynchronous modes use the slots that are free, with a warning if ``num_workers`` is more. The mode
             ``"allreduce"`` waits for slots that other jobs use, and raises an error if ``num_workers`` is more than all.
-        parameter_server_mode: The transport between workers and parameter server: ``"http"`` or ``"socket"``, which is
-            faster.
-        port: The port of the parameter server; 0 picks a free one.
+        parameter_server_mode: The transport between workers and parameter server in the asynchronous modes: ``"http"`` or
+            ``"socket"``, which is faster. ``None``: ``"http"``.
+        port: The port of the parameter server; ``None`` or 0: any free one.
         rule: The update rule, which computes new weights of the model from those of the workers. Synchronous:
             ``"average"`` (default), ``"slowmo"``, ``"diloco"``. Asynchronous: ``"downpour"`` (default), ``"agn"``,
             ``"dynsgd"``, ``"easgd"``, ``"eamsgd"``, ``"dcasgd"``. Hogwild: ``"downpour"`` (default), ``"agn"``. Or an
@@ -149,7 +161,7 @@ class SparkModel:
         gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"`` halves
             the network traffic. ``None``: their own.
         max_restarts: How often the mode ``"allreduce"`` continues from the last finished epoch after a worker has failed,
-            before `fit` raises the error.
+            before `fit` raises the error. ``None``: 3 times.
         server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name; only needed for those that sparkkeras does not find in the
             model.
@@ -166,7 +178,7 @@ class SparkModel:
 
     Raises:
         ModelError: The model is not a Keras model, or not built.
-        ConfigurationError: Another argument is unknown or out of range.
+        ConfigurationError: Another argument is unknown, out of range, or does not fit the mode.
 
     Example::
 
@@ -183,11 +195,11 @@ class SparkModel:
         frequency: str | int | None = None,
         num_workers: int | None = None,
         *,
-        parameter_server_mode: str = "http",
-        port: int = 0,
+        parameter_server_mode: str | None = None,
+        port: int | None = None,
         rule: str | UpdateRule | None = None,
         gradient_dtype: str | None = None,
-        max_restarts: int = 3,
+        max_restarts: int | None = None,
         server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,
@@ -196,7 +208,6 @@ class SparkModel:
         self.model = model
         self.mode = mode
         self.frequency = frequency
-        self._check_frequency()
         self.num_workers = num_workers
         self.rule = None if rule is None else make_rule(rule, self.mode)
         if model.compiled:
@@ -206,6 +217,7 @@ class SparkModel:
         self.parameter_server_mode = parameter_server_mode
         self.port = port
         self.server_options = server_options
+        self._check_mode()
         self.custom_objects = arguments.custom_objects("custom_objects", custom_objects)
         self.batch_size = batch_size
         self.seed = _seed("seed", seed)
@@ -257,21 +269,19 @@ class SparkModel:
 
     @frequency.setter
     def frequency(self, frequency: str | int | None) -> None:
-        self._given_frequency = _frequency("frequency", frequency)
+        self._given_frequency: str | int | None = _frequency("frequency", frequency)
 
-    def _check_frequency(self) -> None:
+    def _check_mode(self) -> None:
+        """Reject settings that the mode does not have; it may have been set after them."""
         if self.mode == "allreduce" and self.frequency != 1:
             raise ConfigurationError(
                 f"frequency={self.frequency!r} does not fit mode='allreduce', which averages the gradients of every batch: "
                 "leave frequency out, or use mode='synchronous' to average weights after several batches."
             )
-
-    def _check_gradient_dtype(self) -> None:
-        if self.mode != "allreduce" and self.gradient_dtype is not None:
-            raise ConfigurationError(
-                f"gradient_dtype={self.gradient_dtype!r} does not fit mode={self.mode!r}, whose workers exchange "
-                "weights and no gradients: leave it out, or use mode='allreduce'."
-            )
+        for name, (of_all_reduce, reason) in _OF_ALL_REDUCE.items():
+            value = getattr(self, name)
+            if value is not None and of_all_reduce != (self.mode == "allreduce"):
+                raise ConfigurationError(f"{name}={value!r} does not fit mode={self.mode!r}, {reason}.")
 
     @property
     def master_network(self) -> keras.Model:
@@ -382,8 +392,7 @@ class SparkModel:
                 f"batch_size={batch_size} has no effect: data is a function, and the batches that it returns are used as "
                 "they are. Return batches of this size, for instance with dataset.batch(batch_size)."
             )
-        self._check_frequency()
-        self._check_gradient_dtype()
+        self._check_mode()
         rule = make_rule(self._given_rule, self.mode)
         check_optimizer(rule, self.model.optimizer)
         limit: SlotLimit | None = None if self.mode == "synchronous" else free_slots
@@ -429,14 +438,16 @@ class SparkModel:
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
-        server = Server(self.parameter_server_mode, self.port, self.server_options or ParameterServerOptions())
+        server = Server(
+            self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
+        )
         coordination = Coordination(
             self.frequency,
             rule,
             self._rule_state,
             server,
             self.gradient_dtype,
-            self.max_restarts,
+            MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
             self.training_histories,
         )
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
@@ -673,6 +684,9 @@ def load_saved(
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
         settings["server_options"] = ParameterServerOptions(**settings["server_options"])
+    for name, (of_all_reduce, _) in _OF_ALL_REDUCE.items():
+        if of_all_reduce != (settings.get("mode") == "allreduce"):
+            settings.pop(name, None)  # earlier versions saved the defaults of all modes
     spark_model = SparkModel(model, custom_objects=objects, **settings)
     spark_model._fits = fits
     spark_model._rule_state = rule_state

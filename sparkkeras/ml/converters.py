@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,8 +22,6 @@ from sparkkeras.sources.column_names import column_names
 from sparkkeras.sources.frame import Columns, Loaders
 from sparkkeras.training.callbacks import as_callbacks
 
-T = TypeVar("T")
-
 Names = str | list[str] | dict[str, str]
 """The name of a new column: one for all outputs, or one for each output, in their order or by output name."""
 
@@ -32,15 +30,6 @@ Thresholds = list[float] | dict[str, list[float]]
 
 TASKS = ("auto", "regression", "binary", "multiclass", "multilabel")
 """The values of the param ``task``."""
-
-
-def optional(convert: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
-    """Accept ``None`` in addition to what ``convert`` accepts."""
-    return partial(_optional, convert)
-
-
-def _optional(convert: Callable[[str, Any], T], name: str, value: Any) -> T | None:
-    return None if value is None else convert(name, value)
 
 
 def number(low: int = 1) -> Callable[[str, Any], int]:

@@ -73,11 +73,12 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
             ``None``: the mode's default.
         rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
         num_workers: The number of workers; ``None``: one for each partition.
-        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
-        port: The parameter server's port; 0: any free port.
+        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster. ``None``:
+            ``"http"``.
+        port: The parameter server's port; ``None`` or 0: any free port.
         gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
             ``None``: their own.
-        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed.
+        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed; ``None``: 3 times.
         server_options: Further settings of the parameter server.
         seed: The seed of shuffles, dropout masks and other random numbers; ``None``: random.
         callbacks: Keras callbacks that run on the driver after each epoch. They are not saved.
@@ -135,10 +136,10 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         frequency: str | int | None = None,
         rule: str | UpdateRule | None = None,
         gradient_dtype: str | None = None,
-        max_restarts: int = 3,
+        max_restarts: int | None = None,
         num_workers: int | None = None,
-        parameter_server_mode: str = "http",
-        port: int = 0,
+        parameter_server_mode: str | None = None,
+        port: int | None = None,
         server_options: ParameterServerOptions | None = None,
         seed: int | None = None,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
@@ -175,17 +176,14 @@ class KerasEstimator(TrainingParams, Estimator[KerasTransformer], Savable):
         original = self._checked_model()
         result_schema(self, original, SchemaFrame.of(dataset), labelled=True)
         model = self._copy_of(original)
+        of_modes = ("parameter_server_mode", "port", "server_options", "gradient_dtype", "max_restarts")
         spark_model = SparkModel(
             model,
             get("mode"),
             get("frequency"),
             get("num_workers"),
-            parameter_server_mode=get("parameter_server_mode"),
-            port=get("port"),
             rule=get("rule"),
-            gradient_dtype=get("gradient_dtype"),
-            max_restarts=get("max_restarts"),
-            server_options=get("server_options"),
+            **{name: get(name) for name in of_modes if self.isSet(name)},  # earlier versions saved other defaults
             custom_objects=get("custom_objects"),
             batch_size=get("batch_size"),
             seed=get("seed"),

@@ -102,23 +102,23 @@ class ImageFeaturizer(KerasParams, Transformer, Savable):
         Pipeline(stages=[featurizer, LogisticRegression()]).fit(labelled)
     """
 
-    model = param("a Keras model, or the name of one in keras.applications", converters.optional(_model_or_name))
+    model = param("a Keras model, or the name of one in keras.applications", arguments.optional(_model_or_name))
     weights = param(
         "if model is a name: the path of a weights file, 'imagenet', or None for random ones",
-        converters.optional(converters.text),
+        arguments.optional(converters.text),
     )
     include_top = param("if model is a name: whether model and weights include the classifier on top", arguments.flag)
     layer = param(
         "the name or index of the layer whose output becomes the features; None: the input of the last Dense layer, or "
         "without one the model's output",
-        converters.optional(_layer),
+        arguments.optional(_layer),
     )
     inputCol = param("the column of images: encoded bytes, rows of the image source, or paths", converters.text)
     outputCol = param("the new column of vectors", converters.text)
-    size = param("the (height, width) that images are resized to; None: the model's input size", converters.optional(_size))
+    size = param("the (height, width) that images are resized to; None: the model's input size", arguments.optional(_size))
     mode = param(
         "'RGB', 'L' or 'RGBA'; None: the mode that fits the model's channels",
-        converters.optional(converters.choice(*_MODES.values())),
+        arguments.optional(converters.choice(*_MODES.values())),
     )
     preprocessing = param(
         "applied to each batch of pixels: a function, a factor, or None; 'auto': the preprocess_input of the named model",

@@ -180,14 +180,14 @@ class InferenceParams(KerasParams):
     featuresCol = param(
         "the input columns: one column, a list of columns to concatenate, or {input name: column(s)}; None: the column "
         "'features', or the columns named like the model's inputs",
-        converters.optional(converters.columns),
+        arguments.optional(converters.columns),
     )
     labelCol = param(
         "the label columns, or {output name: column(s)}; None: the column 'label', or the columns named like the model's "
         "outputs",
-        converters.optional(converters.columns),
+        arguments.optional(converters.columns),
     )
-    weightCol = param("the column of sample weights; None: all rows weigh the same", converters.optional(converters.columns))
+    weightCol = param("the column of sample weights; None: all rows weigh the same", arguments.optional(converters.columns))
     outputCol = param(
         "the new column for the model's output; several outputs: a list, {output: column}, or a prefix for the output "
         "names; '' omits it",
@@ -216,50 +216,53 @@ class InferenceParams(KerasParams):
     thresholds = param(
         "a threshold for each class, over 0 (one may be 0): the class with the largest probability / threshold is "
         "predicted; several outputs: {output: thresholds}; None: the class with the largest probability",
-        converters.optional(converters.thresholds),
+        arguments.optional(converters.thresholds),
     )
     inferenceBatchSize = param("rows per batch when predicting", converters.number())
     custom_objects = param(
         "custom classes and functions by name, where they cannot be found from the model",
-        converters.optional(arguments.custom_objects),
+        arguments.optional(arguments.custom_objects),
     )
     loader = param(
         "converts a column into a model input, such as image_loader(...), or {input: loader}",
-        converters.optional(converters.loaders),
+        arguments.optional(converters.loaders),
     )
 
 
 class TrainingParams(InferenceParams):
     """Params for training: the arguments of `SparkModel` and of `SparkModel.fit`."""
 
-    model = param("the compiled Keras model; each fit trains a copy of it", converters.optional(converters.keras_model))
+    model = param("the compiled Keras model; each fit trains a copy of it", arguments.optional(converters.keras_model))
     validationIndicatorCol = param(
         "a column: rows where it is true or not 0 are used for validation, not for training",
-        converters.optional(converters.text),
+        arguments.optional(converters.text),
     )
     epochs = param("how many epochs to train", converters.number())
     batch_size = param("rows in a batch of one worker", converters.number())
-    learning_rate = param("the optimizer's learning rate; None: the compiled one", converters.optional(converters.positive))
+    learning_rate = param("the optimizer's learning rate; None: the compiled one", arguments.optional(converters.positive))
     mode = param(f"how workers train together: one of {', '.join(MODES)}", converters.choice(*MODES))
     frequency = param(
         "how long a worker trains between two exchanges: 'epoch', 'batch', a number of batches; None: the mode's default",
-        converters.optional(arguments.frequency),
+        arguments.optional(arguments.frequency),
     )
     rule = param(
         f"how workers' updates are combined: one of {', '.join(RULES)}, or an UpdateRule; None: the mode's default",
-        converters.optional(converters.rule),
+        arguments.optional(converters.rule),
     )
     gradient_dtype = param(
         f"the dtype in which mode='allreduce' sends gradients: one of {', '.join(GRADIENT_DTYPES)}; None: their own",
         partial(arguments.gradient_dtype, known=GRADIENT_DTYPES),
     )
-    max_restarts = param("how often mode='allreduce' continues after a worker has failed", partial(arguments.integer, low=0))
+    max_restarts = param(
+        "how often mode='allreduce' continues after a worker has failed; None: 3 times",
+        partial(arguments.optional_integer, low=0),
+    )
     num_workers = param("the number of workers; None: one for each partition", arguments.optional_integer)
     parameter_server_mode = param(
-        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}",
-        converters.choice(*NETWORK_TRANSPORTS),
+        f"the transport to the parameter server: one of {', '.join(NETWORK_TRANSPORTS)}; None: {NETWORK_TRANSPORTS[0]}",
+        arguments.optional(converters.choice(*NETWORK_TRANSPORTS)),
     )
-    port = param("the parameter server's port; 0: any free port", arguments.port)
+    port = param("the parameter server's port; None or 0: any free port", arguments.optional(arguments.port))
     server_options = param(
         "further settings: a ParameterServerOptions", partial(arguments.instance, kind=ParameterServerOptions)
     )
@@ -269,10 +272,10 @@ class TrainingParams(InferenceParams):
     )
     callbacks = param(
         "Keras callbacks that run on the driver after each epoch; they are not saved",
-        converters.optional(converters.callbacks),
+        arguments.optional(converters.callbacks),
     )
     worker_callbacks = param(
-        "Keras callbacks that run on the workers; they are not saved", converters.optional(converters.callbacks)
+        "Keras callbacks that run on the workers; they are not saved", arguments.optional(converters.callbacks)
     )
     validation_split = param(
         "the fraction of rows, in [0, 1), used for validation: the last ones of each partition", arguments.fraction

@@ -45,12 +45,13 @@ class SparkMLlibModel:
         frequency: How long a worker trains between two exchanges: ``"epoch"``, ``"batch"``, or a number of batches;
             ``None``: the mode's default.
         num_workers: The number of workers; ``None``: one for each partition.
-        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster.
-        port: The parameter server's port; 0: any free port.
+        parameter_server_mode: The transport to the parameter server: ``"http"`` or ``"socket"``, which is faster. ``None``:
+            ``"http"``.
+        port: The parameter server's port; ``None`` or 0: any free port.
         rule: The update rule: a name or an `UpdateRule`; ``None``: the mode's default. See `SparkModel`.
         gradient_dtype: The dtype in which the mode ``"allreduce"`` sends gradients: ``"float16"`` or ``"bfloat16"``;
             ``None``: their own.
-        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed.
+        max_restarts: How often the mode ``"allreduce"`` continues after a worker has failed; ``None``: 3 times.
         server_options: Further settings of the parameter server.
         custom_objects: Custom classes and functions by name, where they cannot be found from the model.
         batch_size: The default number of rows in a batch of one worker.
@@ -78,11 +79,11 @@ class SparkMLlibModel:
         frequency: str | int | None = None,
         num_workers: int | None = None,
         *,
-        parameter_server_mode: str = "http",
-        port: int = 0,
+        parameter_server_mode: str | None = None,
+        port: int | None = None,
         rule: str | UpdateRule | None = None,
         gradient_dtype: str | None = None,
-        max_restarts: int = 3,
+        max_restarts: int | None = None,
         server_options: ParameterServerOptions | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         batch_size: int = 32,

@@ -18,6 +18,9 @@ from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
+MAX_RESTARTS = 3
+"""How often all-reduce training starts again, unless the user says otherwise."""
+
 
 @dataclass(frozen=True)
 class TrainValidationSplit:
@@ -117,7 +120,7 @@ class Coordination:
     rule_state: State = field(default_factory=dict)
     server: Server = field(default_factory=Server)
     gradient_dtype: str | None = None
-    max_restarts: int = 3
+    max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -156,7 +159,7 @@ class Job:
     validation: Validation | None = None
     server: Server = field(default_factory=Server)
     gradient_dtype: str | None = None
-    max_restarts: int = 3
+    max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
 
     @property

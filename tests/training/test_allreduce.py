@@ -8,7 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from sparkkeras import ConfigurationError, DataError, DivergenceError, ModelError, SparkModel, WorkerError
+from sparkkeras import (
+    ConfigurationError,
+    DataError,
+    DivergenceError,
+    ModelError,
+    ParameterServerOptions,
+    SparkModel,
+    WorkerError,
+)
 from sparkkeras.data import files
 from sparkkeras.data.block import from_arrays
 from sparkkeras.data.local_dataset import LocalShared, LocalStream
@@ -171,6 +179,9 @@ def test_the_representation_shows_what_the_mode_has():
         ({"gradient_dtype": "float8"}, "gradient_dtype='float8' is not known. Known: 'bfloat16', 'float16'"),
         ({"gradient_dtype": "float32"}, "gradient_dtype='float32': leave it out, or set it to None"),
         ({"max_restarts": -1}, "max_restarts=-1: expected a whole number of at least 0"),
+        ({"port": 0}, "port=0 does not fit mode='allreduce', which has no .* use mode='asynchronous' or mode='hogwild'"),
+        ({"parameter_server_mode": "http"}, "parameter_server_mode='http' does not fit mode='allreduce'"),
+        ({"server_options": ParameterServerOptions(host="a")}, r"server_options=.*host='a'.* does not fit mode='allreduce'"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message):
@@ -183,8 +194,17 @@ def test_arguments_of_another_mode_are_checked_in_fit():
     spark_model.mode = "allreduce"
     with pytest.raises(ConfigurationError, match="frequency=5 does not fit mode='allreduce'"):
         spark_model.fit(np.zeros((4, 64)), np.zeros(4))
-    with pytest.raises(ConfigurationError, match="gradient_dtype='float16' does not fit mode='synchronous'"):
-        SparkModel(classifier(), gradient_dtype="float16").fit(np.zeros((4, 64)), np.zeros(4))
+    spark_model = SparkModel(classifier(), "allreduce", gradient_dtype="float16", max_restarts=3)
+    spark_model.mode = "synchronous"
+    for name, value in (("gradient_dtype", "'float16'"), ("max_restarts", "3")):
+        message = f"{name}={value} does not fit mode='synchronous', .* leave it out, or use mode='allreduce'"
+        with pytest.raises(ConfigurationError, match=message):
+            spark_model.fit(np.zeros((4, 64)), np.zeros(4))
+        setattr(spark_model, name, None)
+    for arguments in ({"gradient_dtype": "float16"}, {"max_restarts": 3}):
+        with pytest.raises(ConfigurationError, match="does not fit mode='hogwild'"):
+            SparkModel(classifier(), "hogwild", **arguments)
+    assert SparkModel(classifier(), parameter_server_mode="http", port=4000).port == 4000  # as in Elephas
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="XLA compiles the collectives of JAX")
