@@ -2,7 +2,7 @@
 
 Who owns what:
 
-- `spark_runner`: the arguments of a user, on the driver; `data`: the rows of the ranks.
+- `spark_runner`: the arguments of a user, on the driver; `requirements`: what ranks need of Spark; `data`: their rows.
 - `groups`: runs a group of ranks from the driver until it ends, wherever they run: `local_hosts`, `spark_hosts` and
   `connect_hosts` implement its protocol `Hosts`. `group` and `exchanges` are its state, without I/O; `service` is the
   protocol between the ranks and this state.

@@ -20,7 +20,7 @@ from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import Placement, RankMain, Work
+from sparkkeras.runner.rank import Placement, RankMain, Script, Work
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import hold_port
@@ -90,7 +90,9 @@ class Host:
             if not all(map(_exists, parts)):
                 client.report_missing_rows()
                 return
-            work, stored = self.work.value.on_host(stack), tuple(_stored(part, stack) for part in parts)
+            work, stored = self.work.value, tuple(_stored(part, stack) for part in parts)
+            if isinstance(work, Script):
+                work = work.on_host(stack)
             port = stack.enter_context(closing(hold_port())).getsockname()[1] if self.together else 0
             try:
                 addresses = client.join(placement.host, port)

@@ -31,10 +31,6 @@ from sparkkeras.worker.process_groups import keep_process_groups
 class Work(Protocol):
     """What each rank does."""
 
-    def on_host(self, stack: ExitStack) -> Work:
-        """The same work, with files on this machine until the stack is closed."""
-        ...
-
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Do it in the process of a rank, and return the result."""
         ...
@@ -45,10 +41,6 @@ class FunctionCall:
     """A call of a user's function, with its arguments."""
 
     call: ByValue[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
-
-    def on_host(self, stack: ExitStack) -> Work:
-        """The same: it needs no files."""
-        return self
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Call the function."""
@@ -67,10 +59,6 @@ class DelayedWork:
     def of(cls, work: Work) -> DelayedWork:
         """Pickle work."""
         return cls(pickle.dumps(work, 5))
-
-    def on_host(self, stack: ExitStack) -> Work:
-        """The same: it needs no files."""
-        return self
 
     def __call__(self, rank: RankMain, client: RankClient) -> Any:
         """Set up this process, and do the work."""
@@ -101,8 +89,8 @@ class Script:
         """
         return replace(self, source=Path(self.path).read_bytes())
 
-    def on_host(self, stack: ExitStack) -> Work:
-        """The script as a file on this machine."""
+    def on_host(self, stack: ExitStack) -> Script:
+        """The script as a file on this machine, until the stack is closed."""
         if self.source is None:
             return self
         folder = files.home(f"sparkkeras-{uuid.uuid4().hex}")

@@ -22,7 +22,8 @@ from sparkkeras.runner.groups import Ranks, RowsMissingError, run_group
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, Script, Work
-from sparkkeras.runner.spark_hosts import Settings, SparkTasks, check_barrier, check_gpus, check_slots
+from sparkkeras.runner.requirements import Settings, check_gpus, check_slots, check_static_allocation
+from sparkkeras.runner.spark_hosts import SparkTasks
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.cluster import Cluster
@@ -191,7 +192,7 @@ class SparkRunner:
     def _check(self, cluster: AnyCluster, settings: Settings) -> None:
         """Reject ranks that Spark cannot start, before any rows are read."""
         if self.barrier:
-            check_barrier(settings)
+            check_static_allocation(settings)
         if self.use_gpu:
             check_gpus(settings, self.num_workers, self.gpus_per_worker)
         if self.barrier:

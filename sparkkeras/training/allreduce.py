@@ -21,7 +21,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import keras
@@ -42,8 +42,8 @@ from sparkkeras.rpc.addresses import split_address
 from sparkkeras.runner.group import Group
 from sparkkeras.runner.groups import RowsMissingError, run_group
 from sparkkeras.runner.rank import RankMain
+from sparkkeras.runner.requirements import active_settings, check_static_allocation
 from sparkkeras.runner.service import VALUE_BYTES, RankClient
-from sparkkeras.runner.spark_hosts import check_static_allocation
 from sparkkeras.runner.values import pack_parts, unpack_parts
 from sparkkeras.spark.job_errors import package_error
 from sparkkeras.spark.slots import holding_slots
@@ -180,10 +180,6 @@ class TrainInStep:
     plan: Plan
     validation: ValidationPlan | None
 
-    def on_host(self, stack: ExitStack) -> TrainInStep:
-        """The same: it needs no files."""
-        return self
-
     def __call__(self, rank: RankMain, client: RankClient) -> None:
         """Train."""
         number = rank.placement.rank
@@ -275,7 +271,9 @@ def check_all_reduce(model: keras.Model) -> None:
         ConfigurationError: Spark cannot start all workers together.
     """
     check_mean_over_rows(model)
-    check_static_allocation('use mode="synchronous".')
+    settings = active_settings()
+    if settings is not None:
+        check_static_allocation(settings, 'use mode="synchronous".')
     if compiled_with(model).get("jit_compile") is True and not compiles_collectives():
         warn(
             f"the model {model.name!r} was compiled with jit_compile=True, but XLA does not compile TensorFlow's "
@@ -321,6 +319,60 @@ class AllReduceStrategy:
         callbacks.on_train_end()
 
 
+@dataclass
+class _Restarts:
+    """The restarts of a run, and the decision whether there is another one.
+
+    Attributes:
+        limit: The largest number of restarts.
+        count: Their number so far.
+        reason: The failure before the last restart.
+    """
+
+    limit: int
+    count: int = 0
+    reason: WorkerError | None = None
+    _causes: set[tuple[int | None, str]] = field(default_factory=set)
+
+    def add(self, error: WorkerError, epoch: int | None) -> None:
+        """Count a restart after a failure, and warn.
+
+        Args:
+            error: The failure.
+            epoch: The number of the epoch to continue with, from 1; ``None``: no epochs are left.
+
+        Raises:
+            WorkerError: No restart is left, or none would help: the epoch has failed with the same error before.
+            SparkKerasError: A worker raised an error of this package, which would occur again.
+        """
+        raised = package_error(error.worker_traceback)
+        if raised is not None:
+            raise raised from error
+        cause = epoch, error.worker_traceback.rstrip().rpartition("\n")[2]
+        recurs = not _is_loss(error) and cause in self._causes
+        self._causes.add(cause)
+        if recurs or epoch is None or self.count >= self.limit:
+            after = f" (after {counted(self.count, 'restart')}, max_restarts={self.limit})" if self.count else ""
+            if recurs:
+                after = f" (for the second time in epoch {epoch})"
+            raise WorkerError(f"{error}{after}", error.worker_traceback) from error
+        self.count, self.reason = self.count + 1, error
+        warn(
+            f"training continues from the beginning of epoch {epoch} (restart {self.count} of at most {self.limit}), since "
+            f"{_reason(error)}"
+        )
+
+
+def _reason(error: WorkerError) -> str:
+    """What has happened to a rank, in one line."""
+    return str(error).splitlines()[0].removesuffix(" The traceback:")
+
+
+def _is_loss(error: WorkerError) -> bool:
+    """Whether a rank was lost, of which the others only know that it is gone."""
+    return not error.worker_traceback or "PeerLostError" in _reason(error)
+
+
 class _Training:
     """The driver's side of one run. Only `_size` and `_train` use Spark."""
 
@@ -338,8 +390,7 @@ class _Training:
             WorkerError: A worker failed once more often than restarts are allowed, or raised the same error again.
             SparkKerasError: A worker raised an error of this package, which would occur again.
         """
-        restarts, moves_rows, causes = 0, False, set[tuple[int, str]]()
-        failure: WorkerError | None = None
+        restarts, moves_rows = _Restarts(self._job.max_restarts), False
         while True:
             try:
                 error = self._start(moves_rows)
@@ -349,37 +400,19 @@ class _Training:
                         "the files with the rows were removed from Spark's temporary folder (spark.local.dir) during "
                         "training, or, with Spark Connect, other jobs keep the executors that have them busy. Exclude that "
                         "folder from any cleanup, leave slots free, and try again."
-                    ) from failure
+                    ) from restarts.reason
                 moves_rows = True
                 continue
             except (ClusterError, ConfigurationError) as rejected:
-                if failure is None or rejected is self._raised:
+                if restarts.reason is None or rejected is self._raised:
                     raise
-                raise rejected from failure  # too few slots are left, or the rows are too large to be moved after it
+                raise rejected from restarts.reason  # too few slots are left, or the rows are too large to be moved after it
             if error is None:
                 return
-            failure, reason = error, str(error).splitlines()[0].removesuffix(" The traceback:")
-            lost = not error.worker_traceback or "PeerLostError" in reason
-            if self._is_over and lost:
-                warn(f"after the last epoch, {reason}")
+            if self._is_over and _is_loss(error):
+                warn(f"after the last epoch, {_reason(error)}")
                 return
-            raised = package_error(error.worker_traceback)
-            if raised is not None:
-                raise raised from error
-            cause = self._epochs.start, "" if lost else error.worker_traceback.rstrip().rpartition("\n")[2]
-            recurs = cause[1] != "" and cause in causes
-            causes.add(cause)
-            if restarts >= self._job.max_restarts or self._is_over or recurs:
-                limit = self._job.max_restarts
-                after = f" (after {counted(restarts, 'restart')}, max_restarts={limit})" if restarts else ""
-                if recurs:
-                    after = f" (for the second time in epoch {self._epochs.start + 1})"
-                raise WorkerError(f"{error}{after}", error.worker_traceback) from error
-            restarts += 1
-            warn(
-                f"training continues from the beginning of epoch {self._epochs.start + 1} (restart {restarts} of at most "
-                f"{self._job.max_restarts}), since {reason}"
-            )
+            restarts.add(error, None if self._is_over else self._epochs.start + 1)
 
     @property
     def _is_over(self) -> bool:

@@ -14,7 +14,8 @@ from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.groups import Ranks
 from sparkkeras.runner.hosts import Parts
 from sparkkeras.runner.rank import DelayedWork, Work
-from sparkkeras.runner.spark_hosts import SparkTasks, registered_slots
+from sparkkeras.runner.requirements import registered_slots
+from sparkkeras.runner.spark_hosts import SparkTasks
 from sparkkeras.sources.connect import StoredRemoteDataset
 from sparkkeras.sources.reader_dataset import OpenedReaderDataset, OpenedRemoteReaderDataset
 from sparkkeras.sources.spark_dataset import StoredSparkDataset

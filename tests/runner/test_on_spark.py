@@ -16,7 +16,7 @@ from sparkkeras import ClusterError, ConfigurationError, SparkRunner, WorkerErro
 from sparkkeras.data.dataset import DriverAddress
 from sparkkeras.runner import context, groups, spark_runner
 from sparkkeras.runner.connect_hosts import client_address
-from sparkkeras.runner.spark_hosts import check_barrier, check_gpus, check_slots
+from sparkkeras.runner.requirements import check_gpus, check_slots, check_static_allocation
 from tests.conftest import settle
 from tests.processes import interrupted_when
 
@@ -247,9 +247,9 @@ def settings(**values):
 
 
 def test_dynamic_allocation_is_an_error_before_a_job():
-    check_barrier(settings())
+    check_static_allocation(settings())
     with pytest.raises(ConfigurationError, match="spark.dynamicAllocation.enabled=true"):
-        check_barrier(settings(spark_dynamicAllocation_enabled="true"))
+        check_static_allocation(settings(spark_dynamicAllocation_enabled="true"))
 
 
 def test_gpus_have_to_be_assigned_by_spark():

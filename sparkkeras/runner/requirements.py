@@ -1,0 +1,118 @@
+"""What ranks require of Spark, checked before a job starts: slots, GPUs, and executors that stay."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sparkkeras.errors import ConfigurationError, counted
+from sparkkeras.spark.connect import AnyCluster, RemoteCluster, active_remote_session
+
+REGISTER_SECONDS = 10.0
+"""How long executors have to register, before a barrier stage has too few slots."""
+
+
+class Settings(Protocol):
+    """The settings of a SparkContext, or of a session of Spark Connect."""
+
+    def get(self, key: str, default: str, /) -> str | None:
+        """The value of a setting."""
+        ...
+
+
+def active_settings() -> Settings | None:
+    """The settings of the active SparkContext or session of Spark Connect; ``None`` if there is none."""
+    from pyspark import SparkContext
+
+    session, context = active_remote_session(), SparkContext._active_spark_context
+    if session is not None:
+        return session.conf
+    return None if context is None else context.getConf()
+
+
+INDEPENDENT_RANKS = "use SparkRunner(num_workers, barrier=False), whose ranks do not know each other."
+"""What to do instead of starting all ranks of a `SparkRunner` together, for messages."""
+
+
+def check_static_allocation(settings: Settings, otherwise: str = INDEPENDENT_RANKS) -> None:
+    """Reject ranks that start together if Spark does not support barrier stages.
+
+    Args:
+        settings: The settings of Spark.
+        otherwise: What to do instead, for the message.
+
+    Raises:
+        ConfigurationError: It uses dynamic allocation.
+    """
+    if str(settings.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        raise ConfigurationError(
+            "Spark cannot start all ranks together with spark.dynamicAllocation.enabled=true (SPARK-24942): set it to false "
+            f"when the session starts, or {otherwise}"
+        )
+
+
+def check_slots(cluster: AnyCluster, settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
+    """Reject more ranks than slots, in which they would never start together.
+
+    Args:
+        cluster: The cluster.
+        settings: Its settings.
+        ranks: The number of ranks.
+        gpus_per_worker: The number of GPUs for each, which limit the slots further: Spark checks that itself.
+
+    Raises:
+        ConfigurationError: Spark has too few slots.
+    """
+    if gpus_per_worker is not None and _gpus_of_tasks(settings):
+        return  # the known slots are those of tasks with this number of GPUs
+    if isinstance(cluster, RemoteCluster) and settings.get("spark.default.parallelism", ""):
+        return  # which replaces the number of slots where they are counted by a query
+    slots = registered_slots(cluster, ranks)
+    if slots < ranks:
+        raise ConfigurationError(
+            f"num_workers={ranks}, but Spark has {counted(slots, 'slot')} (master {settings.get('spark.master', '')!r}), "
+            f"and all ranks run at the same time. Use num_workers={slots} or less, give Spark more cores (for instance the "
+            f"master local[{ranks}]) or a smaller spark.task.cpus, or run the ranks on the driver's machine: "
+            f"SparkRunner({ranks}, local_mode=True)."
+        )
+
+
+def registered_slots(cluster: AnyCluster, wanted: int, seconds: float = REGISTER_SECONDS) -> int:
+    """The number of slots, as soon as there are as many as wanted, or after this time, in which executors register."""
+    deadline = time.monotonic() + (0 if cluster.is_local else seconds)
+    while (slots := cluster.slots) < wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return slots
+
+
+def check_gpus(settings: Settings, ranks: int, gpus_per_worker: int | None) -> None:
+    """Reject ranks that need GPUs where Spark assigns none.
+
+    Args:
+        settings: The settings of Spark.
+        ranks: The number of ranks.
+        gpus_per_worker: The number of GPUs for each; ``None``: those that Spark assigns to all tasks.
+
+    Raises:
+        ConfigurationError: It assigns none to tasks, or does not support resource profiles.
+    """
+    master = settings.get("spark.master", "") or ""
+    is_local = master.startswith("local") and not master.startswith("local-cluster")
+    here = f"SparkRunner({ranks}, use_gpu=True, local_mode=True), which distributes the GPUs of this machine"
+    if gpus_per_worker is not None and is_local:
+        raise ConfigurationError(
+            f"gpus_per_worker={gpus_per_worker} requests GPUs by a resource profile, which Spark supports on standalone "
+            f"clusters, YARN and Kubernetes, and not with the master {master!r}: use {here}."
+        )
+    if gpus_per_worker is None and not _gpus_of_tasks(settings):
+        if is_local:
+            raise ConfigurationError(f"use_gpu=True, but Spark assigns no GPUs with the master {master!r}: use {here}.")
+        raise ConfigurationError(
+            "use_gpu=True, but Spark assigns no GPUs to tasks: set spark.task.resource.gpu.amount and "
+            "spark.executor.resource.gpu.amount when the session starts, or pass gpus_per_worker=."
+        )
+
+
+def _gpus_of_tasks(settings: Settings) -> float:
+    """The number of GPUs that Spark assigns to each task without a resource profile."""
+    return float(settings.get("spark.task.resource.gpu.amount", "0") or 0)
