@@ -220,13 +220,16 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def gradient_dtype(name: str, value: Any, known: tuple[str, ...]) -> Any:
-    """One of the ``known`` dtypes, or ``None``."""
-    if value == "float32":
+    """The name of one of the ``known`` dtypes, which may be one of NumPy, TensorFlow, JAX or PyTorch too; or ``None``."""
+    if value is None:
+        return None
+    dtype = getattr(value, "name", getattr(value, "__name__", str(value).removeprefix("torch.")))  # as Keras reads it
+    if dtype == "float32":
         raise ConfigurationError(
-            f"{name}={value!r}: leave it out, or set it to None, to send gradients in their own dtype, which usually is "
+            f"{name}={dtype!r}: leave it out, or set it to None, to send gradients in their own dtype, which usually is "
             f"float32. Known: {', '.join(map(repr, known))}."
         )
-    return None if value is None else one_of(name, value, known)
+    return one_of(name, dtype, known)
 
 
 def on_invalid_to_predict(name: str, value: Any) -> Any:

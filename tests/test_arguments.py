@@ -2,8 +2,11 @@
 
 import inspect
 import re
+from types import SimpleNamespace
 from typing import get_args
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import sparkkeras
@@ -12,6 +15,7 @@ from sparkkeras.arguments import (
     flag,
     fraction,
     frequency,
+    gradient_dtype,
     instance,
     integer,
     known_arguments,
@@ -276,6 +280,35 @@ def test_the_type_of_on_invalid_lists_the_accepted_values():
         for function in several:
             annotation = inspect.signature(function).parameters["on_invalid"].annotation
             assert get_args(getattr(schema, annotation)) == accepted, function
+
+
+class OfTorch:
+    def __str__(self):
+        return "torch.bfloat16"
+
+
+DTYPES = [
+    (None, None),
+    ("float16", "float16"),
+    (np.float16, "float16"),
+    (np.dtype("float16"), "float16"),
+    (ml_dtypes.bfloat16, "bfloat16"),
+    (SimpleNamespace(name="bfloat16"), "bfloat16"),  # as of TensorFlow
+    (OfTorch(), "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), DTYPES)
+def test_dtypes_of_gradients_have_their_name(value, expected):
+    assert gradient_dtype("gradient_dtype", value, ("float16", "bfloat16")) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.float32, "'float32': leave it out"), (np.float64, "'float64' is not"), (16, "'16' is not")]
+)
+def test_other_dtypes_of_gradients_are_refused(value, message):
+    with pytest.raises(ConfigurationError, match=f"gradient_dtype={message}"):
+        gradient_dtype("gradient_dtype", value, ("float16", "bfloat16"))
 
 
 def test_flags_are_booleans_or_0_and_1():
