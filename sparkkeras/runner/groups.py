@@ -19,6 +19,7 @@ from sparkkeras.runner.service import VALUE_BYTES, GroupService
 from sparkkeras.runner.values import unpack_parts
 from sparkkeras.spark.connectivity import serving
 from sparkkeras.spark.job_errors import INSTALL_MODULE, MISSING_MODULE, interrupts_here
+from sparkkeras.worker.collectives import ended_by_jax
 
 TICK_SECONDS = 0.05
 """The interval at which the driver shows output and looks how the group is doing."""
@@ -249,6 +250,8 @@ def failed(group: Group, failure: Failure) -> WorkerError:
     host = group.host(failure.rank)
     where = f"rank {failure.rank} of {group.size}{f' on {host}' if host else ''}"
     message = f"{where} failed: {failure.error.rstrip('.')}."
+    if failure.may_follow and (reason := ended_by_jax(group.console.tail(failure.rank))):
+        message += f" {reason}"
     missing = MISSING_MODULE.search(failure.error)
     if missing:
         message += f" If the ranks need the module {missing[1]!r}, {INSTALL_MODULE}."

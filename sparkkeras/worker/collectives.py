@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -281,10 +282,7 @@ class Group(ABC):
 
     def _gone(self, ranks: Sequence[int]) -> str:
         named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
-        return (
-            f"the process of rank {named} does not answer: it has ended, is stopped, or is out of memory, or the network is "
-            "interrupted. Look for its own error."
-        )
+        return _silent(named)
 
     def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
         named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
@@ -639,8 +637,9 @@ class _JaxGroup(Group):
     The arrays of a step are replicated as far as JAX knows, but differ between processes, also in shape: the programs of
     the processes need only have the same collectives.
 
-    The coordination service of rank 0 checks the processes. When one is gone, it ends all others with SIGABRT, without an
-    exception; whoever started them has to explain it.
+    The coordination service of rank 0 checks the processes. When one is gone, JAX ends all others with SIGABRT, without an
+    exception: its client calls no callback of Python, since jaxlib cannot convert the argument. What JAX writes before that
+    has the reason; see `ended_by_jax`.
     """
 
     def connect(self, held: socket.socket, timeout: float) -> None:
@@ -740,6 +739,30 @@ class _JaxGroup(Group):
         return _unreachable(error) if "Gloo" in str(error) else ""
 
 
+def ended_by_jax(output: Sequence[str]) -> str:
+    """Why JAX has ended a process with SIGABRT, given the last lines of its output; empty if it has not.
+
+    The client of JAX's coordination service ends a process that has lost its peers so, also one of a user's function.
+    """
+    starts = [number for number, line in enumerate(output) if "JAX distributed service detected fatal errors" in line]
+    if not starts:
+        return ""
+    reason = output[starts[0] :]
+    if "stopped sending heartbeats" in reason[0]:
+        tasks = [_JAX_TASK.fullmatch(line.strip()) for line in reason[1:]]
+        gone = [task[1] for task in itertools.takewhile(bool, tasks) if task]
+    else:
+        gone = ["0"] if any(sign in line for line in reason for sign in _JAX_WITHOUT_SERVICE) else []
+    return f"JAX ended it, since {_silent(', '.join(gone))}" if gone else "JAX ended it, for the reason in its output."
+
+
+_JAX_TASK = re.compile(r"(?:\S*/task:)?(\d+)")
+"""A process that does not answer, in a line of its own; of an older jaxlib after ``/job:jax_worker/replica:0/task:``."""
+
+_JAX_WITHOUT_SERVICE = "Failed to send RPC to coordination service", "CoordinationService/Heartbeat"
+"""What JAX writes if the service itself, in the process of rank 0, does not answer."""
+
+
 def _jax() -> Any:
     """The module, many of whose functions have no types."""
     import jax
@@ -754,6 +777,14 @@ def _wait_for(missing: Callable[[], list[int]], timeout: float, error: Callable[
         if time.monotonic() > deadline:
             raise error(ranks, timeout)
         time.sleep(0.02)
+
+
+def _silent(ranks: str) -> str:
+    """The message for peers that do not answer."""
+    return (
+        f"the process of rank {ranks} does not answer: it has ended, is stopped, or is out of memory, or the network is "
+        "interrupted. Look for its own error."
+    )
 
 
 def _unreachable(error: Exception) -> str:

@@ -105,6 +105,33 @@ def test_a_module_that_a_rank_does_not_find_has_a_remedy():
         raise failed(Group(1), failure)
 
 
+JAX = "F1124 02:39:32.9904 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
+UNHEALTHY = f"{JAX}UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):"
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (f"step 7\n{UNHEALTHY}\n1\n2\nThe tasks have crashed.\n7", ", since the process of rank 1, 2 does not answer: "),
+        (f"{UNHEALTHY}\n/job:jax_worker/replica:0/task:3\nThe tasks", ", since the process of rank 3 does not answer: "),
+        (f"{JAX}DEADLINE_EXCEEDED\n\nRPC: /CoordinationService/Heartbeat", ", since the process of rank 0 does not a"),
+        (f"{JAX}Failed to send RPC to coordination service.", ", since the process of rank 0 does not answer: "),
+        (f"{JAX}ABORTED: unexpectedly tried to connect", ", for the reason in its output.\n"),
+    ],
+)
+def test_why_jax_has_ended_a_process(output, reason):
+    group = Group(4)
+    group.console.add(0, output.splitlines())
+    error = failed(group, Failure(0, "its process was killed by SIGABRT", is_death=True))
+    assert str(error).startswith(f"rank 0 of 4 failed: its process was killed by SIGABRT. JAX ended it{reason}")
+
+
+def test_a_process_that_ends_with_sigabrt_without_jax():
+    group = Group(1)
+    group.console.add(0, ["free(): invalid pointer"])
+    assert "JAX" not in str(failed(group, Failure(0, "its process was killed by SIGABRT", is_death=True)))
+
+
 def test_an_interrupt_cancels_the_tasks(group, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
