@@ -103,4 +103,6 @@ class Client:
                 f"between this worker ({socket.gethostname()}) and the driver, or {self._advice}."
             ) from error
         except RefusedError as error:
-            raise self._errors.get(error.kind, DriverConnectionError)(str(error)) from error
+            if error.kind in self._errors:
+                raise self._errors[error.kind](str(error)) from None  # users called no server: its error would distract them
+            raise DriverConnectionError(str(error)) from error
