@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkkeras.data import files
 from sparkkeras.data.block import Block, concatenate_alike
-from sparkkeras.data.dataset import Rows
+from sparkkeras.data.dataset import Rows, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.reader import Reader
 from sparkkeras.data.schema import Schema
@@ -60,10 +60,11 @@ def stored_on_workers(source: Source, ranks: int, everywhere: bool) -> Iterator[
             with Spark Connect, they stay on the workers that have read them.
 
     Raises:
-        DataError: The rows are malformed, or there are none.
+        DataError: The rows are malformed, differ in shape or dtype, or there are none.
         ConfigurationError: They are too large to be sent to the workers.
     """
     with source.dataset(ranks) as dataset, dataset.stored() as stored:
+        common_spec(stored.handles)
         counts = _counts(stored.handles, ranks)
         if isinstance(stored, StoredRemoteDataset):
             if stored.num_partitions < ranks:

@@ -27,7 +27,10 @@ from sparkkeras import (
     UnknownArgumentError,
     WorkerError,
 )
+from sparkkeras.data.block import from_arrays
+from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.runner import context, groups, hosts, local_hosts, processes, service
+from sparkkeras.runner.data import stored_on_workers
 from sparkkeras.runner.rank import Script
 from sparkkeras.runner.rank_context import RankContext
 from tests.processes import clean_environment, interrupted_when
@@ -292,6 +295,14 @@ def test_rows_may_be_changed(forks):
     assert local(1).run(train, data=np.zeros((3, 1))) == [[0, 0]]
 
 
+def test_rows_of_different_shapes_on_two_workers_are_refused():
+    blocks = tuple(from_arrays(np.zeros((2, width), np.float32), None, None) for width in (3, 4))
+    source = Mock(dataset=lambda ranks: contextlib.nullcontext(LocalDataset(blocks)))
+    message = r"x has shape \(3,\), float32 in partition 0, but x has shape \(4,\), float32 in partition 1\. Every row must"
+    with pytest.raises(DataError, match=message), stored_on_workers(source, 2, everywhere=False):
+        pass
+
+
 # The other ranks
 
 
@@ -324,8 +335,9 @@ def test_ranks_out_of_step_are_an_error_and_not_a_hang(forks):
         if ranks.rank == 0:
             ranks.barrier()
 
-    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .* cannot end: rank 1 has ended without it"):
+    with pytest.raises(WorkerError, match=r"barrier\(\) of rank 0 .* cannot end: rank 1 has ended without it") as caught:
         local().run(train)
+    assert str(caught.value).count("Traceback (most recent call last)") == 1
 
 
 def test_reports_appear_on_the_driver(forks, capsys):
