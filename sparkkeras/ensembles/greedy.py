@@ -25,6 +25,7 @@ from sparkkeras.modeling.schema import schema_of
 from sparkkeras.modeling.voting import ballot, decided
 from sparkkeras.sources.source import as_source
 from sparkkeras.weights import Array
+from sparkkeras.worker import device
 
 Metric: TypeAlias = str | keras.metrics.Metric | keras.losses.Loss | Callable[[Any, Any], float]
 
@@ -107,9 +108,10 @@ def greedy_ensemble(
             "their votes cannot be combined. Pass models of one kind."
         )
     features = [compatibility.features_for(block.x, model, given[0]) for model in given]
-    predictions = [
-        keras.tree.flatten(compatibility.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)
-    ]
+    with device.without_retracing_warnings():
+        predictions = [
+            keras.tree.flatten(compatibility.predicted(*each, batch_size))[0] for each in zip(given, features, strict=True)
+        ]
     score = _score(metric, mode, given, block, predictions[0])
     if voting == "hard":
         ballots = [np.stack([_numpy(ballot(each, exclusive)), each]) for each in predictions]

@@ -172,6 +172,18 @@ def _concerns_user(record: logging.LogRecord) -> bool:
     return not ("triggered tf.function retracing" in message and "TensorFlowTrainer." in message)
 
 
+@contextmanager
+def without_retracing_warnings() -> Iterator[None]:
+    """Suppress the log records in this process that do not concern the user's code, while several models predict."""
+    logger = logging.getLogger("tensorflow")
+    ours = functools.partial(_concerns_user)  # a new object: `prepare` may have added the function, for good
+    logger.addFilter(ours)
+    try:
+        yield
+    finally:
+        logger.removeFilter(ours)
+
+
 def is_uninitialized() -> bool:
     """Whether the backend is still uninitialized in this process, so that forks of the process can use it."""
     import keras

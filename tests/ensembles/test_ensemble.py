@@ -681,6 +681,20 @@ def test_greedy_selection_for_regression_uses_the_mean():
     assert ensemble.weights == (0.75, 0.25)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's warnings")
+def test_greedy_selection_does_not_warn_of_retracing(monkeypatch):
+    """TensorFlow counts the first call of each model as retracing of one function."""
+    import tensorflow as tf
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    manager = polymorphic_function._FrequentTracingDetectorManager()  # one that has not warned yet
+    monkeypatch.setattr(polymorphic_function, "_frequent_tracing_detector_manager", manager)
+    emitted = []
+    monkeypatch.setattr(tf.get_logger(), "callHandlers", emitted.append)
+    greedy_ensemble([unit(None, seed=seed, loss="mse") for seed in range(6)], X, X[:, :1], voting="average")
+    assert not emitted
+
+
 def test_greedy_selection_applies_sample_weights():
     yes, no = unit(seed=0, loss="binary_crossentropy"), unit(seed=1)
     for model, level in ((yes, 3.0), (no, -3.0)):
