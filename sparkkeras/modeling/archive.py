@@ -35,6 +35,7 @@ from sparkkeras.modeling.initial_values import without_random_values
 from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
+from sparkkeras.modeling.save_errors import missing_from_config, save_error
 from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
@@ -387,8 +388,11 @@ def _verify_weights(model: keras.Model, loaded: keras.Model) -> None:
     if shapes != loaded_shapes:
         raise ModelError(
             f"the model {model.name!r} has {len(mine)} weights, but {len(other)} after saving and loading, or other shapes: "
-            "a custom layer must create its weights in __init__ or build(), from the arguments that its "
-            "get_config returns."
+            + (
+                missing_from_config(model)
+                or "a custom layer must create its weights in __init__ or build(), from the arguments that its get_config "
+                "returns."
+            )
         )
     adapted = [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
     merged = {id(variable) for layer in adapted for variable in layer.variables}
@@ -459,10 +463,7 @@ def _config(model: keras.Model) -> Any:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(
-                f"the model {model.name!r} cannot be saved, which is required to send it to workers: {error} Losses and "
-                "metrics must be functions defined with def (not functools.partial), or Keras objects with a get_config."
-            ) from error
+            raise save_error(model, error) from error
 
 
 def _put_optimizer_back(model: keras.Model) -> None:
