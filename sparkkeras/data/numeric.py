@@ -132,7 +132,10 @@ def is_encoded_image(data: bytes) -> bool:
 def remedy(value: Any) -> str:
     """Advice on converting data of other libraries to arrays, to append to a message; empty for unknown types."""
     if type(value).__module__.startswith("scipy.sparse") and hasattr(value, "toarray"):
-        return " Convert sparse matrices with .toarray(), or use a DataFrame with a column of sparse vectors."
+        return (
+            " Convert sparse matrices with .toarray(): only the features and labels of SparkModel, of ensembles and of "
+            "to_simple_rdd may be sparse."
+        )
     if isinstance(value, type):
         return f" Call the class in a function: lambda worker, num_workers: {value.__name__}(worker, num_workers)."
     batches = isinstance(value, Iterator) or any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)

@@ -33,7 +33,7 @@ def test_the_error_for_data_of_other_libraries_suggests_a_conversion(data, messa
 
 
 def test_the_error_for_sparse_weights_suggests_a_conversion():
-    with pytest.raises(DataError, match=r"^sample_weight of the arrays is .*Convert sparse matrices with \.toarray\(\)"):
+    with pytest.raises(DataError, match=r"^sample_weight .*Convert .* with \.toarray\(\): only the features and labels of"):
         as_source(np.eye(3), Reader(Schema()), np.ones(3), sparse.csr_matrix(np.eye(3)))
 
 
