@@ -98,7 +98,7 @@ def check_trainable(model: Any) -> None:
 
     Raises:
         ModelError: `check_compiled` rejects it, or it has no weights, no optimizer, an optimizer that was built for other
-            weights, or several optimizers with JAX.
+            weights, several optimizers with JAX, or nothing that could add a loss.
     """
     check_compiled(model)
     if not model.weights:
@@ -126,6 +126,30 @@ def check_trainable(model: Any) -> None:
             f"the optimizer of the model {model.name!r} was built for other weights than those that are trainable now: a "
             "layer was frozen, unfrozen or added, or the model quantized, after compile. Call model.compile(...) again."
         )
+    if _certainly_lacks_loss(model):
+        raise missing_loss(model)
+
+
+def missing_loss(model: keras.Model) -> ModelError:
+    """The error of a model that has nothing to minimize."""
+    return ModelError(
+        f"the model {model.name!r} was compiled without a loss, and no layer adds one: call model.compile(loss=...)."
+    )
+
+
+def _certainly_lacks_loss(model: keras.Model) -> bool:
+    """Whether a model has no loss, as far as that is known before it is called: custom code in it might add one."""
+    layers = model._flatten_layers()
+    return (
+        model._compile_loss is None
+        and not model.losses  # of regularizers of weights, among others
+        and not any(
+            layer.activity_regularizer is not None
+            or isinstance(layer, keras.layers.Lambda)
+            or not type(layer).__module__.startswith("keras.")
+            for layer in layers
+        )
+    )
 
 
 def needs_labels(models: Sequence[keras.Model]) -> bool:

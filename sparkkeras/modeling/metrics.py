@@ -20,7 +20,7 @@ from sparkkeras.data.block import Block
 from sparkkeras.errors import DataError, ModelError
 from sparkkeras.modeling.archive import custom_objects_of
 from sparkkeras.modeling.backends import compiles_operations, read
-from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate
+from sparkkeras.modeling.compilation import compile_arguments, compile_to_evaluate, missing_loss
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import build_by_step, has_own_step, unbuilt
 from sparkkeras.modeling.own_methods import hint
@@ -68,9 +68,7 @@ def prepare(model: keras.Model, sample: Block) -> None:
             _computed(model.compute_metrics, x, y, prediction, weight)
     except Exception as error:
         if "No loss to compute" in str(error):
-            raise ModelError(
-                f"the model {model.name!r} was compiled without a loss, and no layer adds one: call model.compile(loss=...)."
-            ) from error
+            raise missing_loss(model) from error
         raise DataError(_misfit(sample, error)) from error
     finally:
         model.reset_metrics()

@@ -781,6 +781,37 @@ def test_a_model_that_can_be_trained():
     check_trainable(dense())
 
 
+class AddsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.sum(x))
+        return x
+
+
+def test_a_model_without_a_loss():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    with pytest.raises(ModelError, match=r"compiled without a loss, and no layer adds one: call model\.compile\(loss="):
+        check_trainable(model)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AddsLoss,
+        lambda: keras.layers.Lambda(lambda x: x),
+        lambda: keras.layers.ActivityRegularization(0.1),
+        lambda: keras.layers.Dense(1, kernel_regularizer="l2"),
+        lambda: keras.layers.RNN(keras.layers.SimpleRNNCell(1, bias_regularizer="l2")),
+        lambda: keras.Sequential([keras.layers.Dense(1, activity_regularizer="l2")]),
+    ],
+    ids=["add_loss", "lambda", "activity", "weights", "cell", "nested"],
+)
+def test_a_model_in_which_a_layer_may_add_a_loss(layer):
+    model = keras.Sequential([keras.Input((3, 2)), layer(), keras.layers.Dense(1)])
+    model.compile("sgd")
+    check_trainable(model)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
