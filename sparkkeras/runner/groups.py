@@ -250,7 +250,7 @@ def failed(group: Group, failure: Failure) -> WorkerError:
     host = group.host(failure.rank)
     where = f"rank {failure.rank} of {group.size}{f' on {host}' if host else ''}"
     message = f"{where} failed: {failure.error.rstrip('.')}."
-    if failure.may_follow and (reason := ended_by_jax(group.console.tail(failure.rank))):
+    if failure.may_be_consequence and (reason := ended_by_jax(group.console.tail(failure.rank))):
         message += f" {reason}"
     missing = MISSING_MODULE.search(failure.error)
     if missing:
