@@ -205,7 +205,7 @@ def test_results_arrive_in_pieces_and_in_aligned_memory():
         result.write(0, 4, memoryview(b"no"))
 
 
-PEER = Failure(0, "sparkkeras.worker.collectives.PeerLostError: the process of rank 1 does not answer")
+PEER = Failure(0, "sparkkeras.worker.collectives.group.PeerLostError: the process of rank 1 does not answer")
 ABORT = Failure(0, "its process was killed by SIGABRT", is_death=True)
 KILL = Failure(1, "its process was killed by SIGKILL", is_death=True)
 RAISED = Failure(1, "ValueError: on purpose")

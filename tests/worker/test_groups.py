@@ -15,7 +15,8 @@ import pytest
 
 from sparkkeras.data.block import from_arrays
 from sparkkeras.worker import collectives
-from sparkkeras.worker.collectives import PeerLostError
+from sparkkeras.worker.collectives import PeerLostError, tensorflow_group, torch_group
+from sparkkeras.worker.collectives.jax_group import JaxGroup
 from sparkkeras.worker.lockstep import EpochInStep, Lockstep
 from tests.worker import groups
 from tests.worker.test_lockstep import dense, difference, plain, trained
@@ -78,9 +79,9 @@ def test_flags_of_a_stream_end_after_its_last_batch(alone):
 def test_processes_meet(held):
     addresses = [each.getsockname() for each in held]
     with ThreadPoolExecutor(3) as threads:
-        waiting = [threads.submit(collectives._JaxGroup(rank, addresses).meet, 20) for rank in range(2)]
+        waiting = [threads.submit(JaxGroup(rank, addresses).meet, 20) for rank in range(2)]
         with closing(connected_to(addresses[0])):  # someone else
-            collectives._JaxGroup(2, addresses).meet(20)
+            JaxGroup(2, addresses).meet(20)
         for each in waiting:
             each.result()
 
@@ -99,7 +100,7 @@ def test_processes_that_do_not_connect_are_named(held):
     addresses = [each.getsockname() for each in held]
     held[2].listen()  # rank 2 can be reached, and reaches no other
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(collectives._JaxGroup(rank, addresses).meet, 0.3) for rank in range(2)]
+        waiting = [threads.submit(JaxGroup(rank, addresses).meet, 0.3) for rank in range(2)]
         for rank, each in enumerate(waiting):
             with pytest.raises(PeerLostError) as caught:
                 each.result()
@@ -112,7 +113,7 @@ def test_processes_that_do_not_connect_are_named(held):
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="heartbeats of TensorFlow")
 def test_only_peers_that_do_not_answer_are_named(monkeypatch):
     """Many silent ones take longer than one may be silent."""
-    group, now, silent, aborted = collectives._TensorFlowGroup(0, ADDRESSES), [0.0], range(2, 10), []
+    group, now, silent, aborted = tensorflow_group.TensorFlowGroup(0, ADDRESSES), [0.0], range(2, 10), []
 
     def answers(rank):
         now[0] += rank in silent
@@ -121,7 +122,7 @@ def test_only_peers_that_do_not_answer_are_named(monkeypatch):
     def wait(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(collectives, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(tensorflow_group, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(group, "_answers", answers)
     group._left = SimpleNamespace(wait=wait, is_set=lambda: False)
     group._context = SimpleNamespace(abort_collective_ops=lambda code, message: aborted.append(message))
@@ -132,7 +133,7 @@ def test_only_peers_that_do_not_answer_are_named(monkeypatch):
 
 def test_a_collective_on_gpus_is_waited_for_when_it_has_ended():
     """NCCL would abort it."""
-    group, left = collectives._TorchGroup(0, ADDRESSES[:2]), [3]
+    group, left = torch_group.TorchGroup(0, ADDRESSES[:2]), [3]
     group._beats = SimpleNamespace(silent=list)
 
     def is_completed():
@@ -152,9 +153,9 @@ def test_a_collective_on_gpus_is_waited_for_when_it_has_ended():
 @pytest.mark.core
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="two groups in one process")
 def test_a_process_that_stops_while_it_joins_is_not_waited_for_forever(held, monkeypatch):
-    monkeypatch.setattr(collectives, "_Beats", lambda *arguments: None)
+    monkeypatch.setattr(torch_group, "_Beats", lambda *arguments: None)
     addresses = [each.getsockname() for each in held[:2]]
-    peer = collectives._TorchGroup(1, addresses)
+    peer = torch_group.TorchGroup(1, addresses)
 
     def join_in_part():
         peer.meet(20)

@@ -1,0 +1,14 @@
+"""Groups of processes that train in step: the collective operations of each backend, and noticing that a peer is gone.
+
+A process is in one group for its whole life. It is a fork of a process that has only imported the backend, since `join` has
+to come before the first operation. After an error in a group, its processes must end: the backends cannot form the group
+anew.
+
+What the backends listen on is not authenticated (docs/security.md).
+"""
+
+from sparkkeras.worker.collectives.backends import compiles_collectives, join
+from sparkkeras.worker.collectives.group import Group, PeerLostError, hold_port
+from sparkkeras.worker.collectives.jax_group import ended_by_jax
+
+__all__ = ["Group", "PeerLostError", "compiles_collectives", "ended_by_jax", "hold_port", "join"]

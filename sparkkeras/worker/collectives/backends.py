@@ -1,0 +1,40 @@
+"""The group for Keras's current backend."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from sparkkeras.worker.collectives.group import Group, HostAndPort
+from sparkkeras.worker.collectives.jax_group import JaxGroup
+from sparkkeras.worker.collectives.tensorflow_group import TensorFlowGroup
+from sparkkeras.worker.collectives.torch_group import TorchGroup
+
+
+def compiles_collectives() -> bool:
+    """Whether Keras's current backend trains with collectives if it is to compile the step with XLA."""
+    import keras
+
+    return bool(keras.backend.backend() != "tensorflow")
+
+
+def join(rank: int, addresses: Sequence[HostAndPort], held: socket.socket, timeout: float = 60.0) -> Group:
+    """Join a group with the collectives of Keras's current backend, which must not have run any operation.
+
+    Args:
+        rank: The index of this process in the group.
+        addresses: Host and port of each process, by rank, as the others reach it.
+        held: The socket of `hold_port` that is bound to the port of this process.
+        timeout: How long to wait for the others, in seconds.
+
+    Raises:
+        PeerLostError: Some processes did not join, or cannot reach each other.
+    """
+    import keras
+
+    kinds: dict[str, type[Group]] = {"tensorflow": TensorFlowGroup, "jax": JaxGroup, "torch": TorchGroup}
+    group = kinds[keras.backend.backend()](rank, addresses)
+    if group.size > 1:
+        group.meet(timeout)
+        group.connect(held, timeout)
+    return group

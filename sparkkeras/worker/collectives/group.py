@@ -1,0 +1,322 @@
+"""A group of processes: what all backends have in common, and ports that are held for them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.errors import ClusterError
+from sparkkeras.rpc.addresses import host_and_port
+from sparkkeras.weights import Array
+
+HostAndPort = tuple[str, int]
+
+HEARTBEAT_SECONDS = 1.0
+"""The interval at which a process checks its peers."""
+
+LOST_SECONDS = 5.0
+"""A peer that has not answered for so long is gone."""
+
+LARGE_SIZE = 1 << 18
+"""Gradients of so many values travel alone."""
+
+
+class PeerLostError(ClusterError):
+    """Another process of the group has ended, was stopped, or cannot be reached."""
+
+
+def hold_port(host: str = "", port: int = 0) -> socket.socket:
+    """A socket that is bound to a port and does not listen: while it is open, no other process gets the port by chance.
+
+    Libraries bind their sockets beside it, since these have ``SO_REUSEADDR`` or ``SO_REUSEPORT``.
+
+    Args:
+        host: The host; empty: all addresses of this machine.
+        port: The port, perhaps one that another such socket holds; 0: a free one.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+class Group(ABC):
+    """Processes that call the same operations in the same order.
+
+    Attributes:
+        rank: The index of this process.
+        addresses: Host and port of each process, by rank.
+        runs_eagerly: Whether the values of tensors are known in a training step.
+    """
+
+    runs_eagerly = False
+
+    def __init__(self, rank: int, addresses: Sequence[HostAndPort]) -> None:
+        self.rank, self.addresses = rank, tuple(addresses)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self.addresses)
+
+    def gather(self, array: Array) -> list[Array]:
+        """The arrays of all ranks, which have the same shape and dtype."""
+        array = np.asarray(array)
+        if self.size == 1:
+            return [array]
+        data = array.tobytes()
+        words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)  # a dtype that all backends gather
+        with self.naming_lost_peers():
+            found = self._gather(words) if len(words) else np.zeros((self.size, 0), np.int32)
+        return [np.frombuffer(row.tobytes()[: len(data)], array.dtype).reshape(array.shape) for row in found]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, which may differ in length."""
+        sizes = [int(size) for size in self.gather(np.array(len(data), np.int32))]
+        rows = self.gather(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def mean(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any, dtype: str | None) -> list[Any]:
+        """The mean of gradients over the ranks, in a training step.
+
+        Args:
+            gradients: The gradients of this rank, some perhaps ``None``.
+            variables: The variables that they are for.
+            weight: The weight of this rank, a float32 scalar; with 0, the gradients do not matter, even if they are not
+                finite. At least one rank has another weight.
+            dtype: The dtype in which gradients travel; ``None``: float32, or float64 for gradients in float64.
+        """
+        from keras import ops
+
+        if self.size == 1:
+            return list(gradients)
+        given = self._complete(gradients, variables)
+        wide = "float64" if any(_dtype(each) == "float64" for each in given if each is not None) else "float32"
+        counts = ops.convert_to_tensor(self._counts(gradients), "float32")
+        shapes = [tuple(variable.shape) for variable in variables]
+        buckets = _buckets([0 if each is None else math.prod(shape) for each, shape in zip(given, shapes, strict=True)])
+        weights: Any = None
+        if dtype is not None or len(buckets) != 1:
+            # Gradients are divided by the sum of the weights before they travel: it has too many digits for half precision,
+            # and a division afterwards would read large gradients once more.
+            weights = self._sum(self._weighted(counts, weight))
+        means: list[Any] = [None] * len(given)
+        for bucket in buckets:
+            parts, forms = [given[i] for i in bucket], [shapes[i] for i in bucket]
+            if weights is None:
+                vector = self._packed([*parts, counts], [*forms, tuple(counts.shape)], wide)
+                summed = self._sum(self._weighted(vector, weight))
+                weights = summed[-counts.shape[0] :]
+                mean = summed / weights[0]
+            else:
+                vector = self._weighted(self._packed(parts, forms, wide), weight / weights[0])
+                mean = self._sum(vector if dtype is None else ops.cast(vector, dtype))
+            for i, found in zip(bucket, self._unpacked(mean, forms), strict=True):
+                means[i] = ops.cast(found, _dtype(given[i]))
+        return self._contributed(means, weights[1:])
+
+    def begin_step(self) -> None:  # noqa: B027 - not every backend needs it
+        """Called at the beginning of a training step, or of its trace."""
+
+    def adopt(self, model: Any) -> None:  # noqa: B027 - not every backend needs it
+        """Prepare a model whose ``train_step`` calls `mean`. Its training is inside of `naming_lost_peers`."""
+
+    def leave(self) -> None:
+        """Leave the group when all processes have come here."""
+        self.gather(np.zeros((), np.int32))
+
+    def meet(self, timeout: float) -> None:
+        """Wait until each process has connected to each other one: not all backends name those that cannot be reached.
+
+        Raises:
+            PeerLostError: A process did not come, or a connection failed.
+        """
+        deadline = time.monotonic() + timeout
+        with ExitStack() as stack:
+            listening = stack.enter_context(closing(hold_port(*self.addresses[self.rank])))
+            listening.listen(self.size)
+            with ThreadPoolExecutor(len(self._others)) as threads:
+                tried = threads.map(lambda rank: _call(self.addresses[rank], self.rank, deadline), self._others)
+                callers = _accept(listening, self._others, deadline)
+            called = {rank: connection for rank, connection in zip(self._others, tried, strict=True) if connection}
+            for connection in (*called.values(), *callers.values()):
+                stack.enter_context(closing(connection))
+            if missing := [rank for rank in self._others if rank not in called or rank not in callers]:
+                raise self._missing(missing, timeout)
+            # Backends listen on the same ports. So each process closes its connections when it has stopped listening, and
+            # goes on when all others have.
+            for each in (listening, *callers.values()):
+                each.close()
+            for connection in called.values():
+                connection.settimeout(max(0.0, deadline - time.monotonic()) + LOST_SECONDS)
+                with suppress(OSError):
+                    connection.recv(1)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    @abstractmethod
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        """Connect with the other processes."""
+
+    @abstractmethod
+    def _gather(self, words: Array) -> Array:
+        """The vectors of all ranks, as rows."""
+
+    @abstractmethod
+    def _sum(self, vector: Any) -> Any:
+        """The sum of the vectors of all ranks, in a training step."""
+
+    def _packed(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
+        """The values of tensors as one vector of a dtype."""
+        from keras import ops
+
+        parts = [
+            ops.reshape(ops.cast(ops.convert_to_tensor(tensor), dtype), (math.prod(shape),))
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts)
+
+    def _unpacked(self, vector: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """The tensors whose values a vector begins with."""
+        from keras import ops
+
+        ends = itertools.accumulate(map(math.prod, shapes))
+        return [ops.reshape(vector[end - math.prod(shape) : end], shape) for shape, end in zip(shapes, ends, strict=True)]
+
+    def _weighted(self, vector: Any, weight: Any) -> Any:
+        """A vector, which may be overwritten, times a weight; zeros if the weight is 0, even if it is not finite."""
+        from keras import ops
+
+        return ops.cond(weight > 0, lambda: vector * ops.cast(weight, vector.dtype), lambda: ops.zeros_like(vector))
+
+    def _complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+        """The gradients that are sent, at the same places on all ranks."""
+        return gradients
+
+    def _counts(self, gradients: Sequence[Any]) -> list[float]:
+        """What is multiplied by the weight and summed besides gradients: 1, then perhaps which gradients this rank has."""
+        return [1.0]
+
+    def _contributed(self, means: list[Any], presence: Any) -> list[Any]:
+        """The means, without those to which no rank contributed."""
+        return means
+
+    @contextmanager
+    def naming_lost_peers(self) -> Iterator[None]:
+        """Raise errors of collectives for which a peer is the reason as `PeerLostError`."""
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and not isinstance(error, PeerLostError) and (lost := self._reason(error)):
+                raise PeerLostError(lost) from error
+            raise
+
+    def _reason(self, error: Exception) -> str:
+        """What happened to the peers, if this is the reason of an error; otherwise an empty string."""
+        return ""
+
+    def _gone(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
+        return does_not_answer(named)
+
+    def _missing(self, ranks: Sequence[int], timeout: float) -> PeerLostError:
+        named = ", ".join(f"{rank} ({host_and_port(*self.addresses[rank])})" for rank in ranks)
+        return PeerLostError(
+            f"the process of rank {named} did not join the group of {self.size} processes within {timeout:.0f} s, or it and "
+            f"rank {self.rank} ({host_and_port(*self.addresses[self.rank])}) cannot reach each other. {_MAY_CONNECT}"
+        )
+
+    def _incomplete(self, timeout: float, error: Exception) -> PeerLostError:
+        reason = str(error).strip().partition("\n")[0]
+        return PeerLostError(
+            f"not all of the {self.size} processes joined the group of rank 0 ({host_and_port(*self.addresses[0])}) within "
+            f"{timeout:.0f} s: {reason}. {_MAY_CONNECT}"
+        )
+
+
+_MAY_CONNECT = "Check that no firewall is between the workers, which connect to each other on any port."
+
+
+def _call(address: HostAndPort, rank: int, deadline: float) -> socket.socket | None:
+    """A connection to another process, to which it has sent the rank of this one; ``None`` if there is none in time."""
+    while (remaining := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(address, remaining)
+            connection.sendall(rank.to_bytes(4))
+            return connection
+        except OSError:
+            time.sleep(0.02)
+    return None
+
+
+def _accept(listening: socket.socket, ranks: Sequence[int], deadline: float) -> dict[int, socket.socket]:
+    """The connections from other processes by rank, as many as there are in time."""
+    found: dict[int, socket.socket] = {}
+    while len(found) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
+        listening.settimeout(remaining)
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            connection.settimeout(HEARTBEAT_SECONDS)
+            rank = int.from_bytes(connection.recv(4))
+            if rank in ranks:
+                found[rank] = connection
+            else:
+                connection.close()
+    return found
+
+
+def wait_for(missing: Callable[[], list[int]], timeout: float, error: Callable[[list[int], float], Exception]) -> None:
+    """Wait until no rank is missing."""
+    deadline = time.monotonic() + timeout
+    while ranks := missing():
+        if time.monotonic() > deadline:
+            raise error(ranks, timeout)
+        time.sleep(0.02)
+
+
+def does_not_answer(ranks: str) -> str:
+    """The message for peers that do not answer."""
+    return (
+        f"the process of rank {ranks} does not answer: it has ended, is stopped, or is out of memory, or the network is "
+        "interrupted. Look for its own error."
+    )
+
+
+def unreachable(error: Exception) -> str:
+    """The message for a collective that fails without saying which peer is the reason."""
+    reason = str(error).strip().partition("\n")[0]
+    return f"another process of the group has ended, or cannot be reached ({reason}). Look for its own error."
+
+
+def _buckets(sizes: Sequence[int]) -> list[list[int]]:
+    """The gradients that travel together: small ones in one vector, large ones alone, which need not be copied for it.
+
+    Args:
+        sizes: The number of values of each gradient; 0 if there is none.
+    """
+    large = [[i] for i, size in enumerate(sizes) if size >= LARGE_SIZE]
+    small = [i for i, size in enumerate(sizes) if 0 < size < LARGE_SIZE]
+    return [*([small] if small else []), *large]
+
+
+def _dtype(tensor: Any) -> str:
+    import keras
+
+    return str(keras.backend.standardize_dtype(tensor.dtype))

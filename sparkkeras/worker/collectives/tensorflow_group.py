@@ -1,0 +1,158 @@
+"""Groups of processes with TensorFlow's collective operations."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from sparkkeras.rpc.addresses import host_and_port
+from sparkkeras.weights import Array
+from sparkkeras.worker.collectives.group import HEARTBEAT_SECONDS, LOST_SECONDS, Group, wait_for
+
+PARTS = 4
+"""In so many parts TensorFlow sums a large vector."""
+
+PART_SIZE = 1 << 21
+"""A part has at least so many values."""
+
+
+class TensorFlowGroup(Group):
+    """TensorFlow's collective operations, without a strategy. A thread aborts them when a peer does not answer."""
+
+    _calls = 0
+
+    def connect(self, held: socket.socket, timeout: float) -> None:
+        """See `Group.connect`."""
+        import tensorflow as tf
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+        from tensorflow.python.eager import context
+
+        os.environ["TF_GRPC_REUSE_PORT"] = "1"  # beside the socket that holds the port
+        self._context = context.context()
+        gpus = bool(tf.config.list_physical_devices("GPU"))
+        self._hint = "nccl" if gpus else "ring"
+        self._context.configure_collective_ops(
+            collective_leader=_task(0), device_filters=(f"/job:worker/task:{self.rank}",), use_nccl_communication=gpus
+        )
+        cluster = tf.train.ClusterSpec({"worker": [host_and_port(*address) for address in self.addresses]})
+        self._context.enable_collective_ops(
+            tensorflow_server_pb2.ServerDef(
+                cluster=cluster.as_cluster_def(),
+                default_session_config=self._context.config,
+                job_name="worker",
+                task_index=self.rank,
+                protocol="grpc",
+            )
+        )
+        self._context.ensure_initialized()
+        self._instances: dict[tuple[int, int, str], int] = {}
+        self._gathers = 0
+        self._lost: list[int] = []
+        self._left = threading.Event()
+        wait_for(lambda: [rank for rank in self._others if not self._answers(rank)], timeout, self._missing)
+        self.gather(np.zeros((), np.int32))
+        threading.Thread(target=self._watch, name="sparkkeras-peers", daemon=True).start()
+
+    def adopt(self, model: Any) -> None:
+        """See `Group.adopt`."""
+        model.jit_compile = model.jit_compile and self.size == 1  # see compiles_collectives
+
+    def begin_step(self) -> None:
+        """See `Group.begin_step`."""
+        self._calls = 0
+
+    def leave(self) -> None:
+        """See `Group.leave`."""
+        super().leave()
+        if self.size > 1:
+            self._left.set()
+
+    def _gather(self, words: Array) -> Array:
+        import tensorflow as tf
+
+        self._gathers += 1
+        with tf.device("/device:CPU:0"):
+            found = tf.raw_ops.CollectiveGatherV2(
+                input=tf.constant(words),
+                group_size=self.size,
+                group_key=2,  # its devices are CPUs
+                instance_key=self._gathers,
+                ordering_token=[],
+                communication_hint="ring",
+            )
+        result: Array = found.numpy().reshape(self.size, -1)
+        return result
+
+    def _sum(self, vector: Any) -> Any:
+        import tensorflow as tf
+
+        # A large vector travels faster in a few parts at the same time: 84 MB take 0.2 instead of 0.3 to 0.5 s on loopback.
+        size = int(vector.shape[0])
+        parts = min(PARTS, size // PART_SIZE)
+        if parts < 2:
+            return self._sum_of_part(vector)
+        split = tf.split(vector, [(size + number) // parts for number in range(parts)])
+        return tf.concat([self._sum_of_part(part) for part in split], 0)
+
+    def _sum_of_part(self, vector: Any) -> Any:
+        import tensorflow as tf
+
+        # Ranks know the vectors that belong together by a key; a key is for vectors of one size.
+        call = (self._calls, int(vector.shape[0]), vector.dtype.name)
+        self._calls += 1
+        return tf.raw_ops.CollectiveReduceV2(
+            input=vector,
+            group_size=self.size,
+            group_key=1,
+            instance_key=self._instances.setdefault(call, len(self._instances) + 1),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint=self._hint,
+        )
+
+    def _weighted(self, vector: Any, weight: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.math.multiply_no_nan(vector, tf.cast(weight, vector.dtype))
+
+    def _answers(self, rank: int) -> bool:
+        import tensorflow as tf
+
+        try:
+            self._context.check_collective_ops_peer_health(_task(rank), int(HEARTBEAT_SECONDS * 1000))
+        except tf.errors.OpError:
+            return False
+        return True
+
+    def _watch(self) -> None:
+        """Abort collectives when a peer has not answered for some seconds."""
+        from tensorflow.python.framework import errors
+
+        failing: dict[int, float] = {}  # the ranks whose last check failed, since when; a check of each takes a second
+        while not self._left.wait(HEARTBEAT_SECONDS):
+            for rank in self._others:
+                asked = time.monotonic()
+                if self._answers(rank):
+                    failing.pop(rank, None)
+                elif time.monotonic() - failing.setdefault(rank, asked) >= LOST_SECONDS and not self._left.is_set():
+                    self._lost = sorted(failing)
+                    self._context.abort_collective_ops(errors.UNAVAILABLE, self._gone(self._lost))
+                    return
+
+    def _reason(self, error: Exception) -> str:
+        import tensorflow as tf
+
+        if not isinstance(error, tf.errors.OpError):
+            return ""
+        lost = self._lost or [rank for rank in self._others if not self._answers(rank)]
+        return self._gone(lost) if lost else ""
+
+
+def _task(rank: int) -> str:
+    return f"/job:worker/replica:0/task:{rank}"
