@@ -29,15 +29,21 @@ class LocalHosts:
     def ranks(self, work, size, moves_rows):
         assert not moves_rows, "rows in memory are not lost"
         with self.dataset.everywhere() as stored:
-            rows = (Stream(part.batches) if isinstance(part, LocalStream) else part for part in stored)
+            rows = (Stream(part) if isinstance(part, LocalStream) else part for part in stored)
             yield Ranks(Threads(), LocalShared(work), Parts(tuple((part,) for part in rows)))
 
 
-class Stream(LocalStream):
+@dataclass(frozen=True)
+class Stream:
     """A stream that ranks read anew in each epoch, as `WorkerBatches`."""
+
+    of: LocalStream
 
     def open(self):
         return self
+
+    def blocks(self, epoch=0, seed=0):
+        return self.of.blocks(epoch, seed)
 
 
 class Threads:
