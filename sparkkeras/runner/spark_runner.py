@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras.arguments import flag, integer, known_arguments, optional_integer
-from sparkkeras.data.block import describe
 from sparkkeras.data.local_dataset import LocalShared
-from sparkkeras.errors import ClusterError, ConfigurationError, CustomObjectError, StorageError
-from sparkkeras.modeling.custom_code import ByValue
+from sparkkeras.errors import ClusterError, ConfigurationError
 from sparkkeras.rpc.options import check_seconds
 from sparkkeras.runner.connect_hosts import ConnectTasks
 from sparkkeras.runner.data import source_of, stored_on_driver, stored_on_workers
@@ -24,6 +20,7 @@ from sparkkeras.runner.local_hosts import LocalThreads, gpus_of_ranks
 from sparkkeras.runner.rank import FunctionCall, Script, Work
 from sparkkeras.runner.requirements import Settings, check_gpus, check_slots, check_static_allocation
 from sparkkeras.runner.spark_hosts import SparkTasks
+from sparkkeras.runner.work import work_of
 from sparkkeras.sources.frame import Columns
 from sparkkeras.sources.source import RemoteFrameSource, Source
 from sparkkeras.spark.cluster import Cluster
@@ -132,7 +129,7 @@ class SparkRunner:
         if data is None and (features is not None or label is not None):
             named = "features" if features is not None else "label"
             raise ConfigurationError(f"{named}= names columns of data, which is missing: pass data= with a DataFrame.")
-        work = self._work(function_or_file, args, kwargs)
+        work = work_of(function_or_file, args, kwargs)
         source = None if data is None else source_of(data, features, label)
         try:
             return self._run(work, source, timeout)
@@ -150,13 +147,6 @@ class SparkRunner:
             else:
                 ranks = self._on_cluster(stack, work, source, moves_rows)
             return run_group(group, ranks, timeout)
-
-    def _work(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
-        if isinstance(given, (str, os.PathLike)):
-            return _script(Path(given), args, kwargs)
-        if not callable(given):
-            raise ConfigurationError(f"run received {describe(given)}; expected a function, or the path of a Python file.")
-        return _function_call(given, args, kwargs)
 
     def _on_driver(self, stack: ExitStack, group: Group, work: Work, source: Source | None) -> Ranks:
         gpus = gpus_of_ranks(self.num_workers, self.gpus_per_worker) if self.use_gpu else ((),) * self.num_workers
@@ -230,44 +220,3 @@ def _cluster() -> Cluster:
             "(SparkSession.builder.master(...).getOrCreate()), which needs Java; or run the ranks on this machine without "
             "Spark: SparkRunner(num_workers, local_mode=True)."
         ) from error
-
-
-def _script(path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Script:
-    if kwargs:
-        raise ConfigurationError(
-            f"{next(iter(kwargs))}= is an argument by name, which a Python file does not take: pass its command line as "
-            'positional arguments, such as run("train.py", "--epochs", 3).'
-        )
-    for value in args:
-        if not isinstance(value, (str, int, float, os.PathLike)):
-            raise ConfigurationError(f"{value!r} is no command-line argument: expected strings, numbers and paths.")
-    try:
-        path.open("rb").close()
-    except FileNotFoundError as error:
-        raise StorageError(f"there is no file {str(path)!r} (working directory {str(Path.cwd())!r}).") from error
-    except IsADirectoryError as error:
-        raise StorageError(f"{str(path)!r} is a folder: expected the path of a Python file.") from error
-    except OSError as error:
-        raise StorageError(f"the file {str(path)!r} cannot be read: {error.strerror}.") from error
-    return Script(str(path.resolve()), None, tuple(map(str, args)))
-
-
-def _function_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionCall:
-    name = f"the function {getattr(function, '__name__', type(function).__name__)}"
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except ValueError:
-        pass  # a builtin without a signature
-    except TypeError as error:
-        received = [f"{each}=" for each in ("args", "kwargs") if each in kwargs]
-        advice = f" It received {' and '.join(received)}, whose values it does not unpack." if received else ""
-        raise ConfigurationError(
-            f"run received other arguments than {name} takes: {error}.{advice} Pass them after it: run(function, 1, name=2)."
-        ) from error
-    try:
-        return FunctionCall(ByValue.dump((function, args, kwargs), name))
-    except CustomObjectError:
-        ByValue.dump(args, "args")  # names what cannot be pickled
-        ByValue.dump(kwargs, "kwargs")
-        ByValue.dump(function, name)
-        raise
