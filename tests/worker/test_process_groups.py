@@ -35,7 +35,8 @@ def test_a_module_that_is_imported_later_is_patched(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(process_groups, "_MODULE", "groups_of_processes")
-    finders = list(sys.meta_path)
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, process_groups._OnImport)]
+    monkeypatch.setattr(sys, "meta_path", list(finders))
     keep_process_groups()
     import groups_of_processes as module
 
