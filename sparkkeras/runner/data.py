@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparkkeras.data import files
-from sparkkeras.data.block import Block, concatenate_alike
+from sparkkeras.data.block import Block, concatenate_alike, describe
 from sparkkeras.data.dataset import Rows, common_spec
 from sparkkeras.data.files import Handle
 from sparkkeras.data.reader import Reader
@@ -45,6 +47,14 @@ def source_of(data: Any, features: Columns | None, label: Columns | None) -> Sou
         return source(data, Reader(Schema(), label is not None, has_on_invalid=False))
     if is_rdd(data):
         return source(data, Reader(Schema(), has_on_invalid=False, labels_optional=True))
+    if isinstance(data, tuple) and len(data) != 2:
+        arrays = [isinstance(part, np.ndarray) for part in data]
+        if not all(arrays) and (any(arrays) or any(part is None or isinstance(part, Mapping) for part in data)):
+            raise DataError(
+                f"data is {describe(data)} ({', '.join(map(describe, data))}); expected a DataFrame, an RDD of x or (x, y), "
+                "an array x, or a pair (x, y) of arrays, dicts or tuples of arrays. Pass weights of rows beside the labels: "
+                "(x, (y, sample_weight))."
+            )
     x, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     return source(x, Reader(Schema(), y is not None, has_on_invalid=False), y)
 

@@ -424,6 +424,16 @@ def test_a_context_belongs_to_the_process_of_its_rank(forks, capsys):
         (lambda: local().run(print, data=print), ConfigurationError, "data is a function"),
         (lambda: local().run(print, data=np.ones(0)), DataError, "no rows"),
         (lambda: local().run(print, data=(np.ones(3), np.ones(2))), DataError, "the same number of rows"),
+        (
+            lambda: local().run(print, data=({"a": np.ones(3)}, np.ones(3), np.ones(3))),
+            DataError,
+            r"data is a tuple of 3 values \(a dict .*\); expected .* a pair \(x, y\) of .*: \(x, \(y, sample_weight\)\)",
+        ),
+        (
+            lambda: local().run(print, data=(np.ones(3), None, None)),
+            DataError,
+            r"values \(.*, None, None\); expected a Data",
+        ),
     ],
 )
 def test_mistakes_are_errors_before_a_process_starts(call, kind, message, monkeypatch):
