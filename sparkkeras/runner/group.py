@@ -176,7 +176,7 @@ class Group:
     def is_current(self, rank: int, attempt: int) -> bool:
         """Whether an attempt at a rank has not been replaced by a later one."""
         with self._lock:
-            return self._ranks[rank].attempt == attempt
+            return self._ranks[rank].attempt in (None, attempt)
 
     def heartbeat(self, rank: int) -> bool:
         """Note that the host of a rank is alive; returns whether it should end the process."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sparkkeras.data import files
 from sparkkeras.data.dataset import Rows, Shared
 from sparkkeras.data.files import Handle
+from sparkkeras.errors import DriverConnectionError
 from sparkkeras.rpc.transport import Address
 from sparkkeras.runner.addresses import environment
 from sparkkeras.runner.output import Lines, OutputLimit
 from sparkkeras.runner.processes import Process
-from sparkkeras.runner.rank import Placement, RankMain, Script, Work
+from sparkkeras.runner.rank import Placement, RankMain, Script, Work, report
 from sparkkeras.runner.service import GroupStoppedError, RankClient
 from sparkkeras.sources.tasks import SharedRows
 from sparkkeras.worker.collectives import hold_port
@@ -87,6 +88,8 @@ class Host:
         parts = parts if self.parts is None else self.parts[placement.rank]
         with ExitStack() as stack:
             client = stack.enter_context(RankClient(self.driver, placement.rank, placement.attempt, is_host=True))
+            if self.together:
+                stack.enter_context(_reporting_errors(client))
             if not all(map(_exists, parts)):
                 client.report_missing_rows()
                 return
@@ -103,6 +106,19 @@ class Host:
             process = stack.enter_context(closing(start(main, variables)))
             _watch(process, client)
             client.end(process.how())
+
+
+@contextmanager
+def _reporting_errors(client: RankClient) -> Iterator[None]:
+    """Report errors of the worker: Spark may start all ranks again, and then end its job without the error."""
+    try:
+        yield
+    except DriverConnectionError:
+        raise
+    except Exception as error:
+        with suppress(Exception):
+            report(error, client)
+        raise
 
 
 def _watch(process: Process, client: RankClient) -> None:

@@ -157,7 +157,7 @@ class RankMain:
             try:
                 client.finish(self._result(client))
             except BaseException as error:
-                client.fail(_in_one_line(error), _traceback(error))
+                report(error, client)
                 return 1
             if self.addresses:
                 client.leave()
@@ -194,6 +194,11 @@ class RankMain:
         size = sum(part.nbytes for part in parts)
         check_size(name, size, "write it to a file system that both reach, and return its path")
         return parts
+
+
+def report(error: BaseException, client: RankClient) -> None:
+    """Report an exception of a rank, or of its worker, to the driver."""
+    client.fail(_in_one_line(error), _traceback(error))
 
 
 def _in_one_line(error: BaseException) -> str:

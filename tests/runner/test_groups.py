@@ -1,5 +1,6 @@
 """How the driver ends a group whose tasks fail, hang or are cancelled, without tasks."""
 
+import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.data.local_dataset import LocalRunning
+from sparkkeras.data.local_dataset import LocalRunning, LocalShared
 from sparkkeras.errors import ClusterError, StorageError, WorkerError
 from sparkkeras.runner import groups
 from sparkkeras.runner.group import _LOST, Failure, Group
 from sparkkeras.runner.groups import Ranks, failed, run_group
-from sparkkeras.runner.hosts import Parts
+from sparkkeras.runner.hosts import Host, Parts
+from sparkkeras.runner.rank import Placement
 from sparkkeras.runner.service import RankClient
 from sparkkeras.runner.values import pack_parts, unpack_parts
 
@@ -92,6 +94,28 @@ def test_an_error_of_the_task_does_not_hide_that_of_the_function(group):
     group.end(0, "exit code 1")
     with pytest.raises(WorkerError, match="ValueError: on purpose"):
         run_group(group, ranks(lambda address: Tasks(True, StorageError("no space left"))))
+
+
+def test_an_error_of_a_worker_is_the_cause_although_spark_starts_the_rank_again():
+    """After its second attempt, the job ends without an error."""
+
+    def start(address):
+        def run():
+            for attempt in (1, 2):
+                host = Host(Fails(), address, 1, together=True, forks=False)
+                with contextlib.suppress(OSError):
+                    host.run(Placement(0, attempt, "here", 1), lambda main, variables: None)
+
+        return LocalRunning(run)
+
+    with pytest.raises(WorkerError, match=r"rank 0 of 1 failed: OSError: no space left\. The traceback"):
+        run_group(Group(1), ranks(start))
+
+
+class Fails:
+    @property
+    def value(self):
+        raise OSError("no space left")
 
 
 def test_a_lost_worker_of_independent_ranks_is_not_replaced_on_this_machine():
