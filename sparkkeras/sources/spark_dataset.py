@@ -250,7 +250,8 @@ class StoredSparkDataset:
             self.cluster.collect(handles)
             yield handles
         finally:
-            quietly(handles.unpersist)
+            jvm: Any = self.cluster.context._jsc
+            quietly(lambda: jvm.sc().unpersistRDD(handles.id(), False))  # RDD.unpersist would warn of the checkpoint
 
     def repair(self) -> None:
         """Write lost files again."""

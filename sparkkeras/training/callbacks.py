@@ -302,9 +302,9 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._details = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Print why the first epoch may take longer."""
+        """Print the number of workers, and settings with which Spark would start their tasks faster."""
         if self._verbose:
-            self._write(f"Training on {self._workers()}. New ones load Keras first.\n")
+            self._write(f"Training on {self._workers()}.\n")
             if self._missing_settings:
                 settings = " ".join(f"--conf {name}={value}" for name, value in self._missing_settings.items())
                 self._write(f"Spark would start tasks faster with {settings}\n")

@@ -44,6 +44,7 @@ def worker_environment(cores: int) -> dict[str, str]:
     """
     import keras
 
+    logging_level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
     return {
         "KERAS_BACKEND": keras.backend.backend(),
         "SPARKKERAS_FLOATX": keras.config.floatx(),
@@ -51,7 +52,7 @@ def worker_environment(cores: int) -> dict[str, str]:
         "SPARKKERAS_IMAGE_DATA_FORMAT": keras.config.image_data_format(),
         "NPROC": str(cores),  # JAX's threads on the CPU
         "OMP_NUM_THREADS": str(cores),
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+        "TF_CPP_MIN_LOG_LEVEL": "3" if logging_level == "1" else logging_level,  # 1: not the user's; JAX sets it on import
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # otherwise the import initializes CUDA, which then fails in forks

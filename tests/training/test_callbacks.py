@@ -147,8 +147,7 @@ def test_fit_checks_monitors_before_spark_is_needed():
 def test_progress_starts_with_settings_that_make_spark_faster(capsys):
     Progress(1, 3, 2, {"spark.fast": "true", "spark.a": "b"}).on_train_begin()
     assert capsys.readouterr().out == (
-        "Training on 2 workers. New ones load Keras first.\n"
-        "Spark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
+        "Training on 2 workers.\nSpark would start tasks faster with --conf spark.fast=true --conf spark.a=b\n"
     )
 
 

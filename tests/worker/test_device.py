@@ -171,6 +171,14 @@ def test_batches_are_transferred_in_order_and_one_ahead():
     assert [(x["a"].tolist(), y.tolist()) for x, y in found] == [([n, n], [-n]) for n in range(3)]
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "3"), ("1", "3"), ("0", "0"), ("2", "2")])
+def test_workers_log_as_the_user_has_set_and_not_as_jax(monkeypatch, given, expected):
+    monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", given or "")
+    if given is None:
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    assert device.worker_environment(1)["TF_CPP_MIN_LOG_LEVEL"] == expected
+
+
 def test_a_worker_keeps_its_first_gpus(monkeypatch, caplog):
     monkeypatch.setattr(device, "_bound", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
