@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkkeras.data.dataset import DriverAddress
-from sparkkeras.data.local_dataset import LocalRunning, LocalShared
+from sparkkeras.data.local_dataset import LocalRunning
 from sparkkeras.errors import ClusterError, StorageError, WorkerError
 from sparkkeras.runner import groups
 from sparkkeras.runner.group import _LOST, Failure, Group
@@ -102,7 +102,7 @@ def test_an_error_of_a_worker_is_the_cause_although_spark_starts_the_rank_again(
     def start(address):
         def run():
             for attempt in (1, 2):
-                host = Host(Fails(), address, 1, together=True, forks=False)
+                host = Host(Fails(), address, 1, together=True)
                 with contextlib.suppress(OSError):
                     host.run(Placement(0, attempt, "here", 1), lambda main, variables: None)
 
