@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 # The modules of the public names. Type checkers read __init__.pyi, which has the same names.
 _HOMES = {
+    "checkpoints.checkpoint": ["Checkpoint"],
     "sources.arrays": ["to_simple_rdd"],
     "sources.conversions": ["from_data_frame", "to_data_frame"],
     "data.one_hot": ["encode_label"],
@@ -49,6 +50,7 @@ _HOMES = {
         "SearchError",
         "SparkKerasError",
         "StorageError",
+        "TrainingInterruptedError",
         "UnknownArgumentError",
         "WorkerError",
         "WorkerTimeoutError",

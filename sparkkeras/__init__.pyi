@@ -1,4 +1,5 @@
 # What type checkers and editors know of the package; __init__.py loads the same names when they are first used.
+from sparkkeras.checkpoints.checkpoint import Checkpoint as Checkpoint
 from sparkkeras.data.one_hot import encode_label as encode_label
 from sparkkeras.ensembles.ensemble import EnsembleModel as EnsembleModel
 from sparkkeras.ensembles.ensemble import load_ensemble_model as load_ensemble_model
@@ -14,6 +15,7 @@ from sparkkeras.errors import ModelError as ModelError
 from sparkkeras.errors import SearchError as SearchError
 from sparkkeras.errors import SparkKerasError as SparkKerasError
 from sparkkeras.errors import StorageError as StorageError
+from sparkkeras.errors import TrainingInterruptedError as TrainingInterruptedError
 from sparkkeras.errors import UnknownArgumentError as UnknownArgumentError
 from sparkkeras.errors import WorkerError as WorkerError
 from sparkkeras.errors import WorkerTimeoutError as WorkerTimeoutError

@@ -13,6 +13,7 @@
     │   ├── DriverConnectionError                workers cannot reach a server on the driver, or it rejects their requests
     │   └── WorkerError                          a task failed on a worker; has the worker's traceback
     │       └── WorkerTimeoutError (TimeoutError)  a run of a function exceeded its timeout
+    ├── TrainingInterruptedError (RuntimeError)  the process was asked to end (SIGTERM), and a checkpoint was written
     ├── SearchError (RuntimeError)               a hyper-parameter search found no model
     └── StorageError (OSError)                   a path cannot be read or written
 
@@ -78,6 +79,10 @@ class WorkerError(ClusterError):
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """The ranks of a `SparkRunner` did not end within the timeout."""
+
+
+class TrainingInterruptedError(SparkKerasError, RuntimeError):
+    """The process was asked to end (SIGTERM) during training with checkpoints; the message says how to resume."""
 
 
 class SearchError(SparkKerasError, RuntimeError):

@@ -20,6 +20,7 @@ LAYERS = [
     "modeling",
     "worker",
     "spark",
+    "checkpoints",
     "sources",
     "runner",
     "formats",

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparkkeras.data.files import draft_of
 from sparkkeras.errors import StorageError
@@ -105,15 +105,52 @@ def put_file(path: str, source: Path) -> None:
         raise _write_error(path, error) from error
 
 
+@contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """A file to write, which is at the path when the ``with`` block has ended without an error, and not before.
+
+    Raises:
+        StorageError: The folder does not exist or is not writable, or its disk is full.
+    """
+    if has_scheme(path):
+        with _temporary() as local:
+            with local.open("wb") as file:
+                yield file
+            _put_hadoop(path, local, overwrite=True)
+        return
+    try:
+        with draft_of(Path(path)) as draft, draft.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def folders_in(folder: str) -> list[str]:
+    """The names of the folders in a folder, sorted; empty if the folder does not exist.
+
+    Raises:
+        StorageError: The folder cannot be read.
+    """
+    return _names(folder, folders=True)
+
+
 def names_in(folder: str) -> list[str]:
     """The names of the files in a folder, sorted; empty if the folder does not exist.
 
     Raises:
         StorageError: The folder cannot be read.
     """
+    return _names(folder, folders=False)
+
+
+def _names(folder: str, folders: bool) -> list[str]:
     if not has_scheme(folder):
         try:
-            return sorted(path.name for path in Path(folder).iterdir() if path.is_file())
+            return sorted(path.name for path in Path(folder).iterdir() if (path.is_dir() if folders else path.is_file()))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -122,7 +159,8 @@ def names_in(folder: str) -> list[str]:
     with hadoop.errors("read"):
         if not hadoop.files.exists(hadoop.path(folder)):
             return []
-        return sorted(each.getPath().getName() for each in hadoop.files.listStatus(hadoop.path(folder)) if each.isFile())
+        found = hadoop.files.listStatus(hadoop.path(folder))
+        return sorted(each.getPath().getName() for each in found if (each.isDirectory() if folders else each.isFile()))
 
 
 def make_folder(folder: str) -> None:
@@ -157,6 +195,25 @@ def remove(path: str) -> None:
     hadoop = _Hadoop(path)
     with hadoop.errors("remove"):
         hadoop.files.delete(hadoop.path(path), False)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder with everything in it, if it exists.
+
+    Raises:
+        StorageError: It cannot be removed.
+    """
+    if not has_scheme(folder):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"cannot remove {folder!r}: {error.strerror or error}.") from error
+        return
+    hadoop = _Hadoop(folder)
+    with hadoop.errors("remove"):
+        hadoop.files.delete(hadoop.path(folder), True)
 
 
 def has_scheme(path: str) -> bool:

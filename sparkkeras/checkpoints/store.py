@@ -1,0 +1,223 @@
+"""The files of checkpoints: complete or absent on any file system, also where files and folders cannot be renamed.
+
+::
+
+    checkpoint-00000012-5f0c31aa/    a number that grows, and what distinguishes two processes that write at the same time
+        arrays.bin                   raw arrays, one after the other
+        state.json                   everything else
+        model.keras                  the model, for Keras
+        manifest.json                sizes and digests of these files, and a checksum of itself; written last
+
+A folder without a valid manifest is not a checkpoint. It is deleted when a later checkpoint is complete, and so are
+checkpoints beyond the number to keep, their manifest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sparkkeras.checkpoints import values
+from sparkkeras.errors import StorageError, warn
+from sparkkeras.spark import filesystem
+from sparkkeras.weights import Array
+
+MODEL = "model.keras"
+_ARRAYS, _STATE, _MANIFEST = "arrays.bin", "state.json", "manifest.json"
+_FORMAT = 1
+_FOLDER = re.compile(r"checkpoint-([0-9]{8,})-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint that was read: its name, its values, and the bytes of its model (empty if it has none)."""
+
+    name: str
+    values: dict[str, Any]
+    model: bytes
+
+
+class CheckpointStore:
+    """The folder of the checkpoints of one training.
+
+    Args:
+        path: The path, on any file system that Spark can access.
+        keep: The number of checkpoints to keep.
+    """
+
+    def __init__(self, path: str, keep: int = 1) -> None:
+        self.path = path.rstrip("/") or path
+        self._keep = keep
+        self._suffix = uuid.uuid4().hex[:8]
+
+    def names(self) -> list[str]:
+        """The names of the complete checkpoints, the newest first.
+
+        Raises:
+            StorageError: The folder cannot be read, or a later version of sparkkeras wrote a checkpoint.
+        """
+        return [name for name in self._folders() if self._files(name) is not None]
+
+    def newest(self) -> StoredCheckpoint | None:
+        """Read the newest checkpoint that is not damaged; ``None`` if there is no checkpoint. Warns of damaged ones.
+
+        Raises:
+            StorageError: The folder cannot be read, all checkpoints are damaged, or a later version of sparkkeras wrote one.
+        """
+        damaged = []
+        for name in self._folders():
+            files = self._files(name)
+            if files is None:
+                continue
+            try:
+                return self._read(name, files)
+            except (_DamagedError, StorageError) as error:
+                damaged.append(name)
+                warn(f"the checkpoint {self.path}/{name} is damaged, and the one before it is used: {error}")
+        if damaged:
+            raise StorageError(
+                f"all checkpoints in {self.path!r} are damaged ({', '.join(damaged)}): restore them from a copy, or use "
+                "another path to train from the start."
+            )
+        return None
+
+    def write(self, state: Mapping[str, Any], save_model: Callable[[Path], None] | None = None) -> str:
+        """Write a checkpoint, and then delete old ones and what was left incomplete before.
+
+        Args:
+            state: Values as `values.pack` accepts them, by name.
+            save_model: Writes the model to a local path.
+
+        Returns:
+            The name of the checkpoint.
+
+        Raises:
+            StorageError: It cannot be written; those before it are unchanged.
+            ConfigurationError: A value cannot be stored.
+        """
+        tree, arrays = values.pack(dict(state), "the state")
+        filesystem.make_folder(self.path)
+        number = 1 + max((int(name.split("-")[1]) for name in self._folders()), default=0)
+        name = f"checkpoint-{number:08d}-{self._suffix}"
+        folder = f"{self.path}/{name}"
+        filesystem.make_folder(folder)
+        try:
+            files = self._write_files(folder, tree, arrays, save_model)
+            filesystem.write_bytes(f"{folder}/{_MANIFEST}", _manifest(files))
+        except BaseException:
+            with suppress(StorageError):
+                filesystem.remove_folder(folder)  # perhaps the disk is full
+            raise
+        with suppress(StorageError):  # what is left is deleted after the next one
+            self._delete_old(name)
+        return name
+
+    def _write_files(
+        self, folder: str, tree: Any, arrays: Sequence[Array], save_model: Callable[[Path], None] | None
+    ) -> dict[str, Any]:
+        """Write all files but the manifest; returns their sizes and digests."""
+        files: dict[str, Any] = {}
+        with self._file(folder, _ARRAYS, files) as file:
+            index = values.write_arrays(arrays, file.write)
+        with self._file(folder, _STATE, files) as file:
+            file.write(json.dumps({"arrays": index, "values": tree}).encode())
+        if save_model is not None:
+            with tempfile.TemporaryDirectory(prefix="sparkkeras-") as temporary:
+                save_model(Path(temporary) / MODEL)
+                with (Path(temporary) / MODEL).open("rb") as source, self._file(folder, MODEL, files) as file:
+                    shutil.copyfileobj(source, file, 1024 * 1024)
+        return files
+
+    def _folders(self) -> list[str]:
+        """The folders with the name of a checkpoint, the newest first."""
+        found = [name for name in filesystem.folders_in(self.path) if _FOLDER.fullmatch(name)]
+        return sorted(found, key=lambda name: (int(name.split("-")[1]), name), reverse=True)
+
+    @contextmanager
+    def _file(self, folder: str, name: str, files: dict[str, Any]) -> Iterator[_Hashing]:
+        """A file to write; its size and digest are added to ``files``."""
+        with filesystem.new_file(f"{folder}/{name}") as file:
+            hashing = _Hashing(file)
+            yield hashing
+        files[name] = {"size": hashing.size, "sha256": hashing.digest.hexdigest()}
+
+    def _files(self, name: str) -> dict[str, Any] | None:
+        """The sizes and digests in the manifest of a checkpoint; ``None`` if it has no valid one, so that it is incomplete.
+
+        Raises:
+            StorageError: A later version of sparkkeras wrote it.
+        """
+        folder = f"{self.path}/{name}"
+        if _MANIFEST not in filesystem.names_in(folder):
+            return None
+        try:
+            manifest = json.loads(filesystem.read_bytes(f"{folder}/{_MANIFEST}"))
+            content = manifest["content"]
+            if manifest["checksum"] != _checksum(content):
+                return None
+        except (ValueError, TypeError, KeyError):
+            return None
+        if content["format"] > _FORMAT:
+            raise StorageError(f"{folder!r} was written by a later version of sparkkeras: upgrade to read it.")
+        files: dict[str, Any] = content["files"]
+        return files
+
+    def _read(self, name: str, files: Mapping[str, Any]) -> StoredCheckpoint:
+        data = {}
+        for file, expected in files.items():
+            data[file] = filesystem.read_bytes(f"{self.path}/{name}/{file}")
+            if len(data[file]) != expected["size"]:
+                raise _DamagedError(f"{file} has {len(data[file])} bytes instead of {expected['size']}.")
+            if hashlib.sha256(data[file]).hexdigest() != expected["sha256"]:
+                raise _DamagedError(f"{file} has other contents than were written.")
+        state = json.loads(data[_STATE])
+        arrays = values.read_arrays(bytearray(data[_ARRAYS]), state["arrays"])
+        return StoredCheckpoint(name, values.unpack(state["values"], arrays), data.get(MODEL, b""))
+
+    def _delete_old(self, newest: str) -> None:
+        """Delete checkpoints beyond the number to keep, and incomplete ones that are older than ``newest``."""
+        folders = self._folders()
+        older = folders[folders.index(newest) + 1 :] if newest in folders else []
+        complete = [name for name in older if self._files(name) is not None]
+        for name in older:
+            if name not in complete[: self._keep - 1]:
+                filesystem.remove(f"{self.path}/{name}/{_MANIFEST}")  # from here on it is no checkpoint
+                filesystem.remove_folder(f"{self.path}/{name}")
+
+
+class _DamagedError(Exception):
+    """A file differs from what the manifest says."""
+
+
+class _Hashing:
+    """A file to write to, with the size and digest of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self.digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+
+def _manifest(files: Mapping[str, Any]) -> bytes:
+    content = {"format": _FORMAT, "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "files": dict(files)}
+    return json.dumps({"checksum": _checksum(content), "content": content}, indent=1).encode()
+
+
+def _checksum(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,203 @@
+"""The files of checkpoints: complete or absent, whatever happens to the writer."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.errors import ConfigurationError, StorageError
+from sparkkeras.spark import filesystem
+from tests.conftest import long
+
+ARRAYS = [np.arange(5, dtype=np.float32), np.empty((0, 2)), np.array(7, np.int64), np.array([True, False]), np.array("é")]
+
+
+def state(number):
+    return {"number": number, "weights": np.full(1000, number, np.float32), "empty": {}, "nothing": None}
+
+
+def save_model(path):
+    path.write_bytes(b"a model" * 100)
+
+
+def number_of(found):
+    assert (found.values["weights"] == found.values["number"]).all()
+    assert found.values["weights"].shape == (1000,)
+    assert found.model == b"a model" * 100
+    return found.values["number"]
+
+
+def folders(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(str(tmp_path / "run"), keep=3)
+
+
+def test_values_are_read_as_they_were_written(store):
+    nested = {"list": [1, 0.1, None, True, "é", float("inf")], "dict": {"a": {"b": ARRAYS}}, "scalar": np.float32(0.1)}
+    store.write(nested)
+    found = store.newest().values
+    assert found["list"] == nested["list"]
+    assert found["scalar"].dtype == np.float32
+    assert found["scalar"] == nested["scalar"]
+    for read, written in zip(found["dict"]["a"]["b"], ARRAYS, strict=True):
+        assert read.dtype == written.dtype
+        assert read.shape == written.shape
+        assert read.tobytes() == written.tobytes()
+
+
+def test_dtypes_that_numpy_does_not_define(store):
+    dtype = pytest.importorskip("ml_dtypes").bfloat16
+    store.write({"a": np.array([1.5, -2], dtype)})
+    assert store.newest().values["a"].dtype == dtype
+    assert store.newest().values["a"].tolist() == [1.5, -2]
+
+
+@pytest.mark.parametrize("value", [{1: 2}, object(), np.array([object()]), {"__array__": 0}], ids=str)
+def test_other_values_are_rejected_with_their_place(store, value):
+    with pytest.raises(ConfigurationError, match=r"the state\['a'\]\[0\] cannot be stored in a checkpoint"):
+        store.write({"a": [value]})
+
+
+def test_an_empty_store(store, tmp_path):
+    assert store.newest() is None
+    assert store.names() == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_newest_are_kept(store, tmp_path):
+    for number in range(5):
+        store.write(state(number), save_model)
+        assert number_of(store.newest()) == number
+    assert len(folders(tmp_path / "run")) == 3
+    assert store.names() == folders(tmp_path / "run")[::-1]
+
+
+@pytest.mark.parametrize("file", ["arrays.bin", "state.json", "model.keras"])
+@pytest.mark.parametrize("change", ["truncated", "changed", "missing"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(store, tmp_path, file, change):
+    store.write(state(1), save_model)
+    path = tmp_path / "run" / store.write(state(2), save_model) / file
+    content = path.read_bytes()
+    for size in [0, 1, len(content) // 2, len(content) - 1] if change == "truncated" else [0]:
+        if change == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(content[:size] if change == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.warns(UserWarning, match=f"checkpoint-00000002-.* is damaged, and the one before it is used.*{file}"):
+            assert number_of(store.newest()) == 1
+    store.write(state(3), save_model)
+    assert number_of(store.newest()) == 3
+
+
+def test_all_damaged(store, tmp_path):
+    (tmp_path / "run" / store.write(state(1)) / "arrays.bin").unlink()
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(StorageError, match="all checkpoints in .* are damaged"),
+    ):
+        store.newest()
+
+
+def test_a_torn_manifest_is_no_manifest(store, tmp_path):
+    store.write(state(1), save_model)
+    path = tmp_path / "run" / store.write(state(2), save_model) / "manifest.json"
+    content = path.read_bytes()
+    contents = [content[:size] for size in (0, 1, len(content) // 2, len(content) - 1)]
+    changed = json.loads(content)
+    changed["content"]["files"]["arrays.bin"]["size"] += 1
+    for torn in [*contents, json.dumps(changed).encode(), b"[]", b'{"checksum": 1}']:
+        path.write_bytes(torn)
+        assert number_of(store.newest()) == 1
+        assert len(store.names()) == 1
+
+
+def test_a_later_format(store, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("sparkkeras.checkpoints.store._FORMAT", 2)
+        store.write(state(1))
+    with pytest.raises(StorageError, match="written by a later version of sparkkeras: upgrade"):
+        store.newest()
+
+
+def test_nothing_is_deleted_before_a_later_one_is_complete(store, tmp_path, monkeypatch):
+    """Wherever a write fails, the checkpoints before it are those to resume from, and nothing is left of it."""
+    for number in range(3):
+        store.write(state(number), save_model)
+    before = folders(tmp_path / "run")
+    new_file, write_bytes = filesystem.new_file, filesystem.write_bytes
+    for failing in ("arrays.bin", "state.json", "model.keras", "manifest.json"):
+
+        def write(real, path, *arguments, failing=failing):
+            if path.endswith(failing):
+                raise StorageError("the disk is full")
+            return real(path, *arguments)
+
+        monkeypatch.setattr(filesystem, "new_file", partial(write, new_file))
+        monkeypatch.setattr(filesystem, "write_bytes", partial(write, write_bytes))
+        with pytest.raises(StorageError, match="the disk is full"):
+            store.write(state(9), save_model)
+        assert folders(tmp_path / "run") == before
+        assert number_of(store.newest()) == 2
+
+
+def test_incomplete_folders_of_an_earlier_process_are_deleted(store, tmp_path):
+    old = store.write(state(1), save_model)
+    torn = tmp_path / "run" / "checkpoint-00000002-00000000"
+    shutil.copytree(tmp_path / "run" / old, torn)
+    (torn / "manifest.json").unlink()
+    (tmp_path / "run" / "notes").mkdir()
+    new = CheckpointStore(str(tmp_path / "run"), keep=3).write(state(3), save_model)
+    assert folders(tmp_path / "run") == sorted([old, new, "notes"])
+    assert new.startswith("checkpoint-00000003-")
+
+
+def test_two_processes_never_write_to_one_folder(tmp_path):
+    first, second = (CheckpointStore(str(tmp_path), keep=2) for _ in range(2))
+    assert first.write(state(1)) != second.write(state(2))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.checkpoints.test_store import save_model, state
+from sparkkeras.checkpoints.store import CheckpointStore
+
+store = CheckpointStore(sys.argv[1], keep=2)
+number = int(sys.argv[2])
+while True:
+    store.write(state(number), save_model)
+    Path(sys.argv[1] + ".new").write_text(str(number))
+    Path(sys.argv[1] + ".new").replace(sys.argv[1] + ".written")
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("kills", [2, long(200)])
+def test_a_writer_that_is_killed_leaves_complete_checkpoints(tmp_path, kills):
+    store, reported = CheckpointStore(str(tmp_path / "run")), tmp_path / "run.written"
+    last = 0
+    for _ in range(kills):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "run"), str(last + 1)], cwd=os.getcwd())
+        while not reported.exists() or int(reported.read_text()) <= last:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        found = number_of(store.newest())
+        assert found in (int(reported.read_text()), int(reported.read_text()) + 1)
+        assert len(store.names()) in (2, 3) or found == 1
+        last = found
