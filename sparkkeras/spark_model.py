@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import keras
@@ -14,10 +15,12 @@ import numpy as np
 
 from sparkkeras import arguments
 from sparkkeras.arguments import known_arguments
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.data.dataset import DriverDataset
 from sparkkeras.data.schema import OnInvalid, OnInvalidToPredict
-from sparkkeras.errors import ConfigurationError, ModelError, known_names, warn
-from sparkkeras.modeling.archive import ModelArchive
+from sparkkeras.errors import ConfigurationError, ModelError, StorageError, known_names, warn
+from sparkkeras.modeling.archive import ModelArchive, load_bytes
 from sparkkeras.modeling.compilation import check_built, check_trainable
 from sparkkeras.modeling.fixed_batch import fixed_batch_size
 from sparkkeras.modeling.locks import training
@@ -45,8 +48,10 @@ from sparkkeras.spark.job_errors import interruptible
 from sparkkeras.spark.slots import warn_of_partitions
 from sparkkeras.training import persistence
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
+from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
 from sparkkeras.training.job import MAX_RESTARTS, Coordination, Server
 from sparkkeras.training.preparation import Partitioning, check_fit, prepare_fit
+from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.strategy import ASYNCHRONOUS_MODES, MODES, make_strategy
 from sparkkeras.worker.batches import Transform
 from sparkkeras.worker.lockstep import GRADIENT_DTYPES
@@ -316,6 +321,8 @@ class SparkModel:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+        checkpoint: Checkpoint | None = None,
+        resume: bool = False,
     ) -> keras.callbacks.History:
         """Train the model on Spark. Further calls continue from the current weights.
 
@@ -368,6 +375,11 @@ class SparkModel:
                 ``"allow"`` keeps them, with nulls as NaN. ``None`` in rows and arrays is a null.
             worker_callbacks: Keras callbacks that run on the workers. In synchronous training each worker gets new copies in
                 each round; in the other modes it keeps one copy for all epochs.
+            checkpoint: Where and how often to write checkpoints, in the mode ``"synchronous"``. SIGTERM, Ctrl-C and errors
+                of Spark end training with a checkpoint of the last completed round.
+            resume: Whether to continue from the newest checkpoint, with the same bits as without the interruption. Without
+                one, training begins at the start; if it was completed, nothing is trained. The model, the data and the
+                other arguments must be the same, ``epochs`` may be larger.
 
         Returns:
             A ``keras.callbacks.History`` with the logs of each epoch: loss and metrics over the full dataset.
@@ -375,7 +387,8 @@ class SparkModel:
         Raises:
             ModelError: The model is not compiled, its optimizer does not fit its weights, it cannot be trained for another
                 reason, or another call of ``fit`` is training it.
-            ConfigurationError: An argument is unknown or out of range.
+            ConfigurationError: An argument is unknown or out of range, the checkpoint is of other work, or there are
+                checkpoints and ``resume`` is ``False``.
             DataError: The data is empty, malformed, or does not fit the model or its loss.
             CustomObjectError: Custom code cannot be pickled, or another definition would be loaded in its place.
             DivergenceError: Weights or loss became NaN or infinite; the model keeps the weights of the last completed round
@@ -384,6 +397,8 @@ class SparkModel:
                 Connect, this process.
             WorkerError: A task failed repeatedly; the message contains its traceback. In the mode ``"allreduce"``, more
                 than ``max_restarts`` times.
+            TrainingInterruptedError: The process received a SIGTERM; with ``checkpoint`` only.
+            StorageError: Checkpoints cannot be read, or the last one cannot be written.
         """
         check_trainable(self.model)
         start_workers()
@@ -404,6 +419,9 @@ class SparkModel:
             limit = all_slots
         if self.mode in ASYNCHRONOUS_MODES:
             check_driver()
+        recorder = CheckpointRecorder.open(checkpoint, resume, self.mode)
+        saved = None if recorder is None else recorder.saved
+        seed = int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0])  # differs from call to call
         request = check_fit(
             [self.model],
             data=data,
@@ -428,7 +446,7 @@ class SparkModel:
             transform=transform,
             on_invalid=on_invalid,
             worker_callbacks=worker_callbacks,
-            seed=int(np.random.SeedSequence([self.seed, self._fits]).generate_state(1)[0]),  # differs from call to call
+            seed=seed if saved is None else saved.work.seed,
         )
         if self.mode == "synchronous" and self.frequency != "epoch":
             check_row_count(
@@ -437,6 +455,14 @@ class SparkModel:
                 "use another mode, or steps_per_epoch= for shorter epochs. Each epoch calls the function anew: shuffle in "
                 "it, or read on where the previous epoch ended, with make(worker, num_workers, epoch).",
             )
+        fits = self._fits + 1 if saved is None else saved.work.settings["fits"]
+        if recorder is not None:
+            settings = self._settings() | {"fits": fits, "seed": self.seed if saved is None else saved.work.settings["seed"]}
+            recorder.check(Work.of(self.model, request, rule, self.frequency, settings), request.callbacks)
+            vars(self)["seed"] = settings["seed"]  # users cannot set it during training
+            if recorder.is_complete(request.epochs):
+                self._fits = fits
+                return recorder.restore_result(self.model, self._rule_state, self.training_histories)
         partitioning = Partitioning(self.num_workers, self.num_workers, limit)
         server = Server(
             self.parameter_server_mode or "http", self.port or 0, self.server_options or ParameterServerOptions()
@@ -449,17 +475,21 @@ class SparkModel:
             self.gradient_dtype,
             MAX_RESTARTS if self.max_restarts is None else self.max_restarts,
             self.training_histories,
+            recorder or NoRecorder(),
         )
         archives = [ModelArchive.pack(self.model, self.custom_objects)]
         with prepare_fit(request, [self.model], archives, self.custom_objects, partitioning, coordination) as (job, stored):
-            self._fits += 1
+            self._fits = fits
+            if recorder is not None:
+                recorder.check_data(job, stored)
             if self.mode == "synchronous" and self.num_workers is None and isinstance(stored, DriverDataset):
                 batches = job.batches if job.frequency == "epoch" else min(job.batches, int(job.frequency))
                 warn_of_partitions(job.num_workers, stored.slots, batches, job.options.batch_size)
             progress = Progress(request.verbose, job.epochs, job.num_workers, missing_settings())
             on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:
-                make_strategy(self.mode).fit(job, stored, on_driver)
+                with nullcontext() if recorder is None else recorder.recording(job.archive):
+                    make_strategy(self.mode).fit(job, stored, on_driver)
             finally:
                 self.parameter_server_stats = job.server.stats if self.mode in ASYNCHRONOUS_MODES else None
             return on_driver.history
@@ -632,6 +662,39 @@ class SparkModel:
         """
         save_as(SparkModel.__name__, self, path, overwrite)
 
+    @classmethod
+    @known_arguments
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        custom_objects: Mapping[str, Any] | None = None,
+        safe_mode: bool = True,
+    ) -> SparkModel:
+        """The model in the newest checkpoint, with its optimizer and the settings of its SparkModel.
+
+        `fit` with ``checkpoint=Checkpoint(path), resume=True`` continues its training.
+
+        Args:
+            path: The folder of the checkpoints, the ``path`` of their `Checkpoint`.
+            custom_objects: Custom classes and functions of the model, and the class of a custom update rule, by name.
+            safe_mode: Whether to refuse Python code inside the model's file (lambdas).
+
+        Raises:
+            StorageError: There is no checkpoint, or it cannot be read.
+            ModelError: The model needs custom code that is missing, or code that ``safe_mode`` refuses.
+            ConfigurationError: ``path`` is not a path, or a value in ``custom_objects`` is not an object such as a class.
+        """
+        objects = arguments.custom_objects("custom_objects", custom_objects)
+        folder = arguments.path("path", path)
+        saved = SavedRun.newest(CheckpointStore(folder))
+        if saved is None:
+            raise StorageError(f"{folder!r} has no complete checkpoint: expected the path of Checkpoint(path).")
+        model = load_bytes(saved.model, objects, safe_mode=safe_mode)
+        saved.restore_result(model)
+        spark_model = _restored(model, dict(saved.work.settings), saved.progress.rule_state, objects)
+        spark_model.training_histories.extend(saved.progress.record.histories)
+        return spark_model
+
     def _settings(self) -> dict[str, Any]:
         """The settings to save with the model, as values for JSON."""
         return self.get_config() | {
@@ -679,7 +742,13 @@ def load_saved(
         model, settings, rule_state = persistence.unpack(data, objects, safe_mode)
     except ModelError as error:
         raise type(error)(f"{str(path)!r}: {error}") from error.__cause__
-    kind, fits = settings.pop("kind", SparkModel.__name__), settings.pop("fits", 0)
+    kind = settings.pop("kind", SparkModel.__name__)
+    return _restored(model, settings, rule_state, objects), kind
+
+
+def _restored(model: keras.Model, settings: dict[str, Any], rule_state: State, objects: dict[str, Any]) -> SparkModel:
+    """A SparkModel with the settings of `SparkModel._settings`."""
+    fits = settings.pop("fits", 0)
     if settings.get("rule"):
         settings["rule"] = rule_from_config(settings["rule"], objects)
     if settings.get("server_options"):
@@ -690,7 +759,7 @@ def load_saved(
     spark_model = SparkModel(model, custom_objects=objects, **settings)
     spark_model._fits = fits
     spark_model._rule_state = rule_state
-    return spark_model, kind
+    return spark_model
 
 
 def _check_suffix(path: Any) -> None:

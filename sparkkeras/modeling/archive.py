@@ -36,7 +36,7 @@ from sparkkeras.modeling.load_errors import load_error
 from sparkkeras.modeling.locks import locks_state
 from sparkkeras.modeling.optimizers import keep_trained, optimizer_of, optimizers_of, trained
 from sparkkeras.modeling.save_errors import missing_from_config, save_error
-from sparkkeras.modeling.state import ModelWeights, is_built, layout, optimizer_variables, weight_variables
+from sparkkeras.modeling.state import ModelState, ModelWeights, is_built, layout, optimizer_variables, weight_variables
 from sparkkeras.modeling.unneeded_imports import without_tensorflow
 from sparkkeras.modeling.voting import Vote
 from sparkkeras.weights import Array
@@ -166,7 +166,7 @@ class _Description:
     @classmethod
     def of(cls, model: keras.Model, custom_objects: Mapping[str, Any] | None) -> _Description:
         code = custom_code.code_of(model)
-        config = _config(model)
+        config = model_config(model)
         objects = _custom_objects(model, code, config, custom_objects)
         custom = ByValue.dump(objects, "the model's custom code")
         return cls(code, objects, custom, _fingerprint(model, config, custom))
@@ -246,7 +246,7 @@ def save_bytes(model: keras.Model) -> bytes:
             warnings.filterwarnings("ignore", message=".*includes a `lambda`.*")
             if is_built(model):  # a model without call is not built for Keras
                 warnings.filterwarnings("ignore", message="You are saving a model that has not yet been built")
-            saved = _config(model)["unsaved"]  # raises a clear error for parts that cannot be saved
+            saved = model_config(model)["unsaved"]  # raises a clear error for parts that cannot be saved
             with without_tensorflow():
                 model.save(path)
         with zipfile.ZipFile(path, "a") as archive:
@@ -282,6 +282,33 @@ def copy_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None)
     copy = _saved_and_loaded(bare, _Description.of(bare, custom_objects))[1]
     ModelWeights.take(model).put(copy)  # saving merges low-rank factors (LoRA) into the weights that they adapt
     return copy
+
+
+class ModelSaver:
+    """Saves ``.keras`` files of an archived model with other weights and optimizer variables, in any thread.
+
+    It has its own copy of the model, so that training can go on meanwhile.
+    """
+
+    def __init__(self, archive: ModelArchive) -> None:
+        self._archive = archive
+        self._model = archive.unpack()
+
+    def save(self, state: ModelState, path: Path) -> None:
+        """Write a ``.keras`` file with this state."""
+        state.put(self._model)
+        weights = path.with_name("checkpoint.weights.h5")
+        self._model.save_weights(weights)
+        with zipfile.ZipFile(io.BytesIO(self._archive.data)) as archive, zipfile.ZipFile(path, "w") as target:
+            for name in archive.namelist():
+                if not name.startswith(_WEIGHTS):
+                    target.writestr(name, archive.read(name))
+            target.write(weights, _WEIGHTS)
+        weights.unlink()
+
+
+_WEIGHTS = "model.weights.h5"
+"""The file of an archive with the values of weights and of optimizer variables."""
 
 
 def load_bytes(data: bytes, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> keras.Model:
@@ -448,7 +475,7 @@ def _loads_by_itself(layer: Any) -> bool:
     return not type(layer).load_own_variables.__module__.startswith("keras.")
 
 
-def _config(model: keras.Model) -> Any:
+def model_config(model: keras.Model) -> Any:
     """Architecture and compile arguments, in Keras's serialized form.
 
     Raises:
@@ -475,7 +502,7 @@ def _put_optimizer_back(model: keras.Model) -> None:
 
 def custom_objects_of(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The custom classes and functions of a model, by the names under which Keras looks them up; raises like `copy_of`."""
-    return _custom_objects(model, custom_code.code_of(model), _config(model), custom_objects)
+    return _custom_objects(model, custom_code.code_of(model), model_config(model), custom_objects)
 
 
 def _custom_objects(

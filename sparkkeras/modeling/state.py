@@ -20,7 +20,7 @@ from sparkkeras.modeling.optimizers import (
     set_iterations,
     trained,
 )
-from sparkkeras.weights import Flat, Layout
+from sparkkeras.weights import Array, Flat, Layout
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,25 @@ def reseed(model: keras.Model, seed: Sequence[int]) -> None:
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state"):
             layer.reset_state()
-    states = [v for v in model.non_trainable_variables if v.name == "seed_generator_state"]
-    for number, state in enumerate(states):
+    for number, state in enumerate(_generators(model)):
         drawn = np.random.SeedSequence([*seed, number]).generate_state(int(np.prod(state.shape)))
         state.assign((drawn & 0x7FFFFFFF).astype(keras.backend.standardize_dtype(state.dtype)).reshape(state.shape))
     backends.seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+
+
+def _generators(model: keras.Model) -> list[Any]:
+    return [variable for variable in model.non_trainable_variables if variable.name == "seed_generator_state"]
+
+
+def take_generators(model: keras.Model) -> list[Array]:
+    """Copy the states of the generators of a model's random numbers."""
+    return [np.array(backends.read(variable)) for variable in _generators(model)]
+
+
+def put_generators(states: Sequence[Array], model: keras.Model) -> None:
+    """Copy the states of `take_generators` into a model with the same layers."""
+    for variable, state in zip(_generators(model), states, strict=True):
+        backends.assign(variable, state)
 
 
 def _take(variables: Sequence[Any]) -> Flat:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparkkeras import errors
-from sparkkeras.errors import READER_NOTE, ClusterError, SparkKerasError, WorkerError
+from sparkkeras.errors import READER_NOTE, ClusterError, SparkKerasError, TrainingInterruptedError, WorkerError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -203,6 +203,8 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
+    except TrainingInterruptedError:  # which comes from an interrupt, and says more
+        raise
     except Exception as error:
         if _hides_interrupt(error, handled):
             raise KeyboardInterrupt from error

@@ -26,6 +26,7 @@ from sparkkeras.parameter.rules import WorkerUpdate, apply_in_place, fitting_sta
 from sparkkeras.scoring import inference
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job, Validation
+from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, gathered, warn_of_steps
 from sparkkeras.weights import Flat, average
 from sparkkeras.worker.batches import BatchRange, FitOptions
@@ -121,25 +122,27 @@ class AveragingStrategy:
         """Train in rounds; see `Strategy.fit`."""
         model = job.model
         with dataset.share(job.archive) as archive, dataset.share(job.options) as options:
-            callbacks.on_train_begin()
-            for epoch in range(callbacks.restored_epoch or job.initial_epoch, job.epochs):
+            start = job.recorder.begin(job, callbacks)
+            for epoch in range(start, job.epochs):
                 callbacks.on_epoch_begin(epoch)
-                means = [
-                    self._round(job, dataset, (archive, options), callbacks, epoch, first) for first in _round_starts(job)
-                ]
-                reports = [report for mean in means for report in mean.reports]
-                logs = epoch_logs(model, metrics.merge(mean.metrics for mean in means), reports)
-                add_histories(job, epoch, reports)
+                part = job.recorder.begin_epoch(epoch)
+                while part.batches < job.batches:
+                    part, state = self._round(job, dataset, (archive, options), callbacks, part)
+                    job.recorder.end_round(part, state)
+                logs = epoch_logs(model, part.metrics, part.reports)
+                add_histories(job, epoch, part.reports)
                 if epoch == job.initial_epoch:
-                    warn_of_steps(job, reports)
+                    warn_of_steps(job, part.reports)
                 if job.validation is not None and (epoch + 1) % job.validation.frequency == 0:
                     logs |= _validate(job, job.validation, archive, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
+                job.recorder.end_epoch(epoch)
                 if model.stop_training:
                     break
             if model.optimizer is not None and job.epochs > job.initial_epoch:
                 model.optimizer.finalize_variable_values(model.trainable_weights)
             callbacks.on_train_end()
+            job.recorder.end()
 
     def _round(
         self,
@@ -147,10 +150,14 @@ class AveragingStrategy:
         dataset: StoredDataset,
         shared: tuple[Shared[ModelArchive], Shared[FitOptions]],
         callbacks: DriverCallbacks,
-        epoch: int,
-        first: int,
-    ) -> Mean:
-        """Run a round: train all workers from the master model's state, average them, apply the rule to the master model."""
+        part: EpochPart,
+    ) -> tuple[EpochPart, ModelState]:
+        """Run a round: train all workers from the master model's state, average them, apply the rule to the master model.
+
+        Returns:
+            The part of the epoch that has been trained then, and the state of the master model.
+        """
+        epoch, first = part.epoch, part.batches
         last = min(first + _window(job), job.batches)
         before = ModelState.take(job.model)
         with dataset.share(before) as state:
@@ -163,19 +170,17 @@ class AveragingStrategy:
             )
         mean = merge(means)
         check_finite(mean.reports, epoch, "round")
-        _applied(job, before, mean, epoch).put(job.model)
+        after = _applied(job, before, mean, epoch)
+        after.put(job.model)
         # All processes load Keras at the same time, each in its first task.
         startup = max(report.startup_seconds for report in mean.reports)
         callbacks.on_round_end(mean.rows, last / job.batches, startup)
-        return mean
+        state_so_far = metrics.merge([*([part.metrics] if part.reports else []), mean.metrics])
+        return EpochPart(epoch, last, state_so_far, (*part.reports, *mean.reports)), after
 
 
 def _window(job: Job) -> int:
     return job.batches if job.frequency == "epoch" else int(job.frequency)
-
-
-def _round_starts(job: Job) -> range:
-    return range(0, job.batches, _window(job))
 
 
 def _applied(job: Job, before: ModelState, mean: Mean, epoch: int) -> ModelState:

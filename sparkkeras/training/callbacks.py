@@ -200,6 +200,9 @@ class DriverCallbacks:
         epochs: The epoch at which training ends.
         batches: The number of batches per epoch of the worker with the most batches; ``None`` if it is unknown.
         progress: Prints the progress.
+
+    Attributes:
+        given: The user's callbacks.
     """
 
     def __init__(
@@ -211,6 +214,7 @@ class DriverCallbacks:
         progress: Progress,
     ) -> None:
         self._progress = progress
+        self.given = list(callbacks)
         self._list = keras.callbacks.CallbackList(
             [progress, *callbacks], add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0, steps=batches
         )
@@ -228,6 +232,17 @@ class DriverCallbacks:
         """The epoch at which a callback (BackupAndRestore) resumes training; set by `on_train_begin`. ``None``: none."""
         epoch: int | None = self._model._initial_epoch
         return epoch
+
+    @property
+    def logs(self) -> dict[str, Any]:
+        """The logs of the last epoch."""
+        return self._logs
+
+    def restore(self, epochs: Sequence[int], history: Mapping[str, Sequence[Any]], logs: Mapping[str, Any]) -> None:
+        """Continue the `history` of an earlier process, after `on_train_begin`."""
+        self.history.epoch = list(epochs)
+        self.history.history = {name: list(values) for name, values in history.items()}
+        self._logs = dict(logs)
 
     def on_train_begin(self) -> None:
         """Call the callbacks at the beginning of training."""

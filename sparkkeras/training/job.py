@@ -9,13 +9,14 @@ from typing import Any
 
 import keras
 
-from sparkkeras.data.dataset import Dataset
+from sparkkeras.data.dataset import StoredDataset
 from sparkkeras.data.files import Handle
 from sparkkeras.errors import ConfigurationError, counted
 from sparkkeras.modeling.archive import ModelArchive
 from sparkkeras.parameter.options import ParameterServerOptions
 from sparkkeras.parameter.rules import Average, State, UpdateRule
 from sparkkeras.parameter.stats import ParameterServerStats
+from sparkkeras.training.recorder import NoRecorder, Recorder
 from sparkkeras.worker.batches import BatchOptions, FitOptions
 
 MAX_RESTARTS = 3
@@ -88,7 +89,7 @@ class Validation:
             defines its validation rows. ``None``: all rows.
     """
 
-    dataset: Dataset
+    dataset: StoredDataset
     options: BatchOptions
     frequency: int = 1
     spans: tuple[tuple[int, int], ...] | None = None
@@ -122,6 +123,7 @@ class Coordination:
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=NoRecorder)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Job:
         gradient_dtype: The dtype in which all-reduce training sends gradients; ``None``: their own.
         max_restarts: How often all-reduce training starts again after a worker has failed.
         histories: Receives a record for each worker and epoch.
+        recorder: Gets the progress, to write checkpoints.
     """
 
     model: keras.Model
@@ -161,6 +164,7 @@ class Job:
     gradient_dtype: str | None = None
     max_restarts: int = MAX_RESTARTS
     histories: list[dict[str, Any]] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=NoRecorder)
 
     @property
     def batches(self) -> int:

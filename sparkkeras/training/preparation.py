@@ -257,6 +257,7 @@ def prepare_fit(
                 gradient_dtype=coordination.gradient_dtype,
                 max_restarts=coordination.max_restarts,
                 histories=coordination.histories,
+                recorder=coordination.recorder,
             ),
             stored,
         )

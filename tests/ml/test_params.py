@@ -43,6 +43,7 @@ def test_every_argument_is_a_param_with_its_default(kind):
 
 def test_params_have_the_names_and_defaults_of_spark_models_arguments():
     renamed = {"validation_col", "validation_data", "features", "label", "sample_weight", "data", "y", "self"}
+    renamed |= {"checkpoint", "resume"}  # of SparkModel only
     for function in (SparkModel.__init__, SparkModel.fit):
         for name, given in inspect.signature(function).parameters.items():
             if name in renamed or name in ("model", "batch_size", "on_invalid"):

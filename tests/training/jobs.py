@@ -1,5 +1,6 @@
 """Training jobs on an in-memory dataset: small models, rows in partitions, and a record of the progress reports."""
 
+from contextlib import ExitStack
 from unittest import mock
 
 import keras
@@ -15,6 +16,7 @@ from sparkkeras.training import allreduce
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.independent import IndependentStrategy
 from sparkkeras.training.job import Job, Server, TrainValidationSplit
+from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.strategy import MODES, make_strategy
 from sparkkeras.worker.batches import FitOptions
 from tests.training.ranks import LocalHosts
@@ -95,6 +97,7 @@ def fit(
     worker_callbacks=None,
     server=None,
     class_weight=None,
+    recorder=None,
 ):
     """Train; return the history and the recorded rounds."""
     sizes = tuple(handle.rows for handle in dataset.handles)
@@ -114,13 +117,19 @@ def fit(
         validation=validation,
         server=server or Server("inprocess"),
         histories=[] if histories is None else histories,
+        recorder=recorder or NoRecorder(),
     )
     progress = RecordedProgress()
     driver = DriverCallbacks(callbacks, given.model, epochs, job.steps, progress)
     strategy = (
         IndependentStrategy([given.model], [job.archive], "all", seed) if mode == "independent" else make_strategy(mode)
     )
-    with mock.patch.object(allreduce, "rank_hosts", LocalHosts):
+    if recorder is not None:
+        recorder.check_data(job, dataset)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(allreduce, "rank_hosts", LocalHosts))
+        if recorder is not None:
+            stack.enter_context(recorder.recording(job.archive))
         strategy.fit(job, dataset, driver)
     return given.model.history, progress.rounds
 

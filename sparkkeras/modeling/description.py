@@ -1,0 +1,66 @@
+"""A description of a model that can be compared with that of another process: architecture and compile arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import keras
+
+from sparkkeras.modeling.archive import model_config
+from sparkkeras.modeling.optimizers import optimizers_of
+from sparkkeras.modeling.state import layout, weight_variables
+
+_IGNORED = ("shared_object_id", "build_config")
+
+
+def description(model: keras.Model) -> dict[str, Any]:
+    """What decides how a model trains, besides the values of its variables, as nested values for JSON.
+
+    Names of layers and optimizers are replaced by their positions: Keras numbers them within a process, so they depend on
+    how many were created before. Learning rates that are numbers are left out: they are variables. So is custom code.
+    """
+    config = _without_rates(json.loads(json.dumps(model_config(model), default=_shown)))
+    names = _names(model)
+    compiled = config.pop("compile_config", None)
+    return {
+        "model": _normalized(config, names),
+        "weights": [[list(shape), dtype] for shape, dtype in _shapes(model)],
+        "compile": _normalized(compiled, names),
+    }
+
+
+def _shown(value: Any) -> str:
+    """An object as text, without its address in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _names(model: keras.Model) -> dict[str, str]:
+    operations = [*model._flatten_layers(), *getattr(model, "operations", ()), *optimizers_of(model).values()]
+    names = list(dict.fromkeys(operation.name for operation in operations))
+    return {name: f"#{position}" for position, name in enumerate(names)}
+
+
+def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str]]:
+    found = layout(weight_variables(model))
+    return list(zip(found.shapes, found.dtypes, strict=True))
+
+
+def _normalized(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {names.get(key, key): _normalized(member, names) for key, member in value.items() if key not in _IGNORED}
+    if isinstance(value, list):
+        return [_normalized(member, names) for member in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _without_rates(value: Any) -> Any:
+    """Configurations without learning rates that are numbers."""
+    if isinstance(value, dict):
+        return {
+            key: _without_rates(member)
+            for key, member in value.items()
+            if not (key == "learning_rate" and isinstance(member, float))
+        }
+    return [_without_rates(member) for member in value] if isinstance(value, list) else value

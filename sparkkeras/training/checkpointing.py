@@ -1,0 +1,546 @@
+"""Checkpoints of a call of `fit`: what is in them, when they are written, and how training continues from one.
+
+A `TrainingProgress` is what training needs to continue with the same bits. It refers to arrays and lists that do not change
+any more, so a thread can write it while training goes on. Row orders and dropout masks are functions of seed, worker, epoch
+and batch, so a seed is all that is stored of random numbers, with the states of the generators in the driver's model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from sparkkeras import arguments
+from sparkkeras.checkpoints.checkpoint import Checkpoint
+from sparkkeras.checkpoints.differences import differences, other_work
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.writer import BackgroundWriter
+from sparkkeras.data.dataset import StoredDataset, common_spec
+from sparkkeras.errors import (
+    ConfigurationError,
+    DivergenceError,
+    StorageError,
+    TrainingInterruptedError,
+    counted,
+    warn,
+)
+from sparkkeras.modeling.archive import ModelArchive, ModelSaver
+from sparkkeras.modeling.description import description
+from sparkkeras.modeling.optimizers import iterations
+from sparkkeras.modeling.state import ModelState, learning_rate, put_generators, take_generators
+from sparkkeras.parameter.rules import State, UpdateRule, rule_config
+from sparkkeras.spark.job_errors import interruptible
+from sparkkeras.training import callback_states
+from sparkkeras.training.callbacks import DriverCallbacks
+from sparkkeras.training.job import Job
+from sparkkeras.training.preparation import FitRequest
+from sparkkeras.training.recorder import EpochPart
+from sparkkeras.training.termination import termination
+from sparkkeras.training.worker_reports import Report
+from sparkkeras.weights import Array, Flat
+
+MODES = ("synchronous",)
+"""The modes that write checkpoints."""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What the driver knows besides the model, which changes only between epochs.
+
+    Attributes:
+        epochs: The epochs in the history.
+        history: The logs of these epochs, by name.
+        logs: The logs of the last one.
+        histories: The records of the workers.
+        callbacks: The states of the callbacks.
+    """
+
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    logs: dict[str, Any]
+    histories: list[dict[str, Any]]
+    callbacks: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """What training has reached at the end of a round.
+
+    Attributes:
+        part: The epoch, and what was trained of it; at the end of an epoch, nothing of the next one.
+        rounds: The number of rounds since the beginning of training.
+        stopped: Whether a callback has stopped training.
+        state: The state of the model.
+        generators: The states of the model's generators of random numbers.
+        rule_state: The state of the rule.
+        record: What the driver knows besides.
+        result: The state of the model after training, where callbacks or moving averages have changed it at the end.
+        finished: Whether training was completed.
+    """
+
+    part: EpochPart
+    rounds: int
+    stopped: bool
+    state: ModelState
+    generators: list[Array]
+    rule_state: State
+    record: EpochRecord
+    result: ModelState | None = None
+    finished: bool = False
+
+    def pack(self) -> dict[str, Any]:
+        """The values for a checkpoint."""
+        return {
+            "part": dataclasses.asdict(self.part),
+            "rounds": self.rounds,
+            "stopped": self.stopped,
+            "state": _pack_state(self.state),
+            "generators": self.generators,
+            "rule_state": self.rule_state,
+            "record": vars(self.record),
+            "result": None if self.result is None else _pack_state(self.result),
+            "finished": self.finished,
+        }
+
+    @classmethod
+    def unpack(cls, values: Mapping[str, Any]) -> TrainingProgress:
+        """The inverse of `pack`."""
+        part = values["part"]
+        reports = tuple(Report(**report) for report in part["reports"])
+        return cls(
+            EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports),
+            values["rounds"],
+            values["stopped"],
+            _unpack_state(values["state"]),
+            values["generators"],
+            values["rule_state"],
+            EpochRecord(**values["record"]),
+            None if values["result"] is None else _unpack_state(values["result"]),
+            values["finished"],
+        )
+
+
+def _pack_state(state: ModelState) -> dict[str, Any]:
+    return {
+        name: {"vector": flat.vector, "integers": flat.integer_variables}
+        for name, flat in (("weights", state.weights), ("optimizer", state.optimizer))
+    }
+
+
+def _unpack_state(values: Mapping[str, Any]) -> ModelState:
+    flats = {name: Flat(flat["vector"], tuple(flat["integers"])) for name, flat in values.items()}
+    return ModelState(flats["weights"], flats["optimizer"])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a checkpoint belongs to.
+
+    Attributes:
+        fit: The model and the arguments, which must be the same to resume.
+        learning_rate: The learning rate of the optimizer; ``None`` if it has made a step, which may have changed it.
+        seed: The seed of row orders and dropout masks.
+        settings: The settings of the SparkModel after this call of `fit`.
+    """
+
+    fit: dict[str, Any]
+    learning_rate: float | None
+    seed: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, model: keras.Model, request: FitRequest, rule: UpdateRule, frequency: str | int, settings: Mapping[str, Any]
+    ) -> Work:
+        """The description of a checked call of `fit`."""
+        options = request.options
+        fit = {
+            "batch_size": options.batch_size,
+            "mode": settings["mode"],
+            "rule": rule_config(rule),
+            "frequency": frequency,
+            "shuffle": options.shuffle,
+            "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
+            "initial_epoch": request.initial_epoch,
+            "steps_per_epoch": request.steps_per_epoch,
+            "validation_split": request.validation_split,
+            "validation_freq": request.validation_freq if request.validates else None,
+            **description(model),
+        }
+        return cls(fit, None if any(iterations(model)) else learning_rate(model), options.seed, dict(settings))
+
+    def differences(self, now: Work) -> list[str]:
+        """What differs in another call of `fit`, in words."""
+        before, after = dict(self.fit), dict(now.fit)
+        if self.learning_rate is not None and now.learning_rate is not None:
+            before["learning_rate"], after["learning_rate"] = self.learning_rate, now.learning_rate
+        return differences(before, after)
+
+
+def data_of(job: Job, dataset: StoredDataset) -> dict[str, Any]:
+    """What must be the same of the data to resume, as values for JSON."""
+    spec = common_spec(dataset.handles)
+    leaves = () if spec is None else zip(spec.form.labels, spec.leaves, strict=True)
+    found = job.validation
+    validated = job.split.validate if found is None or found.spans else [each.rows for each in found.dataset.handles]
+    return {
+        "rows": _total(job.split.train),
+        "validation rows": _total(validated),
+        "arrays": {label: f"{leaf.shape} {leaf.dtype}" for label, leaf in leaves},
+    }
+
+
+def _total(rows: Sequence[int | None]) -> int | None:
+    return None if None in rows else sum(each or 0 for each in rows)
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint that was read.
+
+    Attributes:
+        name: Its name.
+        progress: What training had reached.
+        work: What it belongs to.
+        data: The data, see `data_of`.
+        partitions: The number of training rows of each worker.
+        backend: The backend of Keras.
+        model: The bytes of the ``.keras`` file.
+    """
+
+    name: str
+    progress: TrainingProgress
+    work: Work
+    data: dict[str, Any]
+    partitions: list[int | None]
+    backend: str
+    model: bytes
+
+    @classmethod
+    def newest(cls, store: CheckpointStore) -> SavedRun | None:
+        """The newest checkpoint that is not damaged; ``None`` if there is no checkpoint.
+
+        Raises:
+            StorageError: The folder cannot be read, or all checkpoints are damaged.
+        """
+        stored = store.newest()
+        if stored is None:
+            return None
+        values = stored.values
+        progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
+        return cls(stored.name, progress, work, values["data"], values["partitions"], values["backend"], stored.model)
+
+    def restore_result(self, model: keras.Model) -> None:
+        """Put the state after training into a model, or what training had reached."""
+        (self.progress.result or self.progress.state).put(model)
+        put_generators(self.progress.generators, model)
+
+
+class CheckpointRecorder:
+    """Writes the checkpoints of one call of `fit`, and restores the one that it continues from: a `Recorder`.
+
+    Args:
+        checkpoint: Where and how often to write.
+        store: The folder.
+        saved: The checkpoint to continue from.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None) -> None:
+        self.saved = saved
+        self._checkpoint, self._store = checkpoint, store
+        self._writer = BackgroundWriter(self._write)
+        self._rounds = 0
+        self._due = False
+        self._saved_at = time.monotonic()
+        self._reached: TrainingProgress | None = None
+        self._submitted: TrainingProgress | None = None
+        self._written = "" if saved is None else saved.name
+        self._epoch_to_continue: EpochPart | None = None
+
+    @classmethod
+    def open(cls, checkpoint: object, resume: object, mode: str) -> CheckpointRecorder | None:
+        """Check the arguments of `fit`, and read the checkpoint to continue from; ``None`` without checkpoints.
+
+        Raises:
+            ConfigurationError: An argument is not valid, or there are checkpoints that would not be used.
+            StorageError: The folder cannot be read, or all checkpoints are damaged.
+        """
+        resume = arguments.flag("resume", resume)
+        found = arguments.instance("checkpoint", checkpoint, Checkpoint)
+        if found is None:
+            if resume:
+                raise ConfigurationError("resume=True: pass checkpoint=Checkpoint(path) with the folder to resume from.")
+            return None
+        if mode not in MODES:
+            raise ConfigurationError(
+                f"checkpoint= is supported in mode='synchronous' only, and the mode is {mode!r}: use "
+                "keras.callbacks.ModelCheckpoint, which saves the model at the end of each epoch."
+            )
+        store = CheckpointStore(str(found.path), found.keep)
+        if resume:
+            return cls(found, store, SavedRun.newest(store))
+        names = store.names()
+        if names:
+            raise ConfigurationError(
+                f"{store.path!r} has {counted(len(names), 'checkpoint')} of an earlier training, the newest is {names[0]}: "
+                "pass resume=True to continue it, or another path to train from the start."
+            )
+        return cls(found, store, None)
+
+    def check(self, work: Work, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Check that this call of `fit` can continue from the checkpoint, as far as it is known without the rows.
+
+        Raises:
+            ConfigurationError: The model or an argument differs, or a callback cannot be resumed.
+        """
+        self._work = work
+        callback_states.check(callbacks)
+        if self.saved is not None:
+            self._check(self.saved.work.differences(work))
+
+    def check_data(self, job: Job, dataset: StoredDataset) -> None:
+        """Check that the data is that of the checkpoint. Warns if the result will have other bits.
+
+        Raises:
+            ConfigurationError: The rows differ.
+        """
+        self._data, self._partitions = data_of(job, dataset), list(job.split.train)
+        saved = self.saved
+        if saved is None:
+            return
+        self._check(differences(saved.data, self._data))
+        reasons = []
+        if saved.partitions != self._partitions:
+            reasons.append(f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._partitions)}")
+        if saved.backend != keras.backend.backend():
+            reasons.append(f"it was trained with the backend {saved.backend}, and this is {keras.backend.backend()}")
+        if reasons:
+            warn(
+                f"training continues from the checkpoint {saved.name}, but the weights will differ in their bits from those "
+                f"of a training without interruption: {'; '.join(reasons)}."
+            )
+
+    def _check(self, found: list[str]) -> None:
+        if found and self.saved is not None:
+            raise other_work(self._store.path, self.saved.name, found)
+
+    def is_complete(self, epochs: int) -> bool:
+        """Whether the checkpoint is of a training that has ended, and nothing remains to be trained up to ``epochs``."""
+        progress = None if self.saved is None else self.saved.progress
+        return progress is not None and progress.finished and (progress.stopped or progress.part.epoch >= epochs)
+
+    def restore_result(self, model: keras.Model, rule_state: State, histories: list[dict[str, Any]]) -> Any:
+        """Restore the results of a training that has ended; returns its History."""
+        assert self.saved is not None
+        progress = self.saved.progress
+        self.saved.restore_result(model)
+        _replace(rule_state, progress.rule_state)
+        _continue_histories(histories, progress.record.histories)
+        history = keras.callbacks.History()
+        history.set_model(model)
+        history.epoch, history.history = progress.record.epochs, progress.record.history
+        model.history = history
+        return history
+
+    @contextmanager
+    def recording(self, archive: ModelArchive) -> Iterator[None]:
+        """Training with this recorder runs within this context, at the end of which the last checkpoint has been written.
+
+        A SIGTERM ends training with a checkpoint, as do Ctrl-C and errors of Spark.
+
+        Raises:
+            TrainingInterruptedError: The process has received a SIGTERM.
+            StorageError: Training was completed, but the last checkpoint cannot be written.
+        """
+        self._saver = ModelSaver(archive)
+        with termination() as asked:
+            try:
+                with interruptible():
+                    yield
+            except BaseException as error:
+                asked.interrupts = False
+                failure = self._close_early(error)
+                if isinstance(error, KeyboardInterrupt) and asked.requested:
+                    asked.handled = True
+                    raise TrainingInterruptedError(self._interrupted(failure)) from error
+                if failure is not None:
+                    warn(f"the last checkpoint could not be written to {self._store.path!r}: {failure}")
+                raise
+            asked.interrupts = False
+            failure = self._writer.close()
+            if failure is not None:
+                raise StorageError(
+                    f"training was completed, and the model has the trained weights, but the last checkpoint could not be "
+                    f"written to {self._store.path!r}: {failure} Save the model with SparkModel.save."
+                ) from failure
+
+    def _close_early(self, error: BaseException) -> Exception | None:
+        """Write what was reached before an error, and end the thread; returns the error of the last checkpoint."""
+        is_new = self._reached is not None and self._reached is not self._submitted
+        if is_new and not isinstance(error, DivergenceError):  # which would happen again
+            self._save()
+        return self._writer.close()
+
+    def _interrupted(self, failure: Exception | None) -> str:
+        """The message for a training that a SIGTERM has ended."""
+        path = self._store.path
+        how = f"To continue, call fit again with checkpoint=Checkpoint({path!r}), resume=True."
+        if failure is not None:
+            how = f"A checkpoint could not be written: {failure} {how}" if self._written else f"{failure}"
+        if not self._written:
+            return f"training was interrupted by SIGTERM, and there is no checkpoint in {path!r}. {how}"
+        assert self._reached is not None
+        part = self._reached.part
+        where = f"epoch {part.epoch + 1}" + (f", after {counted(part.batches, 'batch')}" if part.batches else "")
+        return f"training was interrupted by SIGTERM in {where}. The newest checkpoint is {path}/{self._written}. {how}"
+
+    # The methods of a Recorder
+
+    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
+        """Call the callbacks at the beginning of training, and restore the checkpoint; returns the first epoch."""
+        self._job, self._callbacks = job, callbacks
+        self._first_history = len(job.histories)
+        saved = self.saved
+        if saved is None:
+            callbacks.on_train_begin()
+            return job.initial_epoch
+        progress = saved.progress
+        states = progress.record.callbacks
+        with callback_states.appending(states, callbacks.given):
+            callbacks.on_train_begin()
+        callback_states.warn_of_missing(states, callbacks.given)
+        record = progress.record
+        callbacks.restore(record.epochs, record.history, record.logs)
+        self._first_history = _continue_histories(job.histories, record.histories)
+        _replace(job.rule_state, progress.rule_state)
+        self._rounds = progress.rounds
+        self._restore(progress)
+        job.model.stop_training = progress.stopped
+        self._reached = self._submitted = replace(progress, result=None, finished=False)
+        if progress.part.batches and saved.partitions == self._partitions:
+            self._epoch_to_continue = progress.part
+        return job.epochs if progress.stopped else progress.part.epoch
+
+    def begin_epoch(self, epoch: int) -> EpochPart:
+        """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
+        part, self._epoch_to_continue = self._epoch_to_continue or EpochPart(epoch), None
+        if part.batches and self.saved is not None:
+            self._restore(self.saved.progress)  # the callbacks may have changed the learning rate a second time
+        self._record = self._take_record()
+        return part
+
+    def end_round(self, part: EpochPart, state: ModelState) -> None:
+        """Note what was reached; write it if it is time for a checkpoint, and the epoch has not ended."""
+        self._rounds += 1
+        self._reached = self._progress(part, False, state)
+        every = self._checkpoint.every
+        self._due = self._due or (every != "epoch" and self._rounds % int(every) == 0) or self._is_late()
+        if self._due and part.batches < self._job.batches:
+            self._save()
+        self._warn_of_errors()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Note what was reached; write it if it is time for a checkpoint, and training has not ended."""
+        self._record = self._take_record()
+        stopped = bool(self._job.model.stop_training)
+        self._reached = self._progress(EpochPart(epoch + 1), stopped, ModelState.take(self._job.model))
+        due = self._due or self._checkpoint.every == "epoch" or self._is_late()
+        if due and not stopped and epoch + 1 < self._job.epochs:
+            self._save()
+        self._warn_of_errors()
+
+    def end(self) -> None:
+        """Write the last checkpoint, with the model that callbacks have left."""
+        if self._reached is None:
+            return
+        found, reached = ModelState.take(self._job.model), self._reached.state
+        self._reached = replace(self._reached, result=None if _equal(found, reached) else found, finished=True)
+        self._save()
+
+    def _progress(self, part: EpochPart, stopped: bool, state: ModelState) -> TrainingProgress:
+        generators = take_generators(self._job.model)
+        return TrainingProgress(part, self._rounds, stopped, state, generators, dict(self._job.rule_state), self._record)
+
+    def _take_record(self) -> EpochRecord:
+        history = self._callbacks.history
+        return EpochRecord(
+            list(history.epoch),
+            {name: list(values) for name, values in history.history.items()},
+            dict(self._callbacks.logs),
+            self._job.histories[self._first_history :],
+            callback_states.take(self._callbacks.given),
+        )
+
+    def _restore(self, progress: TrainingProgress) -> None:
+        progress.state.put(self._job.model)
+        put_generators(progress.generators, self._job.model)
+        callback_states.put(progress.record.callbacks, self._callbacks.given)
+
+    def _is_late(self) -> bool:
+        seconds = self._checkpoint.every_seconds
+        return seconds is not None and time.monotonic() - self._saved_at >= seconds
+
+    def _save(self) -> None:
+        """Have the thread write what was reached."""
+        assert self._reached is not None
+        self._due, self._saved_at, self._submitted = False, time.monotonic(), self._reached
+        self._writer.submit(self._reached)
+
+    def _write(self, progress: TrainingProgress) -> None:
+        """Write a checkpoint; in the thread."""
+        values = {
+            "progress": progress.pack(),
+            "work": vars(self._work),
+            "data": self._data,
+            "partitions": self._partitions,
+            "backend": keras.backend.backend(),
+        }
+        state = progress.result or progress.state
+        self._written = self._store.write(values, functools.partial(self._saver.save, state))
+
+    def _warn_of_errors(self) -> None:
+        error = self._writer.new_error()
+        if error is not None:
+            warn(f"a checkpoint could not be written, training continues: {error}")
+
+
+def _replace(state: State, values: Mapping[str, Array]) -> None:
+    state.clear()
+    state.update(values)
+
+
+def _continue_histories(histories: list[dict[str, Any]], stored: list[dict[str, Any]]) -> int:
+    """Append the stored records of workers, unless they are there; returns the index of the first of them."""
+
+    def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        return record["worker"], record.get("epoch"), record.get("seconds")
+
+    keys = set(map(key, stored))
+    histories[:] = [record for record in histories if key(record) not in keys]
+    histories.extend(stored)
+    return len(histories) - len(stored)
+
+
+def _equal(one: ModelState, other: ModelState) -> bool:
+    """Whether two states have the same bits."""
+    pairs = ((one.weights, other.weights), (one.optimizer, other.optimizer))
+    return all(
+        mine.tobytes() == theirs.tobytes()
+        for first, second in pairs
+        for mine, theirs in zip(
+            (first.vector, *first.integer_variables), (second.vector, *second.integer_variables), strict=True
+        )
+    )
+
+
+def _listed(rows: Sequence[int | None]) -> str:
+    """The numbers of rows of workers, in messages."""
+    shown = ["an unknown number of" if each is None else str(each) for each in rows[:4]]
+    return ", ".join(shown) + (f" and others ({len(rows)} workers)" if len(rows) > len(shown) else "")

@@ -1,0 +1,77 @@
+"""How a strategy hands over what it has reached, so that training can be resumed; the null implementation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sparkkeras.modeling.metrics import MetricState
+from sparkkeras.modeling.state import ModelState
+
+if TYPE_CHECKING:
+    from sparkkeras.training.callbacks import DriverCallbacks
+    from sparkkeras.training.job import Job
+    from sparkkeras.training.worker_reports import Report
+
+
+@dataclass(frozen=True)
+class EpochPart:
+    """The part of an epoch that has been trained.
+
+    Attributes:
+        epoch: The epoch, counted from 0.
+        batches: The number of batches of each worker, at most.
+        metrics: The merged metric state over them.
+        reports: The reports of the workers, in the order of rounds and workers.
+    """
+
+    epoch: int
+    batches: int = 0
+    metrics: MetricState = ()
+    reports: tuple[Report, ...] = ()
+
+
+class Recorder(Protocol):
+    """Gets the progress of a training. Its methods are called in this order: begin, for each epoch, end."""
+
+    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
+        """Call the callbacks at the beginning of training, and restore what was recorded; returns the first epoch."""
+        ...
+
+    def begin_epoch(self, epoch: int) -> EpochPart:
+        """After the callbacks at the beginning of an epoch: the part of it that need not be trained again."""
+        ...
+
+    def end_round(self, part: EpochPart, state: ModelState) -> None:
+        """A round was completed, with this state of the model."""
+        ...
+
+    def end_epoch(self, epoch: int) -> None:
+        """An epoch was completed; the callbacks have been called, and may have changed the model."""
+        ...
+
+    def end(self) -> None:
+        """Training was completed; the callbacks have been called."""
+        ...
+
+
+class NoRecorder:
+    """Records nothing."""
+
+    def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
+        """Call the callbacks at the beginning of training; returns the epoch at which it begins."""
+        callbacks.on_train_begin()
+        return callbacks.restored_epoch or job.initial_epoch
+
+    def begin_epoch(self, epoch: int) -> EpochPart:
+        """Nothing of the epoch has been trained."""
+        return EpochPart(epoch)
+
+    def end_round(self, part: EpochPart, state: ModelState) -> None:
+        """Do nothing."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,47 @@
+"""SIGTERM, with which clusters and clouds announce that they end a process: it interrupts training, as Ctrl-C does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass
+class Termination:
+    """Whether the process was asked to end.
+
+    Attributes:
+        requested: Whether a SIGTERM has arrived.
+        interrupts: Whether the first one raises KeyboardInterrupt.
+        handled: Whether the caller is told; otherwise the previous handler gets the signal in the end.
+    """
+
+    requested: bool = False
+    interrupts: bool = True
+    handled: bool = False
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signal."""
+        first, self.requested = not self.requested, True
+        if first and self.interrupts:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def termination() -> Iterator[Termination]:
+    """Handle SIGTERM within this context, if this is the main thread; then restore the previous handler."""
+    found = Termination()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    previous = signal.signal(signal.SIGTERM, found.receive)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        if found.requested and not found.handled:
+            signal.raise_signal(signal.SIGTERM)

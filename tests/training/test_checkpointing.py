@@ -1,0 +1,428 @@
+"""Checkpoints of synchronous training on in-memory datasets: resumed runs end with the bits of uninterrupted ones."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import Checkpoint
+from sparkkeras.checkpoints.store import CheckpointStore
+from sparkkeras.checkpoints.writer import BackgroundWriter
+from sparkkeras.data.local_dataset import LocalDataset
+from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
+from sparkkeras.modeling.description import description
+from sparkkeras.modeling.state import ModelState
+from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
+from sparkkeras.training.job import TrainValidationSplit, Validation
+from sparkkeras.worker.batches import BatchOptions
+from tests.conftest import long
+from tests.training.jobs import BATCH, Model, Snapshots, fit, partitions
+
+EPOCHS = 3
+LAYERS = keras.layers
+
+
+@pytest.fixture(scope="module")
+def scheduled():
+    """Dropout, batch statistics, and a learning rate schedule."""
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 40)
+    layers = (LAYERS.Dense(4, "relu"), LAYERS.BatchNormalization(), LAYERS.Dropout(0.3))
+    return Model(*layers, optimizer=keras.optimizers.Adam(schedule))
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    """A moving average of the weights, which replaces them at the end of training."""
+    return Model(LAYERS.Dropout(0.3), optimizer=keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5))
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Checkpoints are written at once, so that none is replaced by a newer one."""
+    monkeypatch.setattr(BackgroundWriter, "submit", BackgroundWriter._attempt)
+
+
+def work(given, seed=1):
+    return Work(description(given.model), None, seed, {"fits": 1})
+
+
+def train(given, path, *, resume=False, dataset=None, every=1, seconds=None, keep=100, callbacks=(), **arguments):
+    """Train with checkpoints; returns the history."""
+    dataset = dataset or partitions(8, 5)
+    recorder = CheckpointRecorder.open(Checkpoint(path, every, seconds, keep), resume, "synchronous")
+    recorder.check(work(given), callbacks)
+    settings = {"epochs": EPOCHS, "frequency": 1, "shuffle": True, "callbacks": callbacks} | arguments
+    return fit(given, dataset, recorder=recorder, **settings)[0]
+
+
+def validated(dataset=None):
+    """Arguments for validation on a part of the rows of each partition."""
+    dataset = dataset or partitions(8, 5)
+    split = TrainValidationSplit.split(dataset.handles, 0.2)
+    validation = Validation(dataset, BatchOptions(BATCH), 1, split.validation_spans)
+    return {"dataset": dataset, "split": split, "validation": validation}
+
+
+def bits(given):
+    state = ModelState.take(given.model)
+    integers = [each.tolist() for flat in (state.weights, state.optimizer) for each in flat.integer_variables]
+    return state.weights.vector.tobytes(), state.optimizer.vector.tobytes(), integers
+
+
+def cut(whole, path, number):
+    """A folder with the first ``number`` checkpoints of another folder, as after a kill -9."""
+    names = CheckpointStore(str(whole)).names()[::-1]
+    path.mkdir()
+    for name in names[:number]:
+        shutil.copytree(whole / name, path / name)
+    return len(names)
+
+
+class Own(keras.callbacks.Callback):
+    """A callback with a state of its own, which stops training."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {"epochs": [], "weights": None}
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen["epochs"].append(epoch)
+        self.seen["weights"] = self.model.get_weights()[0]
+        self.model.stop_training = len(self.seen["epochs"]) == EPOCHS - 1
+
+    def get_state(self):
+        return self.seen
+
+    def set_state(self, state):
+        self.seen = state
+
+
+def plain(folder):
+    return []
+
+
+def all_of_keras(folder):
+    return [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=0.001, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=0.2, cooldown=1, factor=0.5),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        keras.callbacks.ModelCheckpoint(folder / "best.keras", "val_loss", save_best_only=True),
+        Own(),
+    ]
+
+
+def states(callbacks):
+    names = ("wait", "best", "best_epoch", "stopped_epoch", "cooldown_counter")
+    found = [{name: vars(callback)[name] for name in names if name in vars(callback)} for callback in callbacks]
+    seen = [callback.seen["epochs"] for callback in callbacks if isinstance(callback, Own)]
+    return found, seen
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "rule", "numbers"),
+    [
+        ("averaged", all_of_keras, "slowmo", (3,)),
+        long("scheduled", plain, None, None),
+        long("averaged", all_of_keras, "slowmo", None),
+        long("averaged", plain, "diloco", None),
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model, make, rule, numbers):
+    """From checkpoints in the middle of an epoch and at its end, with dropout, validation, schedules and callbacks."""
+    given = request.getfixturevalue(model)
+
+    def run(name, **arguments):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        given.reset()
+        callbacks, histories, rule_state = make(folder), [], {}
+        history = train(
+            given,
+            folder / "run",
+            callbacks=callbacks,
+            rule=rule,
+            rule_state=rule_state,
+            histories=histories,
+            **validated(),
+            **arguments,
+        )
+        log = (folder / "log.csv").read_text() if make is all_of_keras else ""
+        rows = [(entry["epoch"], entry["worker"], entry["rows"], entry["loss"]) for entry in histories]
+        kept = {name: value.tobytes() for name, value in rule_state.items()}
+        return bits(given), history.history, history.epoch, states(callbacks), log, rows, kept
+
+    expected = run("whole")
+    assert len(expected[2]) == EPOCHS - (make is all_of_keras)
+    count = len(CheckpointStore(str(tmp_path / "whole" / "run")).names())
+    assert count == len(expected[2]) * 2  # there are two rounds in an epoch
+    for number in numbers or range(1, count + 1):
+        folder = tmp_path / f"from {number}"
+        folder.mkdir()
+        cut(tmp_path / "whole" / "run", folder / "run", number)
+        if make is all_of_keras:
+            shutil.copy(tmp_path / "whole" / "log.csv", folder)  # with lines from after the checkpoint
+        assert run(f"from {number}", resume=True) == expected, number
+
+
+def test_plain_keras_loads_the_model(at_once, tmp_path, scheduled):
+    scheduled.reset()
+    train(scheduled, tmp_path, epochs=2, every="epoch", frequency="epoch")
+    names = CheckpointStore(str(tmp_path)).names()
+    assert len(names) == 2
+    loaded = keras.saving.load_model(tmp_path / names[0] / "model.keras")
+    x = np.ones((2, 3), np.float32)
+    assert np.array_equal(loaded.predict(x, verbose=0), scheduled.model.predict(x, verbose=0))
+    assert int(loaded.optimizer.iterations) == 4
+    before = keras.saving.load_model(tmp_path / names[1] / "model.keras")
+    assert int(before.optimizer.iterations) == 2
+
+
+@pytest.mark.soak
+def test_more_epochs_continue_from_before_the_end_of_training(tmp_path, averaged):
+    """At the end, the moving averages replace the weights; a longer training goes on with the weights themselves."""
+    averaged.reset()
+    expected = train(averaged, tmp_path / "whole").history, bits(averaged)
+    averaged.reset()
+    train(averaged, tmp_path / "run", epochs=2)
+    result = bits(averaged)
+    averaged.reset()
+    SavedRun.newest(CheckpointStore(str(tmp_path / "run"))).restore_result(averaged.model)
+    assert bits(averaged) == result
+    averaged.reset()
+    assert (train(averaged, tmp_path / "run", resume=True).history, bits(averaged)) == expected
+
+
+def test_a_completed_run_trains_nothing(tmp_path, averaged):
+    averaged.reset()
+    history, expected = train(averaged, tmp_path, callbacks=[Own()]), bits(averaged)  # stops before the last epoch
+    averaged.reset()
+    recorder = CheckpointRecorder.open(Checkpoint(tmp_path), True, "synchronous")
+    assert recorder.is_complete(EPOCHS)
+    histories = []
+    found = recorder.restore_result(averaged.model, {}, histories)
+    assert (found.history, found.epoch, bits(averaged)) == (history.history, history.epoch, expected)
+    assert [entry["epoch"] for entry in histories] == [0, 0, 1, 1]
+    # Killed between the end of the last epoch and the end of training:
+    newest, *_ = CheckpointStore(str(tmp_path)).names()
+    shutil.rmtree(tmp_path / newest)
+    averaged.reset()
+    assert train(averaged, tmp_path, resume=True, callbacks=[Own()]).history == history.history
+    assert bits(averaged) == expected
+
+
+class Failing(LocalDataset):
+    """Raises an error when training reaches a round."""
+
+    def failing(self, rounds, error):
+        object.__setattr__(self, "_left", rounds)
+        object.__setattr__(self, "_error", error)
+        return self
+
+    def train(self, task):
+        object.__setattr__(self, "_left", self._left - 1)
+        if self._left < 0:
+            self._error()
+        return super().train(task)
+
+
+def failing(rounds, error):
+    return Failing(partitions(8, 5).blocks).failing(rounds, error)
+
+
+def raising(kind):
+    def raised():
+        raise kind
+
+    return raised
+
+
+def terminated():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)  # the signal ends this
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, long(OSError)])
+def test_interrupted_twice(tmp_path, scheduled, kind):
+    """Ctrl-C, or an error, and SIGTERM end training with a checkpoint of the last round, from which it continues."""
+    handler = signal.getsignal(signal.SIGTERM)
+    scheduled.reset()
+    expected = train(scheduled, tmp_path / "whole", **validated()).history, bits(scheduled)
+    path = tmp_path / "run"
+    scheduled.reset()
+    with pytest.raises(kind):
+        train(scheduled, path, every="epoch", **validated(failing(1, raising(kind))))
+    assert SavedRun.newest(CheckpointStore(str(path))).progress.rounds == 1
+    scheduled.reset()
+    message = (
+        rf"interrupted by SIGTERM in epoch 2, after 1 batch. The newest checkpoint is {path}/checkpoint-0000000[34]-.*To "
+        rf"continue, call fit again with checkpoint=Checkpoint\('{path}'\), resume=True"
+    )
+    with pytest.raises(TrainingInterruptedError, match=message):
+        train(scheduled, path, every="epoch", resume=True, **validated(failing(2, terminated)))
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert "sparkkeras-checkpoints" not in [thread.name for thread in threading.enumerate()]
+    scheduled.reset()
+    found = train(scheduled, path, every="epoch", resume=True, **validated()).history, bits(scheduled)
+    assert found == expected
+
+
+def test_an_error_before_the_first_round_leaves_nothing(tmp_path, scheduled):
+    scheduled.reset()
+    with pytest.raises(OSError):
+        train(scheduled, tmp_path, dataset=failing(0, raising(OSError)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_no_checkpoint_of_a_round_that_diverged(tmp_path, averaged):
+    averaged.reset()
+    with pytest.raises(DivergenceError):
+        train(averaged, tmp_path, every="epoch", callbacks=[Snapshots(blow_up=2)], dataset=partitions(8))
+    assert SavedRun.newest(CheckpointStore(str(tmp_path))).progress.part.epoch == 2
+
+
+def test_sigterm_without_a_checkpoint_and_after_training(tmp_path, scheduled):
+    received = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        scheduled.reset()
+        with pytest.raises(TrainingInterruptedError, match="there is no checkpoint in"):
+            train(scheduled, tmp_path, dataset=failing(0, lambda: signal.raise_signal(signal.SIGTERM)))
+        assert received == []
+        recorder = CheckpointRecorder.open(Checkpoint(tmp_path), False, "synchronous")
+        original = recorder._writer.close
+        recorder._writer.close = lambda: (signal.raise_signal(signal.SIGTERM), original())[1]
+        recorder.check(work(scheduled), [])
+        fit(scheduled, partitions(20), recorder=recorder)  # ends as usual, and then the handler gets its signal
+        assert received == [signal.SIGTERM]
+        assert len(CheckpointStore(str(tmp_path)).names()) == 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.soak
+def test_how_often_checkpoints_are_written(at_once, tmp_path, averaged, monkeypatch):
+    def rounds(name, **arguments):
+        averaged.reset()
+        train(averaged, tmp_path / name, dataset=partitions(12), **arguments)
+        store = CheckpointStore(str(tmp_path / name))
+        return [store._read(name, store._files(name)).values["progress"]["rounds"] for name in store.names()[::-1]]
+
+    assert rounds("epoch", every="epoch") == [3, 6, 9]
+    assert rounds("every 2", every=2) == [2, 4, 6, 8, 9]
+    assert rounds("every 4", every=4) == [4, 8, 9]
+    assert rounds("keep", every=1, keep=2) == [8, 9]
+    assert rounds("seconds", every=100, seconds=1e-9) == list(range(1, 10))
+    assert rounds("long", every=100, seconds=1e9) == [9]
+
+
+def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
+    real = CheckpointStore.write
+    failures = []
+
+    def write(self, *arguments):
+        failures.append(self)
+        if len(failures) in failing:
+            raise StorageError("the disk is full")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(CheckpointStore, "write", write)
+    averaged.reset()
+    failing = {1}
+    with pytest.warns(UserWarning, match="a checkpoint could not be written, training continues: the disk is full"):
+        train(averaged, tmp_path / "once", every="epoch")
+    assert len(CheckpointStore(str(tmp_path / "once")).names()) == EPOCHS - 1
+    failures.clear()
+    averaged.reset()
+    failing = {EPOCHS}  # the last one, which is tried again
+    train(averaged, tmp_path / "last", every="epoch")
+    assert len(CheckpointStore(str(tmp_path / "last")).names()) == EPOCHS
+    failures.clear()
+    averaged.reset()
+    failing = set(range(1, 100))
+    with (
+        pytest.warns(UserWarning, match="training continues"),
+        pytest.raises(StorageError, match="training was completed.*the last checkpoint could not be written.*disk is full"),
+    ):
+        train(averaged, tmp_path / "always", every="epoch")
+    assert not np.array_equal(ModelState.take(averaged.model).weights.vector, averaged.state.weights.vector)
+
+
+@pytest.mark.soak
+def test_other_partitions_continue_with_a_warning(at_once, tmp_path, averaged):
+    averaged.reset()
+    train(averaged, tmp_path / "run", epochs=1)
+    cut(tmp_path / "run", tmp_path / "cut", 1)
+    with pytest.warns(UserWarning, match=r"will differ in their bits.*workers had 8, 5 rows, and these have 4, 4, 5"):
+        history = train(averaged, tmp_path / "cut", resume=True, dataset=partitions(4, 4, 5), epochs=2)
+    assert history.epoch == [0, 1]
+
+
+def test_the_wrong_data_or_model(tmp_path, averaged, scheduled):
+    averaged.reset()
+    train(averaged, tmp_path, epochs=1, every="epoch")
+    before = sorted(each.name for each in tmp_path.iterdir())
+    with pytest.raises(ConfigurationError, match=r"other data.*rows: 13 in the checkpoint, 12 now. Resume with"):
+        train(averaged, tmp_path, resume=True, dataset=partitions(8, 4), epochs=2)
+    with pytest.raises(ConfigurationError, match=r"another model.*model\.config\.layers\[1\]"):
+        train(scheduled, tmp_path, resume=True)
+    with pytest.raises(ConfigurationError, match=r"has 1 checkpoint of an earlier training.*pass resume=True to continue"):
+        train(averaged, tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == before
+
+
+def test_a_model_that_is_built_again_has_the_same_description():
+    def build(units=2, rate=0.1, metrics=("mae",)):
+        x = keras.Input((3,))
+        y = LAYERS.Add()([LAYERS.Dense(units)(x), LAYERS.Dense(units)(x)])
+        model = keras.Model(x, LAYERS.Dense(1)(keras.ops.relu(y)))
+        model.compile(keras.optimizers.Adam(rate), "mse", metrics=list(metrics))
+        return model
+
+    assert description(build()) == description(build(rate=0.2))
+    assert description(build()) != description(build(units=3))
+    assert description(build()) != description(build(metrics=()))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "resume", "mode", "message"),
+    [
+        (None, True, "synchronous", r"resume=True: pass checkpoint=Checkpoint\(path\)"),
+        ("runs/a", False, "synchronous", r"checkpoint='runs/a': expected sparkkeras.Checkpoint\(...\) or None"),
+        (Checkpoint("a"), "yes", "synchronous", "resume='yes': expected True or False"),
+        (Checkpoint("a"), False, "hogwild", "supported in mode='synchronous' only, and the mode is 'hogwild'"),
+    ],
+)
+def test_arguments_that_do_not_fit(checkpoint, resume, mode, message):
+    with pytest.raises(ConfigurationError, match=message):
+        CheckpointRecorder.open(checkpoint, resume, mode)
+
+
+def test_callbacks_that_cannot_be_resumed(tmp_path, averaged):
+    class Half(keras.callbacks.Callback):
+        def get_state(self):
+            return {}
+
+    class Bad(Own):
+        def get_state(self):
+            return {"model": self.model}
+
+    for callback, message in (
+        (keras.callbacks.BackupAndRestore(tmp_path / "backup"), "BackupAndRestore and checkpoint= both resume training"),
+        (Half(), r"Half has only one of get_state\(\) and set_state\(state\)"),
+        (Bad(), r"Bad.get_state\(\)\['model'\] cannot be stored in a checkpoint"),
+    ):
+        averaged.reset()
+        with pytest.raises(ConfigurationError, match=message):
+            train(averaged, tmp_path / "run", callbacks=[callback])
+    averaged.reset()
+    train(averaged, tmp_path / "run", callbacks=[Own()], epochs=1)
+    with pytest.warns(UserWarning, match="has the state of Own, but callbacks= has no such callback"):
+        train(averaged, tmp_path / "run", resume=True, epochs=2)
