@@ -488,7 +488,7 @@ class SparkModel:
             progress = Progress(request.verbose, job.epochs, job.num_workers, missing_settings())
             on_driver = DriverCallbacks(request.callbacks, self.model, job.epochs, job.steps, progress)
             try:
-                with nullcontext() if recorder is None else recorder.recording(job.archive):
+                with nullcontext() if recorder is None else recorder.recording(job.archive, job.model):
                     make_strategy(self.mode).fit(job, stored, on_driver)
             finally:
                 self.parameter_server_stats = job.server.stats if self.mode in ASYNCHRONOUS_MODES else None

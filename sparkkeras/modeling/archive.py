@@ -288,11 +288,17 @@ class ModelSaver:
     """Saves ``.keras`` files of an archived model with other weights and optimizer variables, in any thread.
 
     It has its own copy of the model, so that training can go on meanwhile.
+
+    Args:
+        archive: The archive.
+        model: The model whose states are to be saved. Optimizers of its ``train_step`` may have been built since.
     """
 
-    def __init__(self, archive: ModelArchive) -> None:
-        self._archive = archive
-        self._model = archive.unpack()
+    def __init__(self, archive: ModelArchive, model: keras.Model) -> None:
+        self._archive, self._model = archive, archive.unpack()
+        if layout(optimizer_variables(self._model)) != layout(optimizer_variables(model)):
+            self._archive = ModelArchive.pack(model, archive.custom.load())
+            self._model = self._archive.unpack()
 
     def save(self, state: ModelState, path: Path) -> None:
         """Write a ``.keras`` file with this state."""

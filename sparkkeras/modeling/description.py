@@ -22,6 +22,8 @@ def description(model: keras.Model) -> dict[str, Any]:
     how many were created before. Learning rates that are numbers are left out: they are variables. So is custom code.
     """
     config = _without_rates(json.loads(json.dumps(model_config(model), default=_shown)))
+    for built in ("optimizers", "trained"):  # known when a step has built optimizers
+        config["unsaved"].pop(built, None)
     names = _names(model)
     compiled = config.pop("compile_config", None)
     return {

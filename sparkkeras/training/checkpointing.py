@@ -350,7 +350,7 @@ class CheckpointRecorder:
         return history
 
     @contextmanager
-    def recording(self, archive: ModelArchive) -> Iterator[None]:
+    def recording(self, archive: ModelArchive, model: keras.Model) -> Iterator[None]:
         """Training with this recorder runs within this context, at the end of which the last checkpoint has been written.
 
         A SIGTERM ends training with a checkpoint, as do Ctrl-C and errors of Spark.
@@ -359,7 +359,7 @@ class CheckpointRecorder:
             TrainingInterruptedError: The process has received a SIGTERM.
             StorageError: Training was completed, but the last checkpoint cannot be written.
         """
-        self._saver = ModelSaver(archive)
+        self._saver = ModelSaver(archive, model)
         with termination() as asked:
             try:
                 with interruptible():

@@ -65,7 +65,7 @@ def test_dtypes_that_numpy_does_not_define(store):
     assert store.newest().values["a"].tolist() == [1.5, -2]
 
 
-@pytest.mark.parametrize("value", [{1: 2}, object(), np.array([object()]), {"__array__": 0}], ids=str)
+@pytest.mark.parametrize("value", [{1: 2}, {1}, np.array([{}]), {"__array__": 0}], ids=str)
 def test_other_values_are_rejected_with_their_place(store, value):
     with pytest.raises(ConfigurationError, match=r"the state\['a'\]\[0\] cannot be stored in a checkpoint"):
         store.write({"a": [value]})

@@ -129,7 +129,7 @@ def fit(
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(allreduce, "rank_hosts", LocalHosts))
         if recorder is not None:
-            stack.enter_context(recorder.recording(job.archive))
+            stack.enter_context(recorder.recording(job.archive, job.model))
         strategy.fit(job, dataset, driver)
     return given.model.history, progress.rounds
 

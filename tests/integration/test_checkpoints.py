@@ -1,0 +1,172 @@
+"""Training on Spark that is interrupted and resumed from checkpoints, with the bits of an uninterrupted one."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import pytest
+
+from sparkkeras import Checkpoint, ConfigurationError, SparkModel, StorageError, TrainingInterruptedError
+from sparkkeras.checkpoints.store import CheckpointStore
+from tests.models import classifier
+from tests.processes import clean_environment
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts training like Ctrl-C."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scheme", ["", pytest.param("file:", marks=pytest.mark.soak)])
+def test_resume_the_model_of_the_checkpoint_and_a_new_one(sc, digits, tmp_path, scheme):
+    x, y, *_ = digits
+    x, y = x[:120], y[:120]
+
+    def fit(spark_model, epochs=3, **arguments):
+        return spark_model.fit(x, y, epochs=epochs, validation_split=0.1, verbose=0, **arguments)
+
+    def new(seed=3):
+        return SparkModel(classifier(), num_workers=2, batch_size=16, seed=seed, rule="slowmo")
+
+    whole = new()
+    expected = fit(whole).history
+    fit(whole, epochs=1)
+    path = f"{scheme}{tmp_path}/run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(new(), checkpoint=Checkpoint(path), callbacks=[Interrupt()])
+    assert len(CheckpointStore(path).names()) == 2
+    resumed = SparkModel.from_checkpoint(path)
+    assert fit(resumed, checkpoint=Checkpoint(path), resume=True).history == expected
+    again = new(seed=4)  # that of the checkpoint counts
+    assert fit(again, checkpoint=Checkpoint(path), resume=True).history == expected
+    assert [(entry["epoch"], entry["worker"]) for entry in again.training_histories] == [
+        (epoch, worker) for epoch in range(3) for worker in range(2)
+    ]
+    for spark_model in (resumed, again):
+        fit(spark_model, epochs=1)  # with the seed and the state of the rule that follow
+        for one, other in zip(spark_model.model.get_weights(), whole.model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_refused(sc, digits, tmp_path):
+    x, y, *_ = digits
+    path = str(tmp_path)
+    with pytest.raises(StorageError, match="has no complete checkpoint"):
+        SparkModel.from_checkpoint(path)
+    with pytest.raises(ConfigurationError, match="checkpoint= is supported in mode='synchronous' only"):
+        SparkModel(classifier(), mode="allreduce").fit(x, y, checkpoint=Checkpoint(path))
+    arguments = {"verbose": 0, "batch_size": 40, "checkpoint": Checkpoint(path)}
+    SparkModel(classifier(), num_workers=1).fit(x[:40], y[:40], resume=True, **arguments)
+    before = sorted(os.listdir(path))
+    for model, changed, message in (
+        (classifier(), {}, "has 1 checkpoint of an earlier training.*resume=True to continue it, or another path"),
+        (classifier(), {"resume": True, "batch_size": 20}, "batch_size: 40 in the checkpoint, 20 now"),
+        (classifier(units=9), {"resume": True}, r"model.config.layers\[1\].config.units: 64 in the checkpoint, 9 now"),
+        (classifier(metrics=[]), {"resume": True}, "compile.metrics.*: .*accuracy.* in the checkpoint, nothing now"),
+        (classifier(optimizer="sgd"), {"resume": True}, "optimizer"),
+        (classifier(optimizer=keras.optimizers.Adam(0.5)), {"resume": True}, "learning_rate: 0.001.* now"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            SparkModel(model, num_workers=1).fit(x[:40], y[:40], **arguments | changed)
+    with pytest.raises(ConfigurationError, match="rule.name: .average. in the checkpoint, .slowmo. now"):
+        SparkModel(classifier(), num_workers=1, rule="slowmo").fit(x[:40], y[:40], resume=True, **arguments)
+    with pytest.raises(ConfigurationError, match="rows: 40 in the checkpoint, 41 now"):
+        SparkModel(classifier(), num_workers=1).fit(x[:41], y[:41], resume=True, epochs=2, **arguments)
+    assert sorted(os.listdir(path)) == before
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """A transform that sends a SIGTERM to the driver from a worker, once."""
+
+    driver: int
+    marker: str
+
+    def __call__(self, x, y):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.marker)
+            os.kill(self.driver, signal.SIGTERM)
+            time.sleep(1)
+        return x, y
+
+
+@pytest.mark.soak
+def test_sigterm_during_a_job(sc, digits, tmp_path):
+    x, y, *_ = digits
+    marker = tmp_path / "marker"
+    begins = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epoch == 1 and marker.touch())
+    settings = {"num_workers": 2, "batch_size": 16, "seed": 3}
+    arguments = {"epochs": 3, "transform": Terminate(os.getpid(), str(marker)), "verbose": 0}
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingInterruptedError, match="interrupted by SIGTERM in epoch 2. The newest checkpoint is"):
+        SparkModel(classifier(), **settings).fit(
+            x[:90], y[:90], checkpoint=Checkpoint(tmp_path / "run"), callbacks=begins, **arguments
+        )
+    assert signal.getsignal(signal.SIGTERM) == handler
+    resumed, whole = SparkModel(classifier(), **settings), SparkModel(classifier(), **settings)
+    found = resumed.fit(x[:90], y[:90], checkpoint=Checkpoint(tmp_path / "run"), resume=True, **arguments)
+    assert found.history == whole.fit(x[:90], y[:90], **arguments).history
+
+
+DRIVER = """
+import os, signal, sys
+import keras, numpy as np
+from pyspark import SparkConf, SparkContext
+from sparkkeras import Checkpoint, SparkModel
+from sparkkeras.checkpoints.writer import BackgroundWriter
+from tests.models import classifier
+
+path, rounds = sys.argv[1], int(sys.argv[2])
+generator = np.random.default_rng(0)
+x, y = generator.random((120, 64), np.float32), generator.integers(0, 10, 120)
+reached = 0
+submit = BackgroundWriter.submit
+
+def killed(self, item):
+    global reached
+    submit(self, item)
+    reached += 1
+    if reached == rounds:
+        os.kill(os.getpid(), signal.SIGKILL)  # while the thread is writing
+
+BackgroundWriter.submit = killed
+context = SparkContext(conf=SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false"))
+model = SparkModel(classifier(), frequency=2, num_workers=2, batch_size=16, seed=3)
+history = model.fit(x, y, epochs=4, verbose=0, checkpoint=Checkpoint(path, every=1), resume=True)
+print("bits", b"".join(each.tobytes() for each in model.model.get_weights()).hex()[-4000:], history.history)
+"""
+
+
+@pytest.mark.soak
+def test_a_driver_that_is_killed_again_and_again(tmp_path):
+    """kill -9 in the middle of writing; the next process resumes from the newest complete checkpoint."""
+
+    def run(name, rounds):
+        return subprocess.run(
+            [sys.executable, "-c", DRIVER, str(tmp_path / name), str(rounds)],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    whole = run("whole", 0)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    expected = re.search("^bits .*", whole.stdout, re.MULTILINE)[0]
+    for _ in range(10):
+        ran = run("killed", 3)
+        if ran.returncode == 0:
+            break
+        assert ran.returncode == -signal.SIGKILL, ran.stderr[-3000:]
+    assert ran.returncode == 0
+    assert expected in ran.stdout
