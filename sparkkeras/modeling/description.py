@@ -12,7 +12,8 @@ from sparkkeras.modeling.archive import model_config
 from sparkkeras.modeling.optimizers import optimizers_of
 from sparkkeras.modeling.state import layout, weight_variables
 
-_IGNORED = ("shared_object_id", "build_config")
+_IGNORED = ("build_config", "jit_compile", "seed", "shared_object_id")
+"""Settings that Keras derives from others, from the machine, or draws at random; workers set all seeds in each round."""
 
 
 def description(model: keras.Model) -> dict[str, Any]:

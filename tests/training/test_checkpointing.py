@@ -386,6 +386,10 @@ def test_a_model_that_is_built_again_has_the_same_description():
         model.compile(keras.optimizers.Adam(rate), "mse", metrics=list(metrics))
         return model
 
+    def cropping():
+        return keras.Sequential([keras.Input((4, 4, 1)), LAYERS.RandomCrop(2, 2)])  # draws its own seed
+
+    assert description(cropping()) == description(cropping())
     assert description(build()) == description(build(rate=0.2))
     assert description(build()) != description(build(units=3))
     assert description(build()) != description(build(metrics=()))
