@@ -360,28 +360,66 @@ def runner(effort: Effort) -> Samples:
 
     from sparkkeras import SparkRunner
 
-    steps, train = max(20, effort.rows(300)), _ddp()
-    samples: Samples = {}
+    train = _ddp()
     with spark():
         theirs = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
-        calls = {
-            "their_": lambda: theirs.run(train, steps, data.BATCH_SIZE),
-            "": lambda: SparkRunner(WORKERS).run(train, steps, data.BATCH_SIZE)[0],
-        }
-        for call in calls.values():
-            call()
-        for _ in range(effort.turns):
-            for name, call in calls.items():
-                started = time.perf_counter()
-                seconds = call()
-                _add(samples, name, {"call": [time.perf_counter() - started], "step": seconds})
+        return _runs(effort, lambda steps: SparkRunner(WORKERS).run(train, steps)[0], lambda steps: theirs.run(train, steps))
+
+
+@benchmark(
+    Metric(
+        "SparkRunner call -> result of MultiWorkerMirroredStrategy, 300 steps, against spark-tensorflow-distributor",
+        "call",
+        "their_call",
+        1.0,
+    ),
+    Metric("its step under SparkRunner, against spark-tensorflow-distributor", "step", "their_step", 1.1),
+    missing=functools.partial(_missing, "spark_tensorflow_distributor"),
+)
+def runner_mirrored(effort: Effort) -> Samples:
+    """The same function under MultiWorkerMirroredStrategy, started by SparkRunner and by spark-tensorflow-distributor."""
+    from contestants import WORKERS, spark
+    from spark_tensorflow_distributor import MirroredStrategyRunner
+
+    from sparkkeras import SparkRunner
+
+    train = _mirrored()
+
+    def with_strategy(steps: int) -> list[float]:
+        import tensorflow as tf
+
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            return train(steps)
+
+    with spark():
+        theirs = MirroredStrategyRunner(num_slots=WORKERS, use_gpu=False)
+        return _runs(
+            effort,
+            lambda steps: SparkRunner(WORKERS).run(with_strategy, steps)[0],
+            lambda steps: theirs.run(train, steps=steps),
+        )
+
+
+def _runs(effort: Effort, ours: Callable[[int], list[float]], theirs: Callable[[int], list[float]]) -> Samples:
+    """Run a training function, which returns the seconds of its steps, in turns after one call of each."""
+    steps = max(20, effort.rows(300))
+    calls = {"their_": theirs, "": ours}
+    for call in calls.values():
+        call(steps)
+    samples: Samples = {}
+    for _ in range(effort.turns):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            seconds = call(steps)
+            _add(samples, name, {"call": [time.perf_counter() - started], "step": seconds})
     return samples
 
 
-def _ddp() -> Callable[[int, int], list[float]]:
+def _ddp() -> Callable[[int], list[float]]:
     """Return a training function. It is nested so that it is pickled: workers cannot import this file."""
+    batch_size = data.BATCH_SIZE
 
-    def train(steps: int, batch_size: int) -> list[float]:
+    def train(steps: int) -> list[float]:
         """Train an MLP on random rows; return the seconds of each step of this rank, without the first ones."""
         import time
 
@@ -402,6 +440,50 @@ def _ddp() -> Callable[[int, int], list[float]]:
             optimizer.step()
             seconds.append(time.perf_counter() - started)
         torch.distributed.destroy_process_group()
+        return seconds[10:]
+
+    return train
+
+
+def _mirrored() -> Callable[[int], list[float]]:
+    """Return a training function that is called in the scope of a strategy. It is nested for the same reason."""
+    batch_size = data.BATCH_SIZE
+
+    def train(steps: int) -> list[float]:
+        """Train an MLP on random rows; return the seconds of each step of this rank, without the first ones."""
+        import time
+
+        import tensorflow as tf
+
+        strategy, mean = tf.distribute.get_strategy(), tf.VariableAggregation.MEAN
+        layers = [
+            [tf.Variable(tf.random.stateless_normal(shape, (0, 0)) / 16, aggregation=mean) for shape in ((n, m), (m,))]
+            for n, m in ((784, 128), (128, 128), (128, 10))
+        ]
+        weights = [weight for layer in layers for weight in layer]
+        x = tf.random.uniform((batch_size, 784))
+        y = tf.random.uniform((batch_size,), maxval=10, dtype=tf.int32)
+
+        def of_rank() -> None:
+            with tf.GradientTape() as tape:
+                found = x
+                for kernel, bias in layers[:-1]:
+                    found = tf.nn.relu(found @ kernel + bias)
+                kernel, bias = layers[-1]
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, found @ kernel + bias)
+                loss = tf.reduce_mean(losses)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.01 * gradient)
+
+        @tf.function
+        def step() -> None:
+            strategy.run(of_rank)
+
+        seconds = []
+        for _ in range(steps):
+            started = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - started)
         return seconds[10:]
 
     return train
