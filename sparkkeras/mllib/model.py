@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.mllib.regression import LabeledPoint
 
+    from sparkkeras.checkpoints.checkpoint import Checkpoint
+
 
 class SparkMLlibModel:
     """Trains a Keras model on RDDs of LabeledPoints, and predicts for MLlib matrices and vectors.
@@ -150,6 +152,8 @@ class SparkMLlibModel:
         transform: Transform | None = None,
         on_invalid: OnInvalid = "error",
         worker_callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
+        checkpoint: Checkpoint | None = None,
+        resume: bool = False,
     ) -> keras.callbacks.History:
         """Train the model on Spark. A further call continues from the current weights.
 
@@ -176,6 +180,8 @@ class SparkMLlibModel:
                 to images.
             on_invalid: What to do with rows that hold NaN or infinite values: ``"error"``, ``"drop"`` or ``"allow"``.
             worker_callbacks: Keras callbacks that run on the workers.
+            checkpoint: Where and how often to write checkpoints, in the mode ``"synchronous"``; see `SparkModel.fit`.
+            resume: Whether to continue from the newest checkpoint.
 
         Returns:
             A ``keras.callbacks.History`` with metrics over the full dataset, one value per epoch.
@@ -204,6 +210,8 @@ class SparkMLlibModel:
             transform=transform,
             on_invalid=on_invalid,
             worker_callbacks=worker_callbacks,
+            checkpoint=checkpoint,
+            resume=resume,
         )
 
     def train(self, lp_rdd: RDD[LabeledPoint], **arguments: Any) -> keras.callbacks.History:
