@@ -6,8 +6,11 @@ form a group of the backend's collective operations (`sparkkeras.worker.collecti
 rows and sends the driver its metrics, rank 0 also the state. The driver puts the state into the model, runs callbacks, and
 answers whether to stop, and which values of the state the callbacks have changed.
 
-If a rank fails, the others cannot continue. Then all are started again from the end of the last epoch, with as many
-workers as there are slots.
+If checkpoints are written in the middle of epochs, an epoch is trained in rounds of so many steps. At the end of each, the
+ranks do the same, without validation and callbacks. A round is a function of its state and its number, like an epoch.
+
+If a rank fails, the others cannot continue. Then all are started again from the end of the last round, with as many
+workers as there are slots; from the beginning of the epoch if these are not as many as before.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import keras
@@ -50,6 +54,7 @@ from sparkkeras.spark.slots import holding_slots
 from sparkkeras.training.allreduce_hosts import RankHosts, rank_hosts
 from sparkkeras.training.callbacks import DriverCallbacks
 from sparkkeras.training.job import Job
+from sparkkeras.training.recorder import EpochPart
 from sparkkeras.training.worker_reports import Report, add_histories, check_finite, epoch_logs, warn_of_steps
 from sparkkeras.training.worker_validation import ValidationPlan, validation_plan
 from sparkkeras.weights import Array, Flat
@@ -66,14 +71,14 @@ JOIN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class RankEpoch:
-    """What a rank sends to the driver at the end of an epoch.
+    """What a rank sends to the driver at the end of an epoch, or of a round of it.
 
     Attributes:
         report: The report on its rows; ``None`` if it has none.
         metrics: The state of its metrics over its rows.
-        validation: The state of its metrics over its validation rows; ``None`` if it has none.
+        validation: The state of its metrics over its validation rows; ``None`` if it has none, or the epoch continues.
         state: The state of the model, which is the same on all ranks; only from rank 0.
-        stopped: Whether a callback on a worker stopped training.
+        stopped: Whether a callback on a worker stopped training in this epoch.
     """
 
     report: Report | None
@@ -138,9 +143,11 @@ class Plan:
         partitions: The partitions of each rank.
         rows: The number of training rows of each partition; ``None``: all rows of a stream.
         spec: The spec of the rows, for ranks without any.
-        batches: The largest number of batches of a rank in an epoch.
+        batches: The largest number of batches of a rank in an epoch; ``sys.maxsize`` if nothing limits it.
         gradient_dtype: See `Lockstep`.
         validation_frequency: The number of epochs from one validation to the next.
+        window: The number of steps of a round; ``None``: all of an epoch.
+        first: The number of steps of the first epoch that need not be trained again.
     """
 
     epochs: range
@@ -150,6 +157,12 @@ class Plan:
     batches: int
     gradient_dtype: str | None
     validation_frequency: int
+    window: int | None = None
+    first: int = 0
+
+    def last(self, first: int) -> int:
+        """The end of the round that begins after ``first`` steps; `batches` if the epoch ends with it."""
+        return self.batches if self.window is None else min(first + self.window, self.batches)
 
 
 @dataclass(frozen=True)
@@ -195,23 +208,35 @@ class TrainInStep:
     def _train(self, trainer: LocalTrainer, lockstep: Lockstep, part: _RankRows, client: RankClient) -> None:
         plan, options, state = self.plan, self.options.value, self.state.value
         callbacks = lasting(list(options.callbacks.fresh())) if options.callbacks else []
-        for count, epoch in enumerate(plan.epochs, 1):
-            batches = BatchRange(epoch, part.count, 0, plan.batches)
+        epoch, first, begins, stopped = plan.epochs.start, plan.first, True, False
+        for number in count(1):
+            last = plan.last(first)
+            for callback in callbacks:
+                callback.begins, callback.ends = begins, last == plan.batches
+            batches = BatchRange(epoch, part.count, first, last)
             replica = trainer.fit(state, part.rows, batches, options, callbacks=callbacks, lockstep=lockstep)
             assert replica is not None, "with lockstep there is always a replica"
-            ended = pack_parts(self._ended(trainer, replica, part, epoch), f"the epoch of rank {replica.worker}")
-            answer: EpochAnswer = pickle.loads(client.ask_driver(count, ended))
+            stopped |= replica.stopped
+            result = self._result(trainer, replica, part, epoch, last == plan.batches, stopped)
+            packed = pack_parts(result, f"the epoch of rank {replica.worker}")
+            answer: EpochAnswer | None = pickle.loads(client.ask_driver(number, packed))
+            if answer is None:
+                state, first, begins = replica.state, last, False
+                continue
             if answer.stop:
                 break
             state = ModelState(
                 answer.weights.applied(replica.state.weights), answer.optimizer.applied(replica.state.optimizer)
             )
+            epoch, first, begins, stopped = epoch + 1, 0, True, False
         for callback in callbacks:
             callback.end()
 
-    def _ended(self, trainer: LocalTrainer, replica: Replica, part: _RankRows, epoch: int) -> RankEpoch:
+    def _result(
+        self, trainer: LocalTrainer, replica: Replica, part: _RankRows, epoch: int, is_end: bool, stopped: bool
+    ) -> RankEpoch:
         validation = None
-        if self.validation is not None and (epoch + 1) % self.plan.validation_frequency == 0:
+        if is_end and self.validation is not None and (epoch + 1) % self.plan.validation_frequency == 0:
             found = trainer.evaluate(replica.state, part.held_out(self.validation), self.validation.options)
             validation = None if found is None else found[0]
         return RankEpoch(
@@ -219,7 +244,7 @@ class TrainInStep:
             replica.metrics,
             validation,
             replica.state if replica.worker == 0 else None,
-            replica.stopped,
+            stopped,
         )
 
 
@@ -309,14 +334,14 @@ class AllReduceStrategy:
             DriverConnectionError: With Spark Connect, the workers cannot connect to this process.
         """
         check_without_mask(job.model)
-        callbacks.on_train_begin()
-        epochs = range(callbacks.restored_epoch or job.initial_epoch, job.epochs)
+        epochs = range(job.recorder.begin(job, callbacks), job.epochs)
         if epochs:
             callbacks.on_epoch_begin(epochs.start)
             _Training(job, dataset, callbacks, epochs).run()
-            if job.model.optimizer is not None:
-                job.model.optimizer.finalize_variable_values(job.model.trainable_weights)
+        if job.model.optimizer is not None and job.epochs > job.initial_epoch:
+            job.model.optimizer.finalize_variable_values(job.model.trainable_weights)
         callbacks.on_train_end()
+        job.recorder.end()
 
 
 @dataclass
@@ -334,12 +359,13 @@ class _Restarts:
     reason: WorkerError | None = None
     _causes: set[tuple[int | None, str]] = field(default_factory=set)
 
-    def add(self, error: WorkerError, epoch: int | None) -> None:
+    def add(self, error: WorkerError, epoch: int | None, batches: int = 0) -> None:
         """Count a restart after a failure, and warn.
 
         Args:
             error: The failure.
             epoch: The number of the epoch to continue with, from 1; ``None``: no epochs are left.
+            batches: The number of batches of this epoch that are not trained again.
 
         Raises:
             WorkerError: No restart is left, or none would help: the epoch has failed with the same error before.
@@ -357,10 +383,8 @@ class _Restarts:
                 after = f" (for the second time in epoch {epoch})"
             raise WorkerError(f"{error}{after}", error.worker_traceback) from error
         self.count, self.reason = self.count + 1, error
-        warn(
-            f"training continues from the beginning of epoch {epoch} (restart {self.count} of at most {self.limit}), since "
-            f"{_reason(error)}"
-        )
+        where = f"epoch {epoch}, after {counted(batches, 'batch')}" if batches else f"the beginning of epoch {epoch}"
+        warn(f"training continues from {where} (restart {self.count} of at most {self.limit}), since {_reason(error)}")
 
 
 def _reason(error: WorkerError) -> str:
@@ -378,7 +402,8 @@ class _Training:
 
     def __init__(self, job: Job, dataset: StoredDataset, callbacks: DriverCallbacks, epochs: range) -> None:
         self._job, self._dataset, self._callbacks, self._epochs = job, dataset, callbacks, epochs
-        self._state = ModelState.take(job.model)
+        self._part = job.recorder.begin_epoch(epochs.start)
+        self._state = self._at_begin = ModelState.take(job.model)
         self._stopped = False
         self._started = 0.0
         self._raised: BaseException | None = None
@@ -412,7 +437,7 @@ class _Training:
             if self._is_over and _is_loss(error):
                 warn(f"after the last epoch, {_reason(error)}")
                 return
-            restarts.add(error, None if self._is_over else self._epochs.start + 1)
+            restarts.add(error, None if self._is_over else self._epochs.start + 1, self._part.batches)
 
     @property
     def _is_over(self) -> bool:
@@ -424,8 +449,10 @@ class _Training:
         Args:
             moves_rows: Whether workers have not found their rows.
         """
-        job = self._job
-        plan = self._plan(self._size())
+        job, size = self._job, self._size()
+        if self._part.batches and self._part.workers != size:  # its batches are those of other workers
+            self._part, self._state = EpochPart(self._part.epoch), self._at_begin
+        plan = self._plan = self._planned(size)
         self._callbacks.on_workers(sum(any(job.split.train[part] != 0 for part in parts) for parts in plan.partitions))
         error = self._train(plan, moves_rows)
         if error is not None and error is self._raised:  # by a callback
@@ -460,45 +487,74 @@ class _Training:
                 return error
         return None
 
-    def _plan(self, size: int) -> Plan:
-        job, count = self._job, self._dataset.num_partitions
+    def _planned(self, size: int) -> Plan:
+        job, number = self._job, self._dataset.num_partitions
         spec = common_spec(self._dataset.handles)
         assert spec is not None, "there are rows"
+        partitions = tuple(tuple(range(number)[rank::size]) for rank in range(size))
+        batches, window = sys.maxsize if job.steps_per_epoch is None else job.steps_per_epoch, job.recorder.every_steps
+        if window is not None:
+            most = max(sum(job.split.train[part] or 0 for part in parts) for parts in partitions)
+            batches = min(batches, -(-most // job.options.batch_size))
         return Plan(
             epochs=self._epochs,
-            partitions=tuple(tuple(range(count)[rank::size]) for rank in range(size)),
+            partitions=partitions,
             rows=job.split.train,
             spec=spec,
-            batches=sys.maxsize if job.steps_per_epoch is None else job.steps_per_epoch,
+            batches=batches,
             gradient_dtype=job.gradient_dtype,
             validation_frequency=1 if job.validation is None else job.validation.frequency,
+            window=window,
+            first=self._part.batches,
         )
 
     def _answer(self, ended: list[list[memoryview]]) -> bytes:
-        """End an epoch, and answer the ranks."""
+        """End a round, and answer the ranks."""
         try:
             with holding_slots(len(ended)):
-                return pickle.dumps(self._end_epoch([unpack_parts(parts) for parts in ended]), 5)
+                return pickle.dumps(self._end_round([unpack_parts(parts) for parts in ended]), 5)
         except BaseException as error:
             self._raised = error
             raise
 
-    def _end_epoch(self, ranks: list[RankEpoch]) -> EpochAnswer:
-        job, model, epoch = self._job, self._job.model, self._epochs.start
+    def _end_round(self, ranks: list[RankEpoch]) -> EpochAnswer | None:
+        """End a round, and the epoch if it ends with it; ``None``: the ranks continue with the next round."""
+        job, model, plan, part = self._job, self._job.model, self._plan, self._part
         trained = [each.report for each in ranks if each.report is not None]
         most = max(report.steps for report in trained)
-        complete = [report for report in trained if report.steps == most]  # others have logs of padding
-        check_finite(complete, epoch, "epoch", in_step=True)
+        # Others have logs of padding.
+        check_finite([report for report in trained if report.steps == most], part.epoch, "epoch", in_step=True)
         state = ranks[0].state
         assert state is not None, "rank 0 sends it"
-        state.put(model)
-        logs = epoch_logs(model, metrics.merge(each.metrics for each in ranks if each.report is not None), complete)
-        add_histories(job, epoch, [_without_padding(model, each, most) for each in ranks if each.report is not None])
-        if epoch == job.initial_epoch:
-            warn_of_steps(job, trained)
         startup = time.perf_counter() - self._started - max(report.seconds for report in trained) if self._started else 0.0
         self._started = 0.0
-        self._callbacks.on_round_end(sum(report.rows for report in trained), 1.0, max(0.0, startup))
+        last = plan.last(part.batches)
+        is_end = last == plan.batches
+        done = 1.0 if is_end else last / plan.batches
+        self._callbacks.on_round_end(sum(report.rows for report in trained), done, max(0.0, startup))
+        reports = (_without_padding(model, each, most) for each in ranks if each.report is not None)
+        so_far = [part.metrics] if part.reports else []
+        self._part = EpochPart(
+            part.epoch,
+            last,
+            metrics.merge([*so_far, *(each.metrics for each in ranks if each.report is not None)]),
+            (*part.reports, *reports),
+            len(ranks),
+        )
+        if is_end:
+            return self._end_epoch(self._part, state, ranks)
+        self._state = state
+        job.recorder.end_round(self._part, state)
+        return None
+
+    def _end_epoch(self, part: EpochPart, state: ModelState, ranks: list[RankEpoch]) -> EpochAnswer:
+        job, model, epoch = self._job, self._job.model, part.epoch
+        state.put(model)
+        complete = [report for report in part.reports if None not in report.logs.values()]
+        logs = epoch_logs(model, part.metrics, complete or part.reports)
+        add_histories(job, epoch, part.reports)
+        if epoch == job.initial_epoch:
+            warn_of_steps(job, part.reports)
         validated = [each.validation for each in ranks if each.validation is not None]
         if validated:
             self._callbacks.on_test_begin()
@@ -507,10 +563,12 @@ class _Training:
             logs |= {f"val_{name}": value for name, value in values.items()}
         self._callbacks.on_epoch_end(epoch, logs)
         self._stopped = model.stop_training = model.stop_training or any(each.stopped for each in ranks)
-        self._epochs = self._epochs[1:]
+        job.recorder.end_epoch(epoch)
+        self._epochs, self._part = self._epochs[1:], EpochPart(epoch + 1)
         if not self._is_over:
             self._callbacks.on_epoch_begin(epoch + 1)
-        self._state = ModelState.take(model)
+            self._part = job.recorder.begin_epoch(epoch + 1)
+        self._state = self._at_begin = ModelState.take(model)
         return EpochAnswer(
             self._is_over,
             Change.between(state.weights, self._state.weights),

@@ -46,7 +46,7 @@ from sparkkeras.training.termination import termination
 from sparkkeras.training.worker_reports import Report
 from sparkkeras.weights import Array, Flat
 
-MODES = ("synchronous",)
+MODES = ("synchronous", "allreduce")
 """The modes that write checkpoints."""
 
 
@@ -115,7 +115,7 @@ class TrainingProgress:
         part = values["part"]
         reports = tuple(Report(**report) for report in part["reports"])
         return cls(
-            EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports),
+            EpochPart(part["epoch"], part["batches"], tuple(part["metrics"]), reports, part["workers"]),
             values["rounds"],
             values["stopped"],
             _unpack_state(values["state"]),
@@ -166,6 +166,7 @@ class Work:
             "mode": settings["mode"],
             "rule": rule_config(rule),
             "frequency": frequency,
+            "gradient_dtype": settings["gradient_dtype"],
             "shuffle": options.shuffle,
             "class_weight": {str(index): weight for index, weight in (options.class_weight or {}).items()},
             "initial_epoch": request.initial_epoch,
@@ -212,6 +213,7 @@ class SavedRun:
         data: The data, see `data_of`.
         partitions: The number of training rows of each worker.
         backend: The backend of Keras.
+        every: How often checkpoints were written, see `Checkpoint`.
         model: The bytes of the ``.keras`` file.
     """
 
@@ -221,6 +223,7 @@ class SavedRun:
     data: dict[str, Any]
     partitions: list[int | None]
     backend: str
+    every: str | int
     model: bytes
 
     @classmethod
@@ -235,7 +238,8 @@ class SavedRun:
             return None
         values = stored.values
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
-        return cls(stored.name, progress, work, values["data"], values["partitions"], values["backend"], stored.model)
+        others = [values[name] for name in ("data", "partitions", "backend", "every")]
+        return cls(stored.name, progress, work, *others, stored.model)
 
     def restore_result(self, model: keras.Model) -> None:
         """Put the state after training into a model, or what training had reached."""
@@ -250,11 +254,15 @@ class CheckpointRecorder:
         checkpoint: Where and how often to write.
         store: The folder.
         saved: The checkpoint to continue from.
+        in_step: Whether it is all-reduce training, where ``checkpoint.every`` is a number of steps.
     """
 
-    def __init__(self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, store: CheckpointStore, saved: SavedRun | None, in_step: bool = False
+    ) -> None:
         self.saved = saved
-        self._checkpoint, self._store = checkpoint, store
+        self.every_steps = int(checkpoint.every) if in_step and checkpoint.every != "epoch" else None
+        self._checkpoint, self._store, self._in_step = checkpoint, store, in_step
         self._writer = BackgroundWriter(self._write)
         self._rounds = 0
         self._due = False
@@ -280,19 +288,20 @@ class CheckpointRecorder:
             return None
         if mode not in MODES:
             raise ConfigurationError(
-                f"checkpoint= is supported in mode='synchronous' only, and the mode is {mode!r}: use "
+                f"checkpoint= is supported in mode='synchronous' and mode='allreduce', and the mode is {mode!r}: use "
                 "keras.callbacks.ModelCheckpoint, which saves the model at the end of each epoch."
             )
         store = CheckpointStore(str(found.path), found.keep)
+        in_step = mode == "allreduce"
         if resume:
-            return cls(found, store, SavedRun.newest(store))
+            return cls(found, store, SavedRun.newest(store), in_step)
         names = store.names()
         if names:
             raise ConfigurationError(
                 f"{store.path!r} has {counted(len(names), 'checkpoint')} of an earlier training, the newest is {names[0]}: "
                 "pass resume=True to continue it, or another path to train from the start."
             )
-        return cls(found, store, None)
+        return cls(found, store, None, in_step)
 
     def check(self, work: Work, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Check that this call of `fit` can continue from the checkpoint, as far as it is known without the rows.
@@ -309,8 +318,13 @@ class CheckpointRecorder:
         """Check that the data is that of the checkpoint. Warns if the result will have other bits.
 
         Raises:
-            ConfigurationError: The rows differ.
+            ConfigurationError: The rows differ, or the number of steps in an epoch is unknown.
         """
+        if self.every_steps is not None and None in job.split.train:
+            raise ConfigurationError(
+                f"Checkpoint(every={self.every_steps}): data is a function that reads batches, so the steps of an epoch are "
+                'not known in advance. Use every="epoch", and steps_per_epoch= for shorter epochs.'
+            )
         self._data, self._partitions = data_of(job, dataset), list(job.split.train)
         saved = self.saved
         if saved is None:
@@ -319,6 +333,8 @@ class CheckpointRecorder:
         reasons = []
         if saved.partitions != self._partitions:
             reasons.append(f"its workers had {_listed(saved.partitions)} rows, and these have {_listed(self._partitions)}")
+        if self._in_step and saved.every != self._checkpoint.every:
+            reasons.append(f"it was trained with every={saved.every!r}, and this is every={self._checkpoint.every!r}")
         if saved.backend != keras.backend.backend():
             reasons.append(f"it was trained with the backend {saved.backend}, and this is {keras.backend.backend()}")
         if reasons:
@@ -440,9 +456,9 @@ class CheckpointRecorder:
         """Note what was reached; write it if it is time for a checkpoint, and the epoch has not ended."""
         self._rounds += 1
         self._reached = self._progress(part, False, state)
-        every = self._checkpoint.every
+        every = 1 if self._in_step else self._checkpoint.every
         self._due = self._due or (every != "epoch" and self._rounds % int(every) == 0) or self._is_late()
-        if self._due and part.batches < self._job.batches:
+        if self._due and (self._in_step or part.batches < self._job.batches):
             self._save()
         self._warn_of_errors()
 
@@ -451,7 +467,7 @@ class CheckpointRecorder:
         self._record = self._take_record()
         stopped = bool(self._job.model.stop_training)
         self._reached = self._progress(EpochPart(epoch + 1), stopped, ModelState.take(self._job.model))
-        due = self._due or self._checkpoint.every == "epoch" or self._is_late()
+        due = self._due or self._in_step or self._checkpoint.every == "epoch" or self._is_late()
         if due and not stopped and epoch + 1 < self._job.epochs:
             self._save()
         self._warn_of_errors()
@@ -501,6 +517,7 @@ class CheckpointRecorder:
             "data": self._data,
             "partitions": self._partitions,
             "backend": keras.backend.backend(),
+            "every": self._checkpoint.every,
         }
         state = progress.result or progress.state
         self._written = self._store.write(values, functools.partial(self._saver.save, state))

@@ -23,16 +23,23 @@ class EpochPart:
         batches: The number of batches of each worker, at most.
         metrics: The merged metric state over them.
         reports: The reports of the workers, in the order of rounds and workers.
+        workers: The number of workers of all-reduce training, which its batches depend on.
     """
 
     epoch: int
     batches: int = 0
     metrics: MetricState = ()
     reports: tuple[Report, ...] = ()
+    workers: int = 0
 
 
 class Recorder(Protocol):
     """Gets the progress of a training. Its methods are called in this order: begin, for each epoch, end."""
+
+    @property
+    def every_steps(self) -> int | None:
+        """The length of a round of all-reduce training in steps; ``None``: a round is an epoch."""
+        ...
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training, and restore what was recorded; returns the first epoch."""
@@ -57,6 +64,8 @@ class Recorder(Protocol):
 
 class NoRecorder:
     """Records nothing."""
+
+    every_steps = None
 
     def begin(self, job: Job, callbacks: DriverCallbacks) -> int:
         """Call the callbacks at the beginning of training; returns the epoch at which it begins."""

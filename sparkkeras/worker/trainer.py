@@ -439,6 +439,8 @@ def _exchanging(exchange: Exchange, batch_range: BatchRange, epoch: EpochBatches
 def lasting(callbacks: Sequence[Any]) -> list[Any]:
     """Wrap callbacks for a training of several calls of ``fit``: ``on_train_begin`` is called only in the first one.
 
+    Where a call is a part of an epoch, the caller sets before it whether the epoch ``begins`` and whether it ``ends`` there.
+
     Returns:
         A list of one callback, whose ``end`` the caller must call after the last ``fit``; empty without callbacks.
     """
@@ -446,6 +448,7 @@ def lasting(callbacks: Sequence[Any]) -> list[Any]:
 
     class Lasting(keras.callbacks.CallbackList):  # type: ignore[misc]
         begun = False
+        begins = ends = True
         _logs: Any = None
 
         def on_train_begin(self, logs: Any = None) -> None:
@@ -453,8 +456,12 @@ def lasting(callbacks: Sequence[Any]) -> list[Any]:
                 self.begun = True
                 super().on_train_begin(logs)
 
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if self.begins:
+                super().on_epoch_begin(epoch, logs)
+
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            for callback in self.callbacks:  # with these logs, not with a copy, since callbacks may add to them
+            for callback in self.callbacks if self.ends else ():  # with these logs, since callbacks may add to them
                 callback.on_epoch_end(epoch, logs)
 
         def on_train_end(self, logs: Any = None) -> None:
