@@ -63,8 +63,8 @@ def test_refused(sc, digits, tmp_path):
     path = str(tmp_path)
     with pytest.raises(StorageError, match="has no complete checkpoint"):
         SparkModel.from_checkpoint(path)
-    with pytest.raises(ConfigurationError, match="checkpoint= is supported in mode='synchronous' only"):
-        SparkModel(classifier(), mode="allreduce").fit(x, y, checkpoint=Checkpoint(path))
+    with pytest.raises(ConfigurationError, match="and the mode is 'asynchronous'"):
+        SparkModel(classifier(), mode="asynchronous").fit(x, y, checkpoint=Checkpoint(path))
     arguments = {"verbose": 0, "batch_size": 40, "checkpoint": Checkpoint(path)}
     SparkModel(classifier(), num_workers=1).fit(x[:40], y[:40], resume=True, **arguments)
     before = sorted(os.listdir(path))
@@ -126,7 +126,7 @@ from sparkkeras import Checkpoint, SparkModel
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from tests.models import classifier
 
-path, rounds = sys.argv[1], int(sys.argv[2])
+path, rounds, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 generator = np.random.default_rng(0)
 x, y = generator.random((120, 64), np.float32), generator.integers(0, 10, 120)
 reached = 0
@@ -141,19 +141,21 @@ def killed(self, item):
 
 BackgroundWriter.submit = killed
 context = SparkContext(conf=SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false"))
-model = SparkModel(classifier(), frequency=2, num_workers=2, batch_size=16, seed=3)
-history = model.fit(x, y, epochs=4, verbose=0, checkpoint=Checkpoint(path, every=1), resume=True)
+arguments = {"frequency": 2} if mode == "synchronous" else {"mode": mode}
+model = SparkModel(classifier(), num_workers=2, batch_size=16, seed=3, **arguments)
+history = model.fit(x, y, epochs=4, verbose=0, checkpoint=Checkpoint(path, every=1 if mode == "synchronous" else 2), resume=True)
 print("bits", b"".join(each.tobytes() for each in model.model.get_weights()).hex()[-4000:], history.history)
 """
 
 
 @pytest.mark.soak
-def test_a_driver_that_is_killed_again_and_again(tmp_path):
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+def test_a_driver_that_is_killed_again_and_again(tmp_path, mode):
     """kill -9 in the middle of writing; the next process resumes from the newest complete checkpoint."""
 
     def run(name, rounds):
         return subprocess.run(
-            [sys.executable, "-c", DRIVER, str(tmp_path / name), str(rounds)],
+            [sys.executable, "-c", DRIVER, str(tmp_path / name), str(rounds), mode],
             env=clean_environment(),
             capture_output=True,
             text=True,

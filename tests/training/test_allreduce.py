@@ -43,6 +43,7 @@ from sparkkeras.training.allreduce import (
 from sparkkeras.training.allreduce_hosts import all_slots
 from sparkkeras.training.callbacks import DriverCallbacks, Progress
 from sparkkeras.training.job import TrainValidationSplit
+from sparkkeras.training.recorder import NoRecorder
 from sparkkeras.training.worker_reports import Report, check_finite
 from sparkkeras.training.worker_validation import ValidationPlan
 from sparkkeras.weights import Flat
@@ -284,11 +285,12 @@ class Training(_Training):
 
     Attributes:
         starts: For each start of the ranks, the first epoch, the number of ranks, and whether rows are sent to them.
+        firsts: For each start, the steps of this epoch that are not trained again.
     """
 
     report_is_finite = True
 
-    def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=()):
+    def __init__(self, *groups, slots=2, epochs=3, max_restarts=3, callbacks=(), recorder=None):
         model = Model(optimizer="sgd").model
         dataset = partitions(8, 8)
         job = SimpleNamespace(
@@ -300,11 +302,14 @@ class Training(_Training):
             initial_epoch=0,
             max_restarts=max_restarts,
             histories=[],
+            options=SimpleNamespace(batch_size=4),
+            recorder=recorder or NoRecorder(),
         )
         driver = DriverCallbacks(callbacks, model, epochs, 2, Progress(2, epochs, 2))
         driver.on_train_begin()
         super().__init__(job, dataset, driver, range(epochs))
-        self.groups, self.slots, self.starts, self.answers = iter(groups), slots, [], []
+        self.groups, self.slots = iter(groups), slots
+        self.starts, self.firsts, self.answers = [], [], []
 
     def _size(self):
         return self.slots if isinstance(self.slots, int) else next(self.slots)
@@ -312,6 +317,7 @@ class Training(_Training):
     def _train(self, plan, moves_rows):
         size = len(plan.partitions)
         self.starts.append((plan.epochs.start, size, moves_rows))
+        self.firsts.append(plan.first)
         assert sorted(part for parts in plan.partitions for part in parts) == [0, 1]
         for action in next(self.groups):
             if isinstance(action, WorkerError):
@@ -430,6 +436,33 @@ def test_training_continues_with_as_many_workers_as_there_are_slots(capsys):
         "Training continues on 2 workers.",
         "2 workers",
     ]
+
+
+class InRounds(NoRecorder):
+    """Asks for rounds of one step."""
+
+    every_steps = 1
+
+
+def test_training_continues_from_the_last_round():
+    training = Training(["epoch", KILLED], ["epoch"] * 3, epochs=2, recorder=InRounds())
+    before = training._state.weights.vector
+    with pytest.warns(UserWarning, match=r"continues from epoch 1, after 1 batch \(restart 1 of at most 3\)"):
+        training.run()
+    assert (training.starts, training.firsts) == ([(0, 2, False)] * 2, [0, 1])
+    assert [answer is None for answer in training.answers] == [True, False, True, False]
+    assert [entry["epoch"] for entry in training._job.histories] == [0] * 2 + [1] * 2
+    np.testing.assert_array_equal(training._state.weights.vector, before + 4)
+
+
+def test_other_workers_begin_the_epoch_again():
+    training = Training(["epoch", KILLED], ["epoch"] * 4, epochs=1, slots=iter([2, 1]), recorder=InRounds())
+    before = training._state.weights.vector
+    with pytest.warns(UserWarning, match="restart 1"):
+        training.run()
+    assert (training.starts, training.firsts) == ([(0, 2, False), (0, 1, False)], [0, 0])
+    assert sum(entry["rows"] for entry in training._job.histories) == 16 * 4
+    np.testing.assert_array_equal(training._state.weights.vector, before + 4)
 
 
 def test_rows_are_sent_to_workers_that_do_not_find_them():

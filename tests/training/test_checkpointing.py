@@ -15,6 +15,7 @@ from sparkkeras.checkpoints.store import CheckpointStore
 from sparkkeras.checkpoints.writer import BackgroundWriter
 from sparkkeras.data.local_dataset import LocalDataset
 from sparkkeras.errors import ConfigurationError, DivergenceError, StorageError, TrainingInterruptedError
+from sparkkeras.modeling.custom_code import ByValue
 from sparkkeras.modeling.description import description
 from sparkkeras.modeling.state import ModelState
 from sparkkeras.training.checkpointing import CheckpointRecorder, SavedRun, Work
@@ -51,13 +52,25 @@ def work(given, seed=1):
     return Work(description(given.model), None, seed, {"fits": 1})
 
 
-def train(given, path, *, resume=False, dataset=None, every=1, seconds=None, keep=100, callbacks=(), **arguments):
+def train(
+    given,
+    path,
+    *,
+    resume=False,
+    dataset=None,
+    every=1,
+    seconds=None,
+    keep=100,
+    callbacks=(),
+    mode="synchronous",
+    **arguments,
+):
     """Train with checkpoints; returns the history."""
     dataset = dataset or partitions(8, 5)
-    recorder = CheckpointRecorder.open(Checkpoint(path, every, seconds, keep), resume, "synchronous")
+    recorder = CheckpointRecorder.open(Checkpoint(path, every, seconds, keep), resume, mode)
     recorder.check(work(given), callbacks)
     settings = {"epochs": EPOCHS, "frequency": 1, "shuffle": True, "callbacks": callbacks} | arguments
-    return fit(given, dataset, recorder=recorder, **settings)[0]
+    return fit(given, dataset, mode, recorder=recorder, **settings)[0]
 
 
 def validated(dataset=None):
@@ -125,17 +138,25 @@ def states(callbacks):
 
 
 @pytest.mark.parametrize(
-    ("model", "make", "rule", "numbers"),
+    ("model", "make", "mode", "rule", "numbers"),
     [
-        ("averaged", all_of_keras, "slowmo", (3,)),
-        long("scheduled", plain, None, None),
-        long("averaged", all_of_keras, "slowmo", None),
-        long("averaged", plain, "diloco", None),
+        ("averaged", all_of_keras, "synchronous", "slowmo", (3,)),
+        ("averaged", all_of_keras, "allreduce", None, (3,)),
+        long("scheduled", plain, "synchronous", None, None),
+        long("averaged", all_of_keras, "synchronous", "slowmo", None),
+        long("averaged", plain, "synchronous", "diloco", None),
+        long("scheduled", plain, "allreduce", None, None),
+        long("averaged", all_of_keras, "allreduce", None, None),
+        long("averaged", plain, "two ranks", None, None),
     ],
 )
-def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model, make, rule, numbers):
+def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model, make, mode, rule, numbers):
     """From checkpoints in the middle of an epoch and at its end, with dropout, validation, schedules and callbacks."""
     given = request.getfixturevalue(model)
+    if mode == "allreduce":  # a rank that is alone, in rounds of two steps
+        chosen = {"mode": "allreduce", "every": 2, **validated(partitions(13))}
+    else:
+        chosen = {"mode": "allreduce" if mode == "two ranks" else mode, **validated()}
 
     def run(name, **arguments):
         folder = tmp_path / name
@@ -149,7 +170,7 @@ def test_a_resumed_run_ends_with_the_same_bits(request, at_once, tmp_path, model
             rule=rule,
             rule_state=rule_state,
             histories=histories,
-            **validated(),
+            **chosen,
             **arguments,
         )
         log = (folder / "log.csv").read_text() if make is all_of_keras else ""
@@ -356,6 +377,71 @@ def test_a_store_that_fails(at_once, tmp_path, averaged, monkeypatch):
 
 
 @pytest.mark.soak
+def test_all_reduce_continues_with_other_workers_or_rounds(at_once, tmp_path, averaged):
+    averaged.reset()
+    train(averaged, tmp_path / "run", mode="allreduce", dataset=partitions(13), every=2)
+    cut(tmp_path / "run", tmp_path / "workers", 3)  # in the middle of the second epoch
+    with pytest.warns(UserWarning, match=r"differ in their bits.*workers had 13 rows, and these have 8, 5"):
+        history = train(averaged, tmp_path / "workers", mode="allreduce", resume=True, every=2)
+    assert history.epoch == [0, 1, 2]
+    cut(tmp_path / "run", tmp_path / "rounds", 3)
+    with pytest.warns(UserWarning, match="trained with every=2, and this is every='epoch'"):
+        train(averaged, tmp_path / "rounds", mode="allreduce", dataset=partitions(13), every="epoch", resume=True)
+
+
+class Noted(keras.callbacks.Callback):
+    """Writes the calls that it gets to a file."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def note(self, name):
+        with self.path.open("a") as file:
+            file.write(name + " ")
+
+    def on_train_begin(self, logs=None):
+        self.note("train")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.note(f"epoch{epoch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.note("batch")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.note("end")
+
+    def on_train_end(self, logs=None):
+        self.note("trained")
+
+
+def test_worker_callbacks_see_epochs_and_not_rounds(tmp_path, averaged):
+    averaged.reset()
+    callbacks = ByValue.dump([Noted(tmp_path / "calls")], "worker_callbacks")
+    train(
+        averaged, tmp_path / "run", mode="allreduce", dataset=partitions(13), every=3, epochs=2, worker_callbacks=callbacks
+    )
+    assert (
+        tmp_path / "calls"
+    ).read_text() == "train epoch0 batch batch batch batch end epoch1 batch batch batch batch end trained "
+
+
+def test_rounds_of_data_of_unknown_length_are_an_error(tmp_path, averaged):
+    averaged.reset()
+    dataset = partitions(13)
+    with pytest.raises(ConfigurationError, match=r'every=2\): data is a function.*Use every="epoch"'):
+        train(
+            averaged,
+            tmp_path,
+            mode="allreduce",
+            dataset=dataset,
+            every=2,
+            split=TrainValidationSplit((None,), (0,)),
+        )
+
+
+@pytest.mark.soak
 def test_other_partitions_continue_with_a_warning(at_once, tmp_path, averaged):
     averaged.reset()
     train(averaged, tmp_path / "run", epochs=1)
@@ -401,7 +487,7 @@ def test_a_model_that_is_built_again_has_the_same_description():
         (None, True, "synchronous", r"resume=True: pass checkpoint=Checkpoint\(path\)"),
         ("runs/a", False, "synchronous", r"checkpoint='runs/a': expected sparkkeras.Checkpoint\(...\) or None"),
         (Checkpoint("a"), "yes", "synchronous", "resume='yes': expected True or False"),
-        (Checkpoint("a"), False, "hogwild", "supported in mode='synchronous' only, and the mode is 'hogwild'"),
+        (Checkpoint("a"), False, "hogwild", "mode='synchronous' and mode='allreduce', and the mode is 'hogwild'"),
     ],
 )
 def test_arguments_that_do_not_fit(checkpoint, resume, mode, message):
