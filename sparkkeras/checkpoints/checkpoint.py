@@ -20,7 +20,8 @@ class Checkpoint:
     Args:
         path: The folder of the checkpoints of one training: a local path, or a URI that Spark can write (``hdfs://``,
             ``s3a://``, ``file:``). It is created if it does not exist.
-        every: ``"epoch"``, or a number of averaging rounds. A round is an epoch, or ``frequency`` batches.
+        every: ``"epoch"``, or a number of averaging rounds. A round is an epoch, or ``frequency`` batches. In the mode
+            ``"allreduce"``, a number of steps, counted from the beginning of each epoch; then a round is so many steps.
         every_seconds: Write a checkpoint also if the last one is this many seconds old, at the end of a round.
         keep: The number of checkpoints to keep; older ones are deleted.
 

@@ -141,9 +141,9 @@ def killed(self, item):
 
 BackgroundWriter.submit = killed
 context = SparkContext(conf=SparkConf().setMaster("local[2]").set("spark.ui.enabled", "false"))
-arguments = {"frequency": 2} if mode == "synchronous" else {"mode": mode}
+arguments, every = ({"frequency": 2}, 1) if mode == "synchronous" else ({"mode": mode}, 2)
 model = SparkModel(classifier(), num_workers=2, batch_size=16, seed=3, **arguments)
-history = model.fit(x, y, epochs=4, verbose=0, checkpoint=Checkpoint(path, every=1 if mode == "synchronous" else 2), resume=True)
+history = model.fit(x, y, epochs=4, verbose=0, checkpoint=Checkpoint(path, every), resume=True)
 print("bits", b"".join(each.tobytes() for each in model.model.get_weights()).hex()[-4000:], history.history)
 """
 
