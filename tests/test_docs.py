@@ -57,3 +57,10 @@ def test_the_design_mentions_every_package():
     for path in sorted((ROOT / "sparkkeras").iterdir()):
         if (path / "__init__.py").exists():
             assert f"`{path.name}/`" in design, path
+
+
+def test_tests_named_in_the_page_on_faults_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
+    assert named
+    for path, name in named:
+        assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
