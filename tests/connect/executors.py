@@ -1,6 +1,7 @@
-"""Large values when an executor is killed, on a Spark Connect server with separate executors.
+"""Large values, and all-reduce training, when an executor is killed, on a Spark Connect server with separate executors.
 
-``python -m tests.connect.executors FOLDER CLASSIC`` trains, and fails if the result differs from that of a classic session.
+``python -m tests.connect.executors FOLDER CLASSIC`` trains, and fails if the result differs from that of a classic session
+or of a training in which nothing is killed.
 """
 
 import sys
@@ -13,7 +14,15 @@ import sparkkeras.sources.connect
 import sparkkeras.sources.connect_values
 from sparkkeras import SparkModel
 from tests.connect import cases
-from tests.integration.test_recovery import Kill
+from tests.integration.test_recovery import Idle, Kill
+
+
+def all_reduced(callback):
+    """The weights and validation losses of all-reduce training. The rows to validate on pass through this process."""
+    trained = SparkModel(cases.model(), "allreduce", batch_size=16, seed=7)
+    given = {"validation_data": cases.arrays(50), "worker_callbacks": [callback]}
+    history = trained.fit(*cases.arrays(), epochs=3, verbose=0, **given)
+    return [*trained.model.get_weights(), history.history["val_loss"]]
 
 
 def main(folder, classic):
@@ -34,6 +43,11 @@ def main(folder, classic):
     assert mark.exists()
     expected, _ = cases.Classic(Path(classic)).of("three_epochs")
     for one, other in zip(trained.model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    mark = Path(folder) / "mark of all-reduce training"
+    found, expected = (all_reduced(callback(str(mark), 1, 3, executor=True)) for callback in (Kill, Idle))
+    assert mark.exists()
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     spark.stop()
 

@@ -112,7 +112,9 @@ class Kill(keras.callbacks.Callback):
             return
         import psutil
 
-        victim = psutil.Process().parent().parent() if self.executor else psutil.Process()
+        victim = psutil.Process()
+        while self.executor and "java" not in victim.name():
+            victim = victim.parent()
         victim.send_signal(signal.SIGKILL)
         time.sleep(60)
 
