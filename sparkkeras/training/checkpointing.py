@@ -238,8 +238,8 @@ class SavedRun:
             return None
         values = stored.values
         progress, work = TrainingProgress.unpack(values["progress"]), Work(**values["work"])
-        others = [values[name] for name in ("data", "partitions", "backend", "every")]
-        return cls(stored.name, progress, work, *others, stored.model)
+        others = {name: values[name] for name in ("data", "partitions", "backend", "every")}
+        return cls(stored.name, progress, work, **others, model=stored.model)
 
     def restore_result(self, model: keras.Model) -> None:
         """Put the state after training into a model, or what training had reached."""
